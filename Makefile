@@ -1,0 +1,39 @@
+# make demo | test | bench: each does all the set-up on a machine with Python >= 3.11 and make.
+PYTHON ?= python3
+# Options for pip when torch is installed for the tests, e.g.
+#   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
+TORCH_PIP ?=
+VENV := .venv
+RUN := $(VENV)/bin/python
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: help setup setup-test demo test clean
+
+help:
+	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
+	@echo "make test   set up and run the tests"
+	@echo "make clean  remove the virtual environment and runs/demo"
+
+setup: $(VENV)/.installed
+setup-test: $(VENV)/.installed-test
+
+$(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements/main.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/bfcl.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r requirements/test.txt
+	@touch $@
+
+demo: setup
+	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
+
+test: setup-test
+	$(RUN) -m pytest tests
+
+clean:
+	rm -rf $(VENV) runs/demo

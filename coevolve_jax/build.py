@@ -1,0 +1,113 @@
+"""Builds what a config names: policy, worlds, explorer, engine, agent, and the claim on a workdir."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from transformers import AutoTokenizer
+
+from coevolve_jax import config as configs
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.pool import ProcessPool
+from coevolve_jax.evolution.scripted import ScriptedExplorer
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.engine import Engine
+from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format."""
+
+    config: QwenConfig
+    params: Any
+    tokenizer: Any
+    chat: Chat
+
+
+def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
+    """Loads a model folder. Raises ValueError, in one sentence, where it is none or its parts do not match."""
+    model_config, params = hf_io.load(folder, mesh=mesh)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} holds no tokenizer that transformers can load ({error}): copy it there.") from None
+    hf_io.check_tokenizer(model_config, tokenizer)
+    return Policy(model_config, params, tokenizer, Chat(tokenizer))
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
+    path = workdir / "config.json"
+    if path.exists():
+        theirs = json.loads(path.read_text())
+        ours = json.loads(configs.to_json(config))
+        if theirs != ours:
+            raise ValueError(
+                f"{workdir} holds a run of another config ({_difference(theirs, ours)}): choose another --workdir, "
+                "or delete this one to start again."
+            )
+    elif workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir.")
+    else:
+        workdir.mkdir(parents=True, exist_ok=True)
+        temporary = workdir / "config.json.tmp"
+        temporary.write_text(configs.to_json(config))
+        os.replace(temporary, path)
+
+
+def _difference(theirs: dict, ours: dict, prefix: str = "config") -> str:
+    """The first key in which two configs differ, with both values."""
+    for key in sorted(theirs.keys() | ours.keys()):
+        a, b = theirs.get(key, "nothing"), ours.get(key, "nothing")
+        if isinstance(a, dict) and isinstance(b, dict) and a != b:
+            return _difference(a, b, f"{prefix}.{key}")
+        if a != b:
+            return f"{prefix}.{key} is {a!r} there and {b!r} here"
+    return "equal"
+
+
+def worlds(config: ConfigDict) -> ProcessPool:
+    c = config.environment
+    return ProcessPool(workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory)
+
+
+def scenes(config: ConfigDict, split: str) -> list[Task]:
+    return bfcl.scenes(split, tuple(config.environment.toolsets))
+
+
+def benchmark_tasks(config: ConfigDict) -> list[Task]:
+    """BFCL's own multi_turn_base tasks of the evaluation split: what synthetic tasks must not copy."""
+    keep = bfcl.split(config.environment.eval_split)
+    return [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
+
+
+def explorer(config: ConfigDict) -> ScriptedExplorer:
+    return ScriptedExplorer(bfcl.tools)
+
+
+def engine(config: ConfigDict, policy: Policy, *, max_length: int | None = None) -> Engine:
+    return NativeEngine(
+        policy.config,
+        policy.params,
+        slots=config.engine.slots,
+        max_length=max_length or config.rollout.max_length,
+        max_new_tokens=config.rollout.max_new_tokens,
+        seed=config.seed,
+    )
+
+
+def agent(config: ConfigDict, policy: Policy, engine: Engine, worlds: ProcessPool) -> Agent:
+    c = config.rollout
+    limits = Limits(c.max_length, c.max_new_tokens, c.max_steps, c.max_observation)
+    return Agent(engine, policy.chat, worlds, bfcl.tools, limits, concurrency=config.engine.slots)

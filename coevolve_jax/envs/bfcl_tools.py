@@ -1,0 +1,240 @@
+"""BFCL's tools: their documentation, their whitelist, and how one call is bound and executed.
+
+A tool is called by its whitelisted name on the instance of its class; no text
+of the model is ever evaluated. See bfcl.py for worlds, grading and the benchmark.
+"""
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import datetime
+import decimal
+import functools
+import importlib
+import importlib.resources
+import inspect
+import json
+import keyword
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import mpmath
+from bfcl_eval.constants import executable_backend_config as backend
+
+from coevolve_jax.types import Call, Observation, Task
+
+TOOLSETS = ("GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI",
+            "TicketAPI", "TradingBot", "TravelAPI", "VehicleControlAPI")
+MAX_DEPTH = 32          # of the JSON value of a call's arguments
+MAX_BYTES = 1 << 20     # of the same as JSON text
+
+# TravelAPI.verify_traveler_information computes an age from today's date. The day of the
+# package's release stands for today, so that a task has the same answer next year.
+TODAY = datetime.datetime(2026, 3, 23)
+
+NOT_PLAIN = "The arguments are no acceptable JSON object: "
+_JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "int": "integer",
+               "str": "string", "bool": "boolean"}
+
+
+# --- Tools -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A documented method. parameters: names in the order of the method's signature, which is not always
+    the doc's. defaults: the mutable default values, which the tools would share between worlds."""
+
+    name: str
+    toolset: str
+    doc: dict
+    parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    defaults: dict
+
+
+class _Clock(datetime.datetime):
+
+    @classmethod
+    def today(cls):
+        return cls(TODAY.year, TODAY.month, TODAY.day)
+
+
+@functools.cache
+def load_class(toolset: str) -> type:
+    """BFCL's class of that name, with the clock stopped where it would decide a result."""
+    module = importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[toolset])
+    if toolset == "TravelAPI":
+        module.datetime = _Clock
+    return getattr(module, toolset)
+
+
+def read_data(*path: str) -> list[dict]:
+    """A JSON-lines file of bfcl_eval/data."""
+    text = importlib.resources.files("bfcl_eval").joinpath("data", *path).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _schema(schema: Mapping) -> dict:
+    """BFCL's parameter doc as JSON schema."""
+    out = dict(schema)
+    if "type" in out:
+        out["type"] = _JSON_TYPES.get(out["type"], out["type"])
+    if "items" in out:
+        out["items"] = _schema(out["items"])
+    if "properties" in out:
+        out["properties"] = {name: _schema(value) for name, value in out["properties"].items()}
+    return out
+
+
+@functools.cache
+def _toolset(toolset: str) -> dict[str, Tool]:
+    """Tools by name, in the order of the documentation: documented public methods and nothing else."""
+    tools = {}
+    for doc in read_data("multi_turn_func_doc", backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[toolset]):
+        name = doc["name"]
+        method = inspect.getattr_static(load_class(toolset), name, None)
+        if name.startswith("_") or not inspect.isfunction(method):
+            continue
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        function = {"name": name,
+                    "description": doc["description"].split("Tool description: ", 1)[-1],
+                    "parameters": _schema(doc["parameters"])}
+        tools[name] = Tool(
+            name=name,
+            toolset=toolset,
+            doc={"type": "function", "function": function},
+            parameters=tuple(p.name for p in parameters if p.name in function["parameters"]["properties"]),
+            required=tuple(function["parameters"]["required"]),
+            defaults={p.name: p.default for p in parameters if isinstance(p.default, (list, dict, set))})
+    return tools
+
+
+def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
+    """Tools by name, in the order of `toolsets` and of BFCL's documentation. ValueError: unknown toolset."""
+    unknown = [name for name in toolsets if name not in TOOLSETS]
+    if unknown:
+        raise ValueError(f"Unknown toolset {unknown[0]!r}: use some of {', '.join(TOOLSETS)}.")
+    return {name: tool for toolset in toolsets for name, tool in _toolset(toolset).items()}
+
+
+def tools(task: Task) -> list[dict]:
+    """Docs of the tools that `task` offers, in the form of Hugging Face chat templates.
+
+    Order: task.toolsets, then BFCL's documentation. The dicts are shared: do not change them.
+    Raises ValueError for an unknown toolset.
+    """
+    return [tool.doc for name, tool in documented(task.toolsets).items() if name not in task.excluded]
+
+
+# --- Calls -------------------------------------------------------------------------------------
+
+
+def _short(text: str) -> str:
+    return repr(text[:60])
+
+
+def plain(arguments: Any) -> dict:
+    """A copy of the arguments made of plain JSON values. ValueError (it starts with NOT_PLAIN) for anything
+    else: no object, NaN, integers of thousands of digits, too deep or too large."""
+    if not isinstance(arguments, Mapping):
+        what = arguments[:200] if isinstance(arguments, str) else f"a {type(arguments).__name__}"
+        raise ValueError(f"{NOT_PLAIN}{what}")
+    try:
+        text = json.dumps(dict(arguments), allow_nan=False)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"{len(text)} bytes long, at most {MAX_BYTES} are allowed")
+        copied = json.loads(text)
+    except (TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{NOT_PLAIN}{str(error)[:200]}") from None
+    level = [copied]
+    for _ in range(MAX_DEPTH):
+        level = [child for value in level if isinstance(value, (list, dict))
+                 for child in (value.values() if isinstance(value, dict) else value)]
+    if level:
+        raise ValueError(f"{NOT_PLAIN}more than {MAX_DEPTH} levels deep")
+    return copied
+
+
+def _bind(allowed: Mapping[str, Tool], call: Call) -> tuple[Tool, dict]:
+    """The tool and the keyword arguments of a call; ValueError says what the model wrote wrong."""
+    name = call.name if isinstance(call.name, str) else ""
+    tool = allowed.get(name)
+    if tool is None:
+        raise ValueError(f"There is no tool named {_short(name)}.")
+    arguments = plain(call.arguments)
+    for name in arguments:
+        if name not in tool.parameters:
+            raise ValueError(f"{tool.name} has no parameter {_short(name)}.")
+    for name in tool.required:
+        if name not in arguments:
+            raise ValueError(f"{tool.name} needs the parameter {name!r}.")
+    return tool, {**copy.deepcopy(tool.defaults), **arguments}
+
+
+def _result_text(result: Any) -> str:
+    """A tool's result as the official executor renders it (multi_turn_utils.execute_multi_turn_func_call)."""
+    if type(result) is dict:
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError, RecursionError):
+            return str(result)
+    return str(result)
+
+
+def _refused(result: Any) -> bool:
+    """Tools report a refusal as {"error": ...}, as a list of one such dict, or as ["Error: ..."]."""
+    if isinstance(result, list) and len(result) == 1:
+        result = result[0]
+        if isinstance(result, str):
+            return result.startswith("Error:")
+    return isinstance(result, dict) and "error" in result
+
+
+def execute(world: Mapping[str, Any], allowed: Mapping[str, Tool], call: Call) -> Observation:
+    """Calls the tool on the instance of its class (`world`: instances by class name). Never raises."""
+    # MathAPI sets these process-wide; the next world must not see it.
+    mpmath.mp.dps = 15
+    decimal.setcontext(decimal.Context())
+    try:
+        tool, arguments = _bind(allowed, call)
+    except ValueError as error:
+        return Observation(json.dumps({"error": str(error)}), error=True)
+    try:
+        result = getattr(world[tool.toolset], tool.name)(**arguments)
+        return Observation(_result_text(result), error=_refused(result))
+    except RecursionError:  # its own message depends on how deep the caller's stack is
+        problem = "maximum recursion depth exceeded"
+    except Exception as error:  # whatever a tool raises is the model's doing, as in the official executor
+        problem = str(error)
+    return Observation(json.dumps({"error": f"Error during execution: {problem}"}), error=True)
+
+
+def parse(text: str) -> Call:
+    """BFCL's notation "mv(source='a', destination='b')" as a Call. Positional arguments get the names of the
+    method's signature. ValueError for an unknown tool and for anything but literals."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        tool = documented(TOOLSETS)[node.func.id]
+        if len(node.args) > len(tool.parameters):
+            raise ValueError("too many positional arguments")
+        pairs = [*zip(tool.parameters, node.args), *((k.arg, k.value) for k in node.keywords)]
+        arguments = {name: ast.literal_eval(value) for name, value in pairs}
+        if len(arguments) != len(pairs) or not set(arguments) <= set(tool.parameters):
+            raise ValueError("an argument is given twice or has no such parameter")
+        return Call(tool.name, plain(arguments))
+    except (AttributeError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, ValueError) as e:
+        raise ValueError(f"{_short(text)} is no BFCL call with literal arguments: {e}.") from None
+
+
+def render(call: Call) -> str:
+    """A Call in BFCL's notation. The official checker evaluates this text, so it raises ValueError for all
+    but a documented tool, identifiers as parameter names and plain JSON values."""
+    if not isinstance(call.name, str) or call.name not in documented(TOOLSETS):
+        raise ValueError("The call names no tool of BFCL.")
+    arguments = plain(call.arguments)
+    for name in arguments:
+        if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+            raise ValueError(f"{_short(name)} is not the name of a parameter.")
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"

@@ -1,0 +1,292 @@
+"""Arguments for tool calls without an LLM: from the tool schema and from values seen in the environment."""
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from coevolve_jax.types import Observation, Triplet
+
+MAX_STRING = 40  # characters: a user would not spell out more
+NOUNS = ("amber apple arrow autumn bridge candle canyon castle cedar cloud copper coral cotton delta ember "
+         "falcon forest garden garnet harbor hazel island ivory jasmine lantern lemon linen maple marble "
+         "meadow mirror ocean olive orchid panda paper pearl pepper pine planet prairie quartz raven "
+         "ribbon river saddle silver spruce summer sunset timber tulip valley velvet violet winter").split()
+PHRASES = ("meeting report budget plan weekly update project review final draft sales forecast travel notes "
+           "urgent request team schedule customer feedback annual summary quick question new idea good "
+           "morning great progress price alert").split()
+CITIES = ("San Francisco", "Los Angeles", "New York", "Chicago", "Boston", "London", "Paris")
+UNITS = ("m", "cm", "mm", "km", "in", "ft", "kg", "g", "lb", "oz")
+SYNONYMS = {"dir": "directory", "folder": "directory", "zipcod": "zip"}
+STOP = ("the of a an to in from for or and is be can if no not by with this that will name value type list "
+                    "user current only new given specified format default example enum string number").split()
+
+
+@lru_cache(maxsize=None)
+def stem(word: str) -> str:
+    for suffix in ("ing", "ed", "es", "s", "e"):
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
+            word = word[:-len(suffix)]
+            break
+    return SYNONYMS.get(word, word)
+
+
+@lru_cache(maxsize=65536)
+def tokens(text: str) -> frozenset[str]:
+    """Stemmed lower-case words of a snake_case or camelCase name, or of a sentence."""
+    text = re.sub(r"\blog(?:ged)? in\b|\bauthenticat\w*", "login", text, flags=re.IGNORECASE)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)
+    return frozenset(stem(w.lower()) for w in words)
+
+
+def stems(*words: str) -> frozenset[str]:
+    return frozenset(map(stem, words))
+
+
+TEXT = stems("message", "content", "text", "title", "description", "resolution", "comment")
+IGNORED = stems(*STOP)
+REFUSALS = stems("status", "success")  # keys that hold false where a tool did not do what it should
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One parameter as its schema and its description text define it.
+
+    choices: the allowed values, where they are named. low, high, unit: range and
+    granularity of a number. new: it names something that does not exist yet.
+    """
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    choices: tuple[Any, ...]
+    low: float | None
+    high: float | None
+    unit: float
+    words: frozenset[str]
+    hints: frozenset[str]
+    description: str
+    new: bool
+    item: Param | None = None
+    fields: tuple[Param, ...] = ()
+
+
+TYPES = {"float": "number", "double": "number", "int": "integer", "dict": "object", "tuple": "array",
+         "list": "array", "bool": "boolean"}
+
+
+def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
+    """Reads a JSON schema; what only the description says ("[Enum]: ...", "from 0 to 100") counts too."""
+    text = schema.get("description", "")
+    type_ = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
+    item = fields = None
+    if type_ == "array":
+        inner = schema.get("items", {})
+        item = parse(name, {**inner, "description": inner.get("description", text)})
+    if type_ == "object":
+        fields = tuple(parse(k, v) for k, v in schema.get("properties", {}).items())
+    span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
+    unit = re.search(r"multiple of (\d+)", text)
+    return Param(name=name, type=type_, required=required, default=schema.get("default"),
+                 choices=tuple(schema.get("enum") or (named_values(text) if type_ == "string" else ())),
+                 low=float(span[1]) if span else None, high=float(span[2]) if span else None,
+                 unit=float(unit[1]) if unit else 0.0, words=tokens(name), hints=tokens(text) - IGNORED,
+                 description=text, new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
+                 item=item, fields=fields or ())
+
+
+def named_values(text: str) -> tuple[str, ...]:
+    """Allowed values that stand in a description, e.g. `[Enum]: USD, EUR` `'l' flines, 'w' fwords`."""
+    listed = re.search(r"(?:\[Enum\]|[Oo]ptions(?: are)?|[Oo]ne of)\s*:\s*(.+)", text)
+    if listed:
+        values = re.findall(r'"([^"]+)"', listed[1]) or [v.strip(" .[]'") for v in listed[1].split(",")]
+        return tuple(v for v in values if v and v not in ("None", "etc"))
+    slashed = re.search(r"\((\w+)/(\w+)\)", text)
+    if slashed:
+        return slashed.groups()
+    return tuple(v for v in re.findall(r"'([\w.#-]+)'", text) if "YY" not in v)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A value seen in the environment. words: of its key and its surroundings. path: the names above it."""
+
+    value: Any
+    key: str
+    words: frozenset[str]
+    path: tuple[str, ...]
+    fresh: bool = False
+
+
+def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = False) -> Iterable[Entry]:
+    """All values of a JSON tree; names of the members of a mapping (files, symbols) count as values."""
+    if isinstance(data, Mapping):
+        # Members of a mapping of records are names; so are capitalised keys ({"Alice": "USR001"}).
+        collection = (all(isinstance(v, Mapping) for v in data.values())
+                      or all(isinstance(v, str) and k[:1].isupper() for k, v in data.items()))
+        for name, value in data.items():
+            if collection:
+                kind = value.get("type", "") if isinstance(value, Mapping) else ""
+                yield from harvest(name, f"{key} {kind} id name", path, fresh)
+            yield from harvest(value, name, (*path, key), fresh)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from harvest(value, key, path, fresh)
+    elif isinstance(data, str) and len(data) > MAX_STRING:
+        for word in re.findall(r"\b[A-Za-z]{4,12}\b", data)[:5]:
+            yield Entry(word, "keyword", frozenset(("keyword", "pattern")), path, fresh)
+    elif data is not None and data != "":
+        words = tokens(" ".join((*path[-1:], key)))
+        yield Entry(data, key, words, path, fresh)
+        if isinstance(data, str) and data.isdecimal():
+            yield Entry(int(data), key, words, path, fresh)
+
+
+def harvest_state(state: Mapping[str, Mapping[str, Any]]) -> Iterable[Entry]:
+    """The values of an initial state by toolset; the names of its attributes are none of them."""
+    for attributes in state.values():
+        for name, value in attributes.items():
+            yield from harvest(value, name)
+
+
+class Bank:
+    """Values of one environment: those of the scene's initial state and those observed since.
+
+    near: names in use, e.g. of the folder entered; what lies in there is likelier.
+    failed: arguments of calls that failed, which are unlikely to do better.
+    """
+
+    def __init__(self, entries: Iterable[Entry], near: frozenset = frozenset(),
+                 failed: frozenset = frozenset()):
+        self.entries, self.near, self.failed = tuple(dict.fromkeys(entries)), near, failed
+
+    def extended(self, history: Sequence[Triplet]) -> Bank:
+        """With what the steps of a round have shown: answers, and the arguments of successful calls."""
+        seen, near, failed = [], set(), set()
+        for step in history:
+            arguments = {v for v in step.call.arguments.values() if isinstance(v, (str, int, float))}
+            if not succeeded(step.observation):
+                failed |= arguments
+                continue
+            near |= arguments
+            seen.extend(harvest(json_value(step.observation.text), step.call.name, fresh=True))
+            seen.extend(harvest(dict(step.call.arguments), fresh=True))
+        return Bank((*self.entries, *seen), frozenset(near), frozenset(failed - near))
+
+    def weigh(self, param: Param) -> tuple[list[Any], np.ndarray]:
+        """Values of the right type, each once, weighted by how well their names fit the parameter."""
+        total: dict[Any, float] = {}
+        for entry in self.entries:
+            value = cast(entry.value, param.type)
+            if value is None:
+                continue
+            overlap = len(param.words & entry.words) / max(len(param.words), 1)
+            hinted = min(len(param.hints & entry.words), 2)
+            weight = 3.0 * (entry.key == param.name) + 2.0 * overlap + 0.7 * hinted
+            weight *= 3.0 if entry.fresh else 1.0
+            weight *= 4.0 if self.near.intersection(entry.path[-1:]) else 1.0
+            weight *= (0.2 if value in self.failed else 1.0) / (1 + 0.3 * len(entry.path))
+            total[value] = total.get(value, 0.0) + weight
+        return list(total), np.array(list(total.values()))
+
+
+def json_value(text: str) -> Any:
+    """An answer as data: JSON or, as BFCL writes lists, a Python literal; other text as it is."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def succeeded(observation: Observation) -> bool:
+    """False also for refusals that the environment does not mark: a false status, something not found."""
+    if observation.error or "not found" in observation.text:
+        return False
+    answer = json_value(observation.text)
+    items = answer.items() if isinstance(answer, dict) else ()
+    return not any(v is False and tokens(k) & REFUSALS for k, v in items)
+
+
+def cast(value: Any, type_: str) -> Any:
+    """The value where a parameter of this type can take it, else None."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if type_ == "string":
+        return value if isinstance(value, str) and value != "None" else None
+    if type_ == "integer":
+        return value if number and isinstance(value, int) else None
+    return round(float(value), 2) if type_ == "number" and number else None
+
+
+def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
+    """One value for a parameter: an allowed one, else one seen under a similar name, else an invented one."""
+    if param.choices and rng.random() < 0.9:
+        return param.choices[rng.integers(len(param.choices))]
+    if param.type == "boolean":
+        other_than_default = isinstance(param.default, bool) and not param.required
+        return not param.default if other_than_default else bool(rng.random() < 0.5)
+    if param.type == "object":
+        count = min(len(param.fields), 1 + int(rng.integers(2)))
+        chosen = sorted(rng.choice(len(param.fields), size=count, replace=False)) if count else ()
+        return {param.fields[i].name: draw(param.fields[i], bank, rng) for i in chosen}
+    if param.type == "array":
+        return _array(param, bank, rng)
+    if param.low is None and not param.new and "YY" not in param.description:
+        values, weights = bank.weigh(param)
+        best = weights.max(initial=0.0)
+        trust = 0.1 if param.words & TEXT else 0.95 if best >= 2.0 else 0.8 if best >= 1.0 else 0.2
+        if weights.size and weights.sum() > 0 and rng.random() < trust:
+            weights = weights ** 2
+            return values[rng.choice(len(values), p=weights / weights.sum())]
+    return _number(param, rng) if param.type in ("integer", "number") else _string(param, rng)
+
+
+def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
+    item = param.item
+    if item.type in ("integer", "number"):
+        return [_number(item, rng) for _ in range(rng.integers(2, 5))]
+    options = named_values(param.description)
+    if options and rng.random() < 0.6:
+        return list(options)
+    return list(dict.fromkeys(draw(item, bank, rng) for _ in range(rng.integers(1, 4))))
+
+
+def _number(param: Param, rng: np.random.Generator) -> int | float:
+    whole = param.type == "integer"
+    if param.low is not None:
+        unit = param.unit or (1.0 if whole or param.high - param.low > 2 else 0.1)
+        steps = round((param.high - param.low) / unit)
+        # The ends of a range are where tools change their behaviour (a brake fully pressed).
+        value = param.low + unit * (steps if rng.random() < 0.4 else int(rng.integers(steps + 1)))
+    elif whole:
+        value = rng.integers(1, 11)
+    else:
+        value = rng.choice([rng.integers(1, 20), rng.integers(1, 20) * 5, rng.integers(10, 200) / 10])
+    return int(value) if whole else round(float(value), 2)
+
+
+def _string(param: Param, rng: np.random.Generator) -> str:
+    if "YYYY-MM-DD" in param.description:
+        return f"202{rng.integers(4, 7)}-{rng.integers(1, 13):02d}-{rng.integers(1, 29):02d}"
+    if "MM/YYYY" in param.description:
+        return f"{rng.integers(1, 13):02d}/20{rng.integers(27, 33)}"
+    noun = NOUNS[rng.integers(len(NOUNS))]
+    if param.words & TEXT:
+        return " ".join(PHRASES[i] for i in rng.choice(len(PHRASES), size=rng.integers(2, 4), replace=False))
+    for names, values in ((stems("city", "location"), CITIES), (stems("unit"), UNITS)):
+        if names & param.words:
+            return values[rng.integers(len(values))]
+    if stem("file") in param.words:
+        return f"{noun}.{('txt', 'md', 'csv')[rng.integers(3)]}"
+    if "number" in param.words:
+        return str(rng.integers(10_000_000, 99_999_999))
+    return noun

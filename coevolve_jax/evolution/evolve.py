@@ -1,0 +1,180 @@
+"""One evolution of the training set: reflect -> explore -> abstract -> validate -> D_{t+1}."""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.evolution.abstract import abstract_all
+from coevolve_jax.evolution.explore import explore_all
+from coevolve_jax.evolution.leakage import LeakGuard
+from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.evolution.reflect import unguided
+from coevolve_jax.evolution.validate import validate
+from coevolve_jax.types import Context, Signal, Task, Trajectory
+
+MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
+
+
+@dataclasses.dataclass(frozen=True)
+class Weakness:
+    """A signal-annotated trajectory, with the other rollouts of its group."""
+
+    signal: Signal
+    trajectory: Trajectory
+    siblings: tuple[Trajectory, ...]
+
+
+@dataclasses.dataclass
+class Tally:
+    """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate."""
+
+    contexts: int = 0
+    environment_steps: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    retained: int = 0
+    discarded: int = 0
+    added: int = 0
+    refused: Counter = dataclasses.field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def to_json(self) -> dict:
+        passed = (self.accepted + self.retained) / self.proposed if self.proposed else None
+        return {**vars(self), "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Tally:
+        fields = {f.name: data[f.name] for f in dataclasses.fields(cls)}
+        return cls(**{**fields, "refused": Counter(data["refused"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthesizer:
+    """Makes validated tasks and puts them into D_t.
+
+    explorer: plays the four roles (scripted, or an LLM). worlds: the real environment. guard: refuses near
+    copies of evaluation tasks (None only while the evaluation tasks themselves are made).
+    config: the run's.
+    """
+
+    explorer: object
+    worlds: EnvPool
+    config: ConfigDict
+    guard: LeakGuard | None
+
+    def evolve(
+        self, tasks: TaskPool, scenes: Sequence[Task], weaknesses: Sequence[Weakness], step: int,
+        rng: np.random.Generator,
+    ) -> Tally:
+        """D_{t+1} = D_t + validated tasks: about config.evolution.tasks of them, found where the policy is weak.
+
+        In mode "random" the same number comes from free exploration of the scenes, and no signal is read.
+        """
+        wanted = self.config.evolution.tasks
+        if self.config.evolution.mode == "random":
+            return self.wander(tasks, scenes, wanted=wanted, kind="random", step=step, rng=rng)
+        contexts = [
+            self.explorer.reflect(w.signal, tasks[w.signal.task_id], w.trajectory, w.siblings)
+            for w in choose(weaknesses, self.config.evolution.contexts, rng)
+        ]
+        total = Tally()
+        for _ in range(MAX_PASSES if contexts else 0):
+            missing = wanted - total.added
+            if missing:
+                total.add(self._grow(tasks, contexts, missing, "signal", step, total.proposed, rng))
+        return total
+
+    def wander(
+        self, tasks: TaskPool, scenes: Sequence[Task], *, wanted: int, kind: str, step: int,
+        rng: np.random.Generator, on_added: Callable[[int], object] = lambda n: None,
+    ) -> Tally:
+        """Unguided exploration of random scenes until `wanted` tasks were added (this is how D_0 comes to be).
+
+        Raises ValueError where the scenes give no more new tasks.
+        """
+        total, empty = Tally(), 0
+        while total.added < wanted:
+            missing = wanted - total.added
+            chosen = [scenes[i] for i in rng.choice(len(scenes), min(32, max(4, missing)))]
+            contexts = [unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)]
+            tally = self._grow(tasks, contexts, missing, kind, step, total.proposed, rng)
+            total.add(tally)
+            on_added(tally.added)
+            empty = 0 if tally.added else empty + 1
+            if empty == 20:
+                raise ValueError(
+                    f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused)}): "
+                    "widen config.environment.toolsets or data.min_calls..max_calls, or ask for fewer tasks."
+                )
+        return total
+
+    def _grow(
+        self, tasks: TaskPool, contexts: Sequence[Context], wanted: int, kind: str, step: int, first_id: int,
+        rng: np.random.Generator,
+    ) -> Tally:
+        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
+        e, d = self.config.evolution, self.config.data
+        triplets = explore_all(self.explorer, self.worlds, contexts, rounds=e.rounds, steps=e.steps, rng=rng)
+        proposals = abstract_all(
+            self.explorer, self.worlds, contexts, triplets, rng=rng, count=e.proposals,
+            min_calls=d.min_calls, max_calls=d.max_calls, max_turns=d.max_turns,
+        )
+        # The first proposal of every context before the second of any: whatever is wanted covers all contexts.
+        flat = [p[i] for i in range(e.proposals) for p in proposals if i < len(p)]
+        ids = [f"{kind}-{step}-{first_id + n}" for n in range(len(flat))]
+        verdicts = validate(
+            self.explorer, self.worlds, flat, ids=ids, kind=kind, step=step, min_calls=d.min_calls
+        )
+        tally = Tally(len(contexts), sum(map(len, triplets)))
+        for verdict in verdicts:
+            if tally.added < wanted:
+                tally.proposed += 1
+                tally.accepted += verdict.verdict == "accept"
+                tally.retained += verdict.verdict == "retain"
+                tally.discarded += verdict.task is None
+                refusal = verdict.reason if verdict.task is None else self._offer(tasks, verdict.task)
+                tally.added += refusal is None
+                tally.refused.update([refusal] if refusal else [])
+        return tally
+
+    def _offer(self, tasks: TaskPool, task: Task) -> str | None:
+        """Adds a validated task; returns why not where it is refused."""
+        if self.guard is not None:
+            similarity, nearest = self.guard.nearest(task)
+            lineage = dataclasses.replace(task.lineage, similarity=round(float(similarity), 4), nearest=nearest)
+            task = dataclasses.replace(task, lineage=lineage)
+            if refusal := self.guard.check(task):
+                return refusal
+        return tasks.add([task])[0]
+
+
+def weaknesses(found: Sequence[Signal], trajectories: Sequence[Trajectory]) -> list[Weakness]:
+    """Joins the signals of one step with the trajectories that carry them."""
+    groups: dict[str, list[Trajectory]] = {}
+    for t in trajectories:
+        groups.setdefault(t.task_id, []).append(t)
+    joined = []
+    for signal in found:
+        group = groups[signal.task_id]
+        own = next(t for t in group if t.member == signal.member)
+        joined.append(Weakness(signal, own, tuple(t for t in group if t is not own)))
+    return joined
+
+
+def choose(found: Sequence[Weakness], count: int, rng: np.random.Generator) -> list[Weakness]:
+    """At most `count`, the kinds in turn, each (kind, task) once and by a failed rollout where there is one."""
+    order = sorted(rng.permutation(len(found)).tolist(), key=lambda i: found[i].trajectory.outcome.success)
+    queues: dict[str, dict[str, Weakness]] = {}
+    for i in order:
+        queues.setdefault(found[i].signal.kind, {}).setdefault(found[i].signal.task_id, found[i])
+    ranked = [list(queues[kind].values()) for kind in sorted(queues)]
+    in_turn = [q[i] for i in range(max(map(len, ranked), default=0)) for q in ranked if i < len(q)]
+    return in_turn[:count]

@@ -1,0 +1,94 @@
+"""Reflection: from a signal-annotated trajectory to a structured context.
+
+The functions here read a trajectory without an opinion on who explores; a
+`Reflector` (scripted or an LLM) turns what they find into a `Context`.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Protocol
+
+from coevolve_jax.types import Call, Context, Signal, Task, Trajectory
+
+MAX_AVOIDED = 8
+
+
+class Reflector(Protocol):
+    def reflect(self, signal: Signal, task: Task, trajectory: Trajectory,
+                siblings: Sequence[Trajectory]) -> Context:
+        """siblings: the other rollouts of the same task under the same policy."""
+
+
+def signature(call: Call) -> str:
+    """One canonical line per call: equal calls give equal text, whatever the order of the arguments."""
+    return f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
+
+
+def unguided(scene: Task, id: str) -> Context:
+    """The context of exploration without a signal: D_0 and the "random" mode."""
+    return Context(id=id, signal=None, task=scene, summary="Free exploration of the scene.", failure_cause="",
+                   instability_pattern="", focus_pattern=(), avoid=())
+
+
+def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
+    """What not to repeat: `signature(call): error`, first come first, without repetitions."""
+    lines = []
+    for step in trajectory.steps:
+        if step.call is not None and step.error:
+            lines.append(f"{signature(step.call)}: {step.observation[:120]}")
+        elif step.call is None:
+            lines.append(f"not a call: {step.text[:80]}")
+    return tuple(dict.fromkeys(lines))[:MAX_AVOIDED]
+
+
+def divergence(successes: Sequence[Trajectory],
+               failures: Sequence[Trajectory]) -> tuple[int, Call | None, Call | None]:
+    """Where a failed rollout leaves the successful one that it follows longest.
+
+    Returns (position, call of the success there, call of the failure there);
+    a call is None where that rollout had already ended. The latest such
+    position over all pairs is the one that separates them best.
+    """
+    best = (-1, None, None)
+    for success in successes:
+        for failure in failures:
+            good = [s.call for s in success.steps if s.call is not None]
+            bad = [s.call for s in failure.steps if s.call is not None]
+            at = next((i for i, (a, b) in enumerate(zip(good, bad)) if signature(a) != signature(b)),
+                      min(len(good), len(bad)))
+            if at > best[0]:
+                best = (at, good[at] if at < len(good) else None, bad[at] if at < len(bad) else None)
+    return (max(best[0], 0), *best[1:])
+
+
+def focus(signal: Signal, task: Task, trajectory: Trajectory,
+          siblings: Sequence[Trajectory]) -> tuple[str, ...]:
+    """Tool names to explore again.
+
+    forgetting: the operations of the task's reference, in order. rare: the
+    rare pattern, then what the trajectory called just before it. boundary:
+    the calls at which successful and failed rollouts part, then the
+    operations that failed.
+    """
+    if signal.kind == "forgetting":
+        names = [call.name for call in task.calls]
+    elif signal.kind == "rare":
+        actions = trajectory.actions
+        before = [actions[i - 1] for i, a in enumerate(actions) if i and a == signal.pattern]
+        names = [signal.pattern, *before]
+    else:
+        successes, failures = split(trajectory, siblings)
+        _, good, bad = divergence(successes, failures)
+        names = [c.name for c in (good, bad) if c is not None]
+        names += [s.call.name for s in trajectory.steps if s.error and s.call is not None]
+    names = [n for n in dict.fromkeys(names) if n] or [c.name for c in task.calls]
+    return tuple(dict.fromkeys(names))
+
+
+def split(trajectory: Trajectory,
+          siblings: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The group as (successes, failures); invalid rollouts are neither."""
+    group = {t.member: t for t in (*siblings, trajectory) if t.outcome.valid}
+    members = [group[m] for m in sorted(group)]
+    return [t for t in members if t.outcome.success], [t for t in members if not t.outcome.success]

@@ -1,0 +1,128 @@
+"""Text <-> ids for one tokenizer: prompts, continuations and tool calls.
+
+A conversation is append-only. The chat template renders the first prompt
+whole; everything later is only ever rendered as the continuation that the
+template puts after an assistant message, and is tokenised once. What the
+policy sampled is never rendered again.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from coevolve_jax.types import Call
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_END = "<|im_end|>"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedCall:
+    """One `<tool_call>` block: its text, and the call or the reason why it is none."""
+
+    text: str
+    call: Call | None
+    error: str = ""
+
+
+def _refuse_constant(name: str):
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse_block(body: str, closed: bool) -> ParsedCall:
+    text = body.strip()
+    if not closed:
+        return ParsedCall(text, None, "malformed tool call: no </tool_call>")
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as e:
+        return ParsedCall(text, None, f"malformed tool call: {type(e).__name__}")
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return ParsedCall(text, None, 'malformed tool call: needs {"name": string, "arguments": object}')
+    arguments = data.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return ParsedCall(text, None, "malformed tool call: arguments is not an object")
+    return ParsedCall(text, Call(data["name"], arguments))
+
+
+def parse_calls(text: str) -> list[ParsedCall]:
+    """Qwen's tool calls in an assistant message, in order. JSON only; nothing is ever evaluated."""
+    return [_parse_block(m.group(1), bool(m.group(2))) for m in _CALL.finditer(text)]
+
+
+def render_call(call: Call) -> str:
+    """The text that `parse_calls` reads back as `call`."""
+    return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
+
+
+class Chat:
+    """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
+
+    Raises:
+      ValueError: the tokenizer has no chat template or no <|im_end|>, or its template rewrites what
+        precedes a continuation, so that append-only trajectories cannot be built from it.
+    """
+
+    def __init__(self, tokenizer):
+        if not tokenizer.chat_template:
+            raise ValueError(f"The tokenizer in {tokenizer.name_or_path} has no chat template: use an instruct model.")
+        stop = tokenizer.convert_tokens_to_ids(_END)
+        if stop is None or stop == tokenizer.unk_token_id:
+            raise ValueError(f"The tokenizer in {tokenizer.name_or_path} has no {_END}: it is not a Qwen chat model.")
+        self._tokenizer = tokenizer
+        self.stop_ids = (stop,)
+        self._special = re.compile("|".join(re.escape(t) for t in sorted(tokenizer.get_added_vocab(), key=len)[::-1]))
+        self._user = self._continuation([{"role": "user", "content": "\x00"}])
+        self._tools: dict[int, list[str]] = {}
+        self._prompts: dict[str, list[int]] = {}
+
+    def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
+        return self._tokenizer.apply_chat_template(
+            list(messages), tools=tools, tokenize=False, add_generation_prompt=open_turn
+        )
+
+    def _continuation(self, messages: Sequence[Mapping]) -> list[str]:
+        """What the template puts after an assistant's <|im_end|>, split at the contents."""
+        before = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
+        head, found, _ = self._render(before, open_turn=False).partition("\x02" + _END)
+        whole = self._render([*before, *messages])
+        if not found or not whole.startswith(head + found):
+            raise ValueError(
+                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages when a new one "
+                "comes: append-only trajectories need a template that does not (for Qwen3 an Instruct one)."
+            )
+        return whole[len(head + found) :].split("\x00")
+
+    def _fill(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
+        """Tokenises pieces and contents as one text; a control token's text in a content is broken up."""
+        safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", c) for c in contents)
+        text = pieces[0] + "".join(c + p for c, p in zip(safe, pieces[1:], strict=True))
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
+        """Ids of the first prompt: tools, the user's query, and the opening of the assistant's turn."""
+        key = json.dumps([t["function"]["name"] for t in tools])
+        if key not in self._prompts:
+            self._prompts[key] = self._render([{"role": "user", "content": "\x00"}], tools=list(tools)).split("\x00")
+        return self._fill(self._prompts[key], [query])
+
+    def user(self, query: str) -> list[int]:
+        """Ids that follow a finished assistant turn when the user speaks again."""
+        return self._fill(self._user, [query])
+
+    def observations(self, texts: Sequence[str]) -> list[int]:
+        """Ids that follow an assistant message with len(texts) tool calls: their results, in order."""
+        n = len(texts)
+        if n not in self._tools:
+            self._tools[n] = self._continuation([{"role": "tool", "content": "\x00"}] * n)
+        return self._fill(self._tools[n], texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def parse(self, ids: Sequence[int]) -> list[ParsedCall]:
+        """The tool calls of one sampled assistant message; none means that it ends its turn."""
+        return parse_calls(self.decode(ids))

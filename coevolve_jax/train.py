@@ -1,0 +1,301 @@
+"""CoEvolve: a policy and its training set evolve together (arXiv 2604.15840).
+
+    D_0 = N validated tasks from unguided exploration
+    for each GRPO step t:
+        1. K rollouts for each of a batch of tasks from D_t, in the real environment
+        2. GRPO update of the policy
+        3. weakness signals from these rollouts
+        4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + what is valid
+
+Everything random is drawn from (seed, purpose, step), so that a run that was
+killed goes on exactly as if it had not been.
+"""
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from tqdm import tqdm
+
+from coevolve_jax import build, checkpoint, config as configs, metrics, sharding
+from coevolve_jax.analysis import report
+from coevolve_jax.evaluate import evaluate, versions
+from coevolve_jax.evolution import signals
+from coevolve_jax.evolution.evolve import Synthesizer, Tally, weaknesses
+from coevolve_jax.evolution.leakage import LeakGuard
+from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.grpo.advantages import group_advantages
+from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.grpo.packing import pack
+from coevolve_jax.models import hf_io
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.state import RunState
+from coevolve_jax.types import Task, Trajectory
+
+PURPOSES = ("held_out", "initial", "sample", "rollout", "evolve")
+
+
+def rng_for(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
+    """The generator of one purpose at one step; none lives across steps."""
+    return np.random.default_rng([seed, PURPOSES.index(purpose), step])
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the time that its body takes to seconds[phase]."""
+    start = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
+    """Runs, or goes on with, the run in `workdir`. Returns what its summary.json holds.
+
+    Raises:
+      ValueError: bad input, in one sentence; nothing was overwritten.
+      FloatingPointError: the loss or its gradient is not finite; the last checkpoint is intact.
+    """
+    c, workdir = config, Path(workdir)
+    configs.check(c)
+    mesh = sharding.make_mesh(**c.mesh)
+    policy = build.policy(c.model, mesh)
+    build.claim(workdir, c)
+    learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh)
+    scenes = build.scenes(c, c.environment.train_split)
+
+    with build.worlds(c) as worlds:
+        engine = build.engine(c, policy)
+        agent = build.agent(c, policy, engine, worlds)
+        explorer = build.explorer(c)
+
+        # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
+        restored = checkpoint.restore(workdir / "checkpoints", learner.abstract_state)
+        if restored is None:
+            run = start(c, explorer, worlds, agent)
+            state = learner.init(policy.params)
+            logs = metrics.MetricsWriter(workdir)
+        else:
+            _, state, saved = restored
+            run = RunState.from_json(saved, c.data.max_tasks or None)
+            logs = metrics.MetricsWriter(workdir, saved["sizes"])
+            engine.update_weights(state.params, run.step)
+        synthesizer = Synthesizer(explorer, worlds, c, leak_guard(c, run.held_out))
+        write_lines(workdir / "held_out.jsonl", [t.to_json() for t in run.held_out])
+        run.tasks.write(workdir / "tasks.jsonl")
+
+        # ---- The loop ------------------------------------------------------------------------------
+        progress = metrics.Progress(c.steps, run.step)
+        for step in range(run.step, c.steps):
+            seconds: dict[str, float] = {}
+            with timed(seconds, "step"):
+                # 1. K rollouts for each of a batch of tasks from D_t
+                with timed(seconds, "rollout"):
+                    batch = run.tasks.sample(
+                        c.rollout.tasks_per_step, rng_for(c.seed, "sample", step), new_share=c.data.new_share
+                    )
+                    trajectories = roll_out(c, agent, batch, step)
+
+                # 2. GRPO update of the policy
+                with timed(seconds, "update"):
+                    state, learned = update(c, learner, state, trajectories)
+                    engine.update_weights(state.params, step + 1)
+
+                # 3. Weakness signals from these rollouts
+                found, run.history = signals.extract(
+                    run.history, trajectories, step, window=c.signals.window, theta=c.signals.rare_percent
+                )
+                run.tasks.record(signals.task_scores(trajectories))
+                run.pending += weaknesses(found, trajectories)
+
+                # 4. Every F steps the training set evolves
+                evolution = None
+                if (step + 1) % c.evolution.every == 0 and c.evolution.mode != "static":
+                    with timed(seconds, "evolution"):
+                        tally = synthesizer.evolve(
+                            run.tasks, scenes, run.pending, step, rng_for(c.seed, "evolve", step)
+                        )
+                    run.synthesis.add(tally)
+                    run.pending, evolution = [], tally.to_json()
+                    run.tasks.write(workdir / "tasks.jsonl")
+
+            # ---- What it looked like, and the checkpoint -------------------------------------------
+            run.step = step + 1
+            fired = signals.count_by_kind(found)
+            run.signals = {kind: run.signals.get(kind, 0) + n for kind, n in fired.items()}
+            for phase in ("rollout", "update", "evolution"):
+                run.seconds[phase] = run.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+            row = {
+                "step": step, **describe(batch, trajectories), **learned, "tasks": len(run.tasks),
+                "signals": fired, "evolution": evolution, "seconds": seconds,
+            }
+            logs.write_step(row)
+            logs.append("signals.jsonl", [s.to_json() for s in found])
+            if step % c.logging.trajectories_every == 0 or run.step == c.steps:
+                shown = readable(policy.chat, batch, trajectories, step)[: c.logging.trajectories]
+                logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
+            if run.step % c.checkpoint.every == 0 or run.step == c.steps:
+                with timed(run.seconds, "checkpoint"):
+                    saved = {**run.to_json(), "sizes": logs.sizes()}
+                    checkpoint.save(workdir / "checkpoints", run.step, state, saved, keep=c.checkpoint.keep)
+            progress.update(row)
+        progress.close()
+        logs.close()
+
+        # ---- What the policy has become ------------------------------------------------------------
+        with timed(run.seconds, "evaluation"):
+            after = held_out_result(c, agent, run.held_out)
+        hf_io.save(workdir / "policy", policy.config, jax.device_get(state.params))
+        policy.tokenizer.save_pretrained(workdir / "policy")
+    return finish(c, workdir, run, after)
+
+
+def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
+    """Compares with the held-out tasks and with BFCL's own tasks of the evaluation split."""
+    return LeakGuard([*build.benchmark_tasks(config), *held_out], config.data.leak_threshold)
+
+
+def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
+    """The held-out tasks, D_0 and the success of the policy as it is."""
+    c, seconds = config, {}
+    with timed(seconds, "other"):
+        held_out = TaskPool()
+        with tqdm(total=c.evaluation.tasks, desc="held-out tasks", unit="task", leave=False) as bar:
+            Synthesizer(explorer, worlds, c, guard=None).wander(
+                held_out, build.scenes(c, c.environment.eval_split), wanted=c.evaluation.tasks,
+                kind="held_out", step=0, rng=rng_for(c.evaluation.seed, "held_out"), on_added=bar.update,
+            )
+        tasks = TaskPool(c.data.max_tasks or None)
+        with tqdm(total=c.data.initial_tasks, desc="initial tasks", unit="task", leave=False) as bar:
+            initial = Synthesizer(explorer, worlds, c, leak_guard(c, list(held_out))).wander(
+                tasks, build.scenes(c, c.environment.train_split), wanted=c.data.initial_tasks,
+                kind="initial", step=0, rng=rng_for(c.seed, "initial"), on_added=bar.update,
+            )
+    with timed(seconds, "evaluation"):
+        before = held_out_result(c, agent, list(held_out))
+    return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)
+
+
+def roll_out(config: ConfigDict, agent: Agent, batch: Sequence[Task], step: int) -> list[Trajectory]:
+    """K trajectories for each task of the batch."""
+    k = config.rollout.group_size
+    seeds = rng_for(config.seed, "rollout", step).integers(2**32, size=len(batch) * k)
+    jobs = [(task, m, int(seeds[i * k + m])) for i, task in enumerate(batch) for m in range(k)]
+    return agent.rollouts(jobs, config.rollout.temperature)
+
+
+def update(
+    config: ConfigDict, learner: Learner, state: TrainState, trajectories: Sequence[Trajectory]
+) -> tuple[TrainState, dict[str, Any]]:
+    """One GRPO update. Raises FloatingPointError where it is not finite."""
+    c = config.learner
+    advantages = group_advantages(
+        [t.outcome.reward for t in trajectories],
+        [t.task_id for t in trajectories],
+        [t.outcome.valid for t in trajectories],
+    )
+    batch = pack(
+        trajectories, advantages, row_length=c.row_length, rows_per_microbatch=c.rows_per_microbatch,
+        max_rows=len(trajectories),
+    )
+    state, learned = learner.update(state, batch)
+    learned = {name: value.item() for name, value in jax.device_get(learned).items()}
+    if not learned.pop("finite"):
+        raise FloatingPointError(
+            f"Loss {learned['loss']} with gradient norm {learned['grad_norm']} is not finite: the update was not "
+            "applied and the last checkpoint is intact; lower config.learner.learning_rate and start again from it."
+        )
+    return state, learned
+
+
+def describe(batch: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Numbers of one step's rollouts; None where no valid rollout has any."""
+    valid = [t for t in trajectories if t.outcome.valid]
+    mean = lambda values: float(np.mean(values)) if len(values) else None
+    born = {task.id: task.lineage.kind == "initial" for task in batch}
+    of_kind = lambda initial: mean([t.outcome.success for t in valid if born[t.task_id] == initial])
+    groups = [[t.outcome.success for t in valid if t.task_id == task_id] for task_id in born]
+    steps = [s for t in valid for s in t.steps]
+    return {
+        "reward": mean([t.outcome.reward for t in valid]),
+        "success": mean([t.outcome.success for t in valid]),
+        "success_initial": of_kind(True),
+        "success_new": of_kind(False),
+        "valid": len(valid) / len(trajectories),
+        "mixed_groups": mean([0 < sum(g) < len(g) for g in groups if g]),
+        "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
+        "malformed": mean([s.call is None for s in steps]),
+        "length": mean([len(t.ids) for t in valid]),
+    }
+
+
+def readable(chat: Chat, batch: Sequence[Task], trajectories: Sequence[Trajectory], step: int) -> list[dict]:
+    """Trajectories as one reads them; the first of each outcome of each task."""
+    tasks = {task.id: task for task in batch}
+    shown = {(t.task_id, t.outcome.success): t for t in reversed(trajectories)}
+    rows = []
+    for t in reversed(shown.values()):
+        rows.append({
+            "step": step, **t.to_json(), "reward": t.outcome.reward, "success": t.outcome.success,
+            "valid": t.outcome.valid, "policy_tokens": int(t.mask.sum()), "text": chat.decode(t.ids),
+            "queries": [turn.query for turn in tasks[t.task_id].turns],
+        })
+    return rows
+
+
+def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
+    """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
+    c = config.evaluation
+    sampled, _ = evaluate(agent, tasks, samples=c.samples, temperature=c.temperature, seed=c.seed, title="held-out")
+    greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, seed=c.seed, title="held-out, greedy")
+    return {**sampled.to_json(), "greedy_success": greedy.success}
+
+
+def finish(config: ConfigDict, workdir: Path, run: RunState, after: dict) -> dict:
+    """Writes summary.json, ledger.json and report.html; returns the summary."""
+    made = run.synthesis
+    total = sum(run.seconds.values())
+    summary = {
+        "held_out_success_before": run.before["success"],
+        "held_out_success_after": after["success"],
+        "held_out_tasks": len(run.held_out),
+        "held_out": {"before": run.before, "after": after},
+        "signals": run.signals,
+        "tasks": {
+            "initial": run.initial.added, "final": len(run.tasks), "proposed": made.proposed,
+            "accepted": made.accepted, "retained": made.retained, "refused": dict(sorted(made.refused.items())),
+        },
+        "seconds": dict(sorted(run.seconds.items())),
+        "evolution_share": run.seconds.get("evolution", 0.0) / total,
+        "steps": run.step,
+        "seed": config.seed,
+        "mode": config.evolution.mode,
+        "config_digest": configs.digest(config),
+        "versions": versions(),
+    }
+    ledger = {"initial": run.initial.to_json(), "evolution": made.to_json(), "llm_tokens": 0,
+              "seconds": run.seconds.get("evolution", 0.0)}
+    for name, content in (("summary.json", summary), ("ledger.json", ledger)):
+        write_text(workdir / name, json.dumps(content, indent=1))
+    report.write(workdir)
+    print(metrics.summary_table(summary, workdir))
+    return summary
+
+
+def write_lines(path: Path, rows: Sequence[dict]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once: a reader or a kill sees the old or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,277 @@
+"""The data contract between the rooms of this code base: frozen dataclasses and nothing else.
+
+Everything that is written to disk has `to_json` / `from_json`, whose values
+are plain JSON, so that a task pool can be read without this package.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+SIGNAL_KINDS = ("forgetting", "boundary", "rare")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One tool call. `arguments` holds JSON values by parameter name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def to_json(self) -> dict:
+        return {"name": self.name, "arguments": dict(self.arguments)}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Call:
+        return cls(data["name"], dict(data["arguments"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One user message and the reference calls that satisfy it."""
+
+    query: str
+    calls: tuple[Call, ...]
+
+    def to_json(self) -> dict:
+        return {"query": self.query, "calls": [c.to_json() for c in self.calls]}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Turn:
+        return cls(data["query"], tuple(Call.from_json(c) for c in data["calls"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """Where a task comes from.
+
+    kind: "benchmark", "initial", "random" or "signal". signal: the kind of
+    weakness that asked for it. parent: id of the task whose trajectory carried
+    the signal (for "initial": the scene explored). context: id of the
+    reflection. triplets: ids of the exploration steps it was abstracted from.
+    verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
+    similarity: cosine to the most similar evaluation task, `nearest`.
+    """
+
+    kind: str
+    signal: str | None = None
+    parent: str | None = None
+    context: str | None = None
+    explorer: str | None = None
+    triplets: tuple[int, ...] = ()
+    verdict: str | None = None
+    reason: str = ""
+    step: int = 0
+    similarity: float = 0.0
+    nearest: str | None = None
+
+    def to_json(self) -> dict:
+        return {**dataclasses.asdict(self), "triplets": list(self.triplets)}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Lineage:
+        return cls(**{**data, "triplets": tuple(data["triplets"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task: a scene (initial state and tools) and what the user asks in it.
+
+    toolsets: names of the tool classes offered (BFCL: "GorillaFileSystem", ...).
+    excluded: names of tools of those classes that are withheld.
+    turns is empty for a bare scene, which can be explored but not scored.
+    """
+
+    id: str
+    environment: str
+    toolsets: tuple[str, ...]
+    initial_state: Mapping[str, Any]
+    turns: tuple[Turn, ...] = ()
+    excluded: tuple[str, ...] = ()
+    description: str = ""
+    lineage: Lineage = Lineage("benchmark")
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(c for turn in self.turns for c in turn.calls)
+
+    def to_json(self) -> dict:
+        return {
+            "id": self.id,
+            "environment": self.environment,
+            "toolsets": list(self.toolsets),
+            "excluded": list(self.excluded),
+            "description": self.description,
+            "initial_state": self.initial_state,
+            "turns": [t.to_json() for t in self.turns],
+            "lineage": self.lineage.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Task:
+        return cls(
+            id=data["id"],
+            environment=data["environment"],
+            toolsets=tuple(data["toolsets"]),
+            excluded=tuple(data["excluded"]),
+            description=data["description"],
+            initial_state=data["initial_state"],
+            turns=tuple(Turn.from_json(t) for t in data["turns"]),
+            lineage=Lineage.from_json(data["lineage"]),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What the environment answers to one call.
+
+    text: JSON text as the policy will read it. error: the tool refused or
+    failed. valid: False when our own infrastructure failed (timeout, crash);
+    the whole rollout is then invalid and text says why.
+    """
+
+    text: str
+    error: bool = False
+    valid: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Score of a trajectory.
+
+    reward in [0, 1]; success is reward >= 0.5; progress is the share of user
+    turns that passed before the first failed one. An invalid outcome is neither success nor failure: it
+    enters no gradient and fabricates no signal.
+    """
+
+    reward: float
+    success: bool
+    valid: bool = True
+    progress: float = 0.0
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One action of a trajectory as text: what was called and what came back.
+
+    call is None where the policy's text could not be parsed as a call.
+    """
+
+    turn: int
+    text: str
+    call: Call | None
+    observation: str
+    error: bool
+
+    def to_json(self) -> dict:
+        return {**vars(self), "call": self.call and self.call.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Step:
+        return cls(**{**data, "call": data["call"] and Call.from_json(data["call"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One rollout, token-exact and append-only.
+
+    ids: int32 [T], exactly as sampled or as fed to the sampler.
+    mask: bool [T], True on the tokens that the policy sampled.
+    logprobs: float32 [T], the sampler's log-probabilities in nats (0 where not mask).
+    versions: int32 [T], the policy version that sampled each token (-1 where not mask).
+    turn_starts: index in ids of the first token of each user turn.
+    stop: "done", "token_limit", "step_limit", "context_limit" or "environment".
+    """
+
+    task_id: str
+    member: int
+    ids: np.ndarray
+    mask: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    turn_starts: tuple[int, ...]
+    steps: tuple[Step, ...]
+    stop: str
+    outcome: Outcome
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Action patterns for the rare signal: the names of the tools called."""
+        return tuple(s.call.name for s in self.steps if s.call is not None)
+
+    def to_json(self) -> dict:
+        """What reflection and readers need; the token arrays are left out."""
+        return {
+            "task_id": self.task_id,
+            "member": self.member,
+            "stop": self.stop,
+            "outcome": dataclasses.asdict(self.outcome),
+            "steps": [s.to_json() for s in self.steps],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Trajectory:
+        """A trajectory without tokens: fit for reflection, not for the learner."""
+        none = np.zeros(0, np.int32)
+        return cls(
+            task_id=data["task_id"],
+            member=data["member"],
+            ids=none,
+            mask=none.astype(bool),
+            logprobs=none.astype(np.float32),
+            versions=none,
+            turn_starts=(),
+            steps=tuple(Step.from_json(s) for s in data["steps"]),
+            stop=data["stop"],
+            outcome=Outcome(**data["outcome"]),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """A weakness that a trajectory shows.
+
+    kind: one of SIGNAL_KINDS. member: which of the K rollouts. pattern: the
+    rare action pattern (kind "rare" only). step: the GRPO step.
+    """
+
+    kind: str
+    task_id: str
+    member: int
+    step: int
+    pattern: str | None = None
+
+    def to_json(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Signal:
+        return cls(**data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Reflection on one signal-annotated trajectory (the paper's structured context)."""
+
+    id: str
+    signal: str | None
+    task: Task
+    summary: str
+    failure_cause: str
+    instability_pattern: str
+    focus_pattern: tuple[str, ...]
+    avoid: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Triplet:
+    """One exploration step. index: position within its context; round: from 0."""
+
+    index: int
+    round: int
+    call: Call
+    observation: Observation

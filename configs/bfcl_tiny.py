@@ -1,0 +1,99 @@
+"""CoEvolve on BFCL's real multi-turn environment with the tiny Qwen3 in this repository.
+
+Paper: "CoEvolve: Training LLM Agents via Agent-Data Mutual Evolution" (arXiv 2604.15840); the
+values here are those that fit two CPU cores, configs/bfcl_qwen3_4b.py has the paper's.
+Hardware: two CPU cores, 4 GB of memory. Expected time and score: see README.md.
+
+    python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
+
+Variants: configs/bfcl_tiny.py:mode=random (or static), as in
+    python experiments/main.py --config=configs/bfcl_tiny.py:mode=random,seed=1 --workdir=runs/random
+"""
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import parse_arg
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    arg = parse_arg(arg, mode="coevolve", seed=0)
+    c = ConfigDict()
+    c.seed = arg.seed
+    c.steps = 60  # GRPO steps
+    c.model = "models/tiny_qwen3"  # a Hugging Face folder
+
+    c.environment = ConfigDict()
+    c.environment.toolsets = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
+    c.environment.train_split = "train"  # whose scenes are explored
+    c.environment.eval_split = "test"  # whose scenes the held-out tasks live in
+    c.environment.workers = 2  # processes
+    c.environment.call_timeout = 2.0  # seconds; a slower call makes its rollout invalid
+    c.environment.worker_memory = 2.0  # GiB
+
+    c.data = ConfigDict()
+    c.data.initial_tasks = 100  # N, size of D_0
+    c.data.min_calls = 2
+    c.data.max_calls = 6
+    c.data.max_turns = 3
+    c.data.new_share = 0.0  # at least this share of a batch from the latest evolution; 0: uniform over D_t
+    c.data.max_tasks = 0  # bound on the size of D_t; 0 is none
+    c.data.leak_threshold = 0.9  # cosine to an evaluation task from which a new task is refused
+
+    c.rollout = ConfigDict()
+    c.rollout.tasks_per_step = 8
+    c.rollout.group_size = 8  # K rollouts per task
+    c.rollout.temperature = 1.0  # top_p is always 1
+    c.rollout.max_length = 512  # tokens of a trajectory
+    c.rollout.max_new_tokens = 64  # tokens of one assistant message
+    c.rollout.max_steps = 20  # messages with calls per user turn (BFCL's own limit)
+    c.rollout.max_observation = 160  # characters of a tool result that the policy reads
+
+    c.engine = ConfigDict()
+    c.engine.name = "native"
+    c.engine.slots = 64  # conversations at once
+
+    c.learner = ConfigDict()
+    c.learner.learning_rate = 3e-4
+    c.learner.warmup_steps = 0
+    c.learner.adam_b1 = 0.9
+    c.learner.adam_b2 = 0.95
+    c.learner.weight_decay = 0.0
+    c.learner.max_grad_norm = 1.0
+    c.learner.clip_low = 0.2
+    c.learner.clip_high = 0.2
+    c.learner.kl_coef = 0.01  # weight of the KL to the frozen start
+    c.learner.row_length = 512  # tokens of a packed row
+    c.learner.rows_per_microbatch = 8
+    c.learner.logprob_chunk = 4096  # tokens whose logits exist at once
+    c.learner.remat = False  # recompute layers in the backward pass
+
+    c.mesh = ConfigDict()  # product = number of devices
+    c.mesh.data = 1
+    c.mesh.fsdp = 1
+    c.mesh.tensor = 1
+
+    c.signals = ConfigDict()
+    c.signals.window = 10  # W, scores looked back on for forgetting
+    c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
+
+    c.evolution = ConfigDict()
+    c.evolution.mode = arg.mode  # "coevolve", "random" (same number of tasks, no signals), "static" (none)
+    c.evolution.every = 10  # F, GRPO steps between evolutions
+    c.evolution.tasks = 24  # validated tasks wanted per evolution
+    c.evolution.contexts = 24  # trajectories reflected on at most, per evolution
+    c.evolution.rounds = 3  # R
+    c.evolution.steps = 10  # S, environment steps per round
+    c.evolution.proposals = 3  # tasks abstracted per context at most
+
+    c.evaluation = ConfigDict()
+    c.evaluation.tasks = 192  # held-out synthetic tasks
+    c.evaluation.samples = 2  # rollouts per task
+    c.evaluation.temperature = 1.0
+    c.evaluation.seed = 1234  # of the held-out tasks; the same for every run
+
+    c.checkpoint = ConfigDict()
+    c.checkpoint.every = 5  # GRPO steps
+    c.checkpoint.keep = 2
+    c.logging = ConfigDict()
+    c.logging.trajectories_every = 10  # steps between trajectory files
+    c.logging.trajectories = 8  # trajectories per file
+    return c

@@ -1,0 +1,34 @@
+"""Runs CoEvolve, or goes on with a run that was interrupted.
+
+    python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
+    python experiments/main.py --config=configs/bfcl_tiny.py:mode=random --workdir=runs/random --config.steps=30
+"""
+import os
+import sys
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
+    from coevolve_jax.train import train  # after the flags are known: --help needs no JAX
+
+    try:
+        train(_CONFIG.value, _WORKDIR.value)
+    except (ValueError, FloatingPointError) as error:
+        if logging.level_debug():
+            raise
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,37 @@
+"""Package metadata. `make demo` and `make test` install from the pinned requirements/ files instead."""
+from setuptools import find_packages, setup
+
+setup(
+    name="coevolve_jax",
+    version="0.1.0",
+    description="CoEvolve in JAX: a policy and its training set evolve together.",
+    packages=find_packages(include=["coevolve_jax", "coevolve_jax.*"]),
+    python_requires=">=3.11",
+    install_requires=[
+        "jax>=0.10",
+        "flax>=0.12",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12",
+        "transformers>=5.0",
+        "safetensors>=0.8",
+        "ml-collections>=1.1",
+        "absl-py>=2.5",
+        "tqdm>=4.67",
+        "tensorboardX>=2.6",
+        "matplotlib>=3.11",
+        # What the BFCL environment imports. The package itself wants --no-deps
+        # (its declared dependencies are 3.2 GB): `make` does that, or
+        # `pip install --no-deps -r requirements/bfcl.txt`.
+        "mpmath==1.3.0",
+        "filelock",
+    ],
+    extras_require={
+        "test": ["pytest", "hypothesis"],
+        # The parity tests compare with transformers' own Qwen on torch (CPU build).
+        "torch": ["torch==2.13.0"],
+        "cuda": ["jax[cuda13]>=0.10"],
+        "tpu": ["jax[tpu]>=0.10"],
+        "tfds": ["tensorflow-datasets>=4.9.10"],
+        "notebooks": ["jupyterlab"],
+    },
+)

@@ -1,0 +1,214 @@
+"""Checkpoints: round trips, transformers reading what we wrote, and what is refused."""
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import Qwen, QwenConfig
+
+
+@pytest.fixture
+def params(tiny_config):
+    return Qwen(tiny_config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_config, params):
+    hf_io.save(tmp_path / "model", tiny_config, params)
+    return tmp_path / "model"
+
+
+def assert_equal_trees(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def hf_config(**changes) -> dict:
+    """A config.json as transformers 4 wrote it."""
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 88,
+        "hidden_size": 32,
+        "intermediate_size": 56,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 1e6,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "use_sliding_window": False,
+    } | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False, "attention_bias": True, "eos_token_id": (3, 4), "bos_token_id": 1},
+        {"model_type": "qwen2", "head_dim": 8},
+    ],
+)
+def test_round_trip(tiny_config, tmp_path, changes):
+    config = dataclasses.replace(tiny_config, **changes)
+    params = Qwen(config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    hf_io.save(tmp_path / "new" / "model", config, params)
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model"]  # no temporary folder is left
+    loaded, again = hf_io.load(tmp_path / "new" / "model")
+    assert loaded == config
+    assert_equal_trees(again, params)
+
+
+def test_bfloat16_in_the_file_and_in_memory(tiny_config, params, tmp_path):
+    hf_io.save(tmp_path / "model", tiny_config, params, dtype=jnp.bfloat16)
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    assert {str(t.dtype) for t in stored.values()} == {"bfloat16"}
+    rounded = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    assert_equal_trees(hf_io.load(tmp_path / "model", dtype=jnp.bfloat16)[1], rounded)
+    assert_equal_trees(hf_io.load(tmp_path / "model")[1], jax.tree.map(lambda p: p.astype(jnp.float32), rounded))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("changes", [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}])
+def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    config = dataclasses.replace(tiny_config, **changes)
+    params = Qwen(config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    hf_io.save(tmp_path / "model", config, params, dtype=dtype)
+    reference, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert type(reference).__name__.lower() == f"{config.model_type}forcausallm"
+    assert str(reference.dtype) == f"torch.{dtype}"
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 11))
+    with torch.no_grad():
+        expected = reference.float()(torch.tensor(tokens)).logits.numpy()
+    loaded, params = hf_io.load(tmp_path / "model")
+    logits = Qwen(loaded).apply({"params": params}, tokens)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+
+
+def test_sharded_safetensors(folder, params):
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({n: tensors[n] for n in names if files[n] == file}, folder / file)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert_equal_trees(hf_io.load(folder)[1], params)
+
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match="model-00002-of-00002.safetensors cannot be read"):
+        hf_io.load(folder)
+
+
+def test_saving_again_replaces_the_weights_and_keeps_the_tokenizer(folder, tiny_config, params):
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model-00001-of-00002.safetensors").write_text("stale")
+    (folder / "model.safetensors.index.json").write_text("stale")
+    doubled = jax.tree.map(lambda p: 2 * p, params)
+    hf_io.save(folder, tiny_config, doubled)
+    assert_equal_trees(hf_io.load(folder)[1], doubled)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert [p.name for p in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_save_that_fails_leaves_the_old_model(folder, tiny_config, params, monkeypatch):
+    def full_disk(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(hf_io, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        hf_io.save(folder, tiny_config, jax.tree.map(lambda p: 2 * p, params))
+    assert_equal_trees(hf_io.load(folder)[1], params)
+    assert [p.name for p in folder.parent.iterdir()] == ["model"]
+
+
+def test_all_wrong_tensors_are_listed_at_once(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.3.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"]
+    del tensors["model.layers.1.self_attn.q_norm.weight"]
+    tensors["model.norm.weight"] = np.zeros(31, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError) as error:
+        hf_io.load(folder)
+    text = str(error.value)
+    assert "model.layers.3.mlp.up_proj.weight is unknown" in text
+    assert "model.layers.1.self_attn.q_norm.weight is missing" in text
+    assert "model.norm.weight has shape (31,) instead of (32,)" in text
+    assert text.count(";") == 2
+
+
+def test_a_tied_model_may_repeat_its_embedding(folder, params):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert_equal_trees(hf_io.load(folder)[1], params)
+
+
+def test_a_folder_that_is_no_model(tmp_path, folder):
+    with pytest.raises(ValueError, match="is not a Hugging Face model folder"):
+        hf_io.load(tmp_path / "nowhere")
+    (folder / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match="model.safetensors cannot be read"):
+        hf_io.load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds neither model.safetensors nor"):
+        hf_io.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="config.json is not valid JSON"):
+        hf_io.load(folder)
+
+
+def test_config_in_both_places_of_rope_theta():
+    old = QwenConfig.from_hf(hf_config())
+    assert (old.rope_theta, old.head_dim, old.rms_norm_eps) == (1e6, 8, 1e-5)
+    new = hf_config(rope_parameters={"rope_type": "default", "rope_theta": 5e6})
+    assert QwenConfig.from_hf(new).rope_theta == 5e6
+    del new["rope_theta"]
+    assert QwenConfig.from_hf(new).rope_theta == 5e6
+    assert QwenConfig.from_hf(hf_config(head_dim=20)).head_dim == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}}, "rope_parameters type 'linear'"),
+        ({"rope_theta": None}, "names no rope_theta"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 .* num_key_value_heads 3"),
+    ],
+)
+def test_config_refuses_what_is_not_implemented(changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        QwenConfig.from_hf(hf_config(**changes))
+    assert str(error.value).endswith(".") and "\n" not in str(error.value)
+
+
+class Vocabulary:
+    def __init__(self, largest: int):
+        self.ids = {"a": 0, "b": largest}
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.ids
+
+
+def test_tokenizer_and_vocabulary_must_match(tiny_config):
+    hf_io.check_tokenizer(tiny_config, Vocabulary(87))
+    with pytest.raises(ValueError, match="token id 88, but the model's vocab_size is 88"):
+        hf_io.check_tokenizer(tiny_config, Vocabulary(88))

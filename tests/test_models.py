@@ -1,0 +1,283 @@
+"""The model against transformers, and the properties that training and decoding rely on."""
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from coevolve_jax import sharding
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.attention import attention
+from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+
+# hidden, ffn, layers, heads, kv heads, head_dim, theta, tied, bias
+QWEN3 = [
+    (32, 56, 2, 4, 2, 8, 1e6, True, False),
+    (48, 40, 3, 4, 1, 20, 1e4, False, False),
+    (24, 64, 1, 6, 6, 16, 5e6, True, True),
+    (40, 72, 2, 6, 2, 32, 1e6, False, True),
+]
+QWEN2 = [
+    (32, 56, 2, 4, 2, 8, 1e6, True, True),
+    (48, 40, 3, 6, 1, 8, 1e4, False, True),
+    (64, 72, 1, 4, 4, 16, 1e6, False, True),
+]
+
+
+def init(config: QwenConfig, seed: int = 0):
+    """(model, params), every parameter random: an untouched bias or scale would hide a mistake."""
+    model = Qwen(config)
+    params = model.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
+    rng = np.random.default_rng(seed)
+    noisy = [p + 0.1 * rng.normal(size=p.shape).astype(np.float32) for p in jax.tree.leaves(params)]
+    return model, jax.tree.unflatten(jax.tree.structure(params), noisy)
+
+
+def tokens_of(config: QwenConfig, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, config.vocab_size, shape, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("qwen3", s) for s in QWEN3] + [("qwen2", s) for s in QWEN2], ids=str
+)
+def test_logits_agree_with_transformers(kind, sizes, tmp_path):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    hidden, ffn, layers, heads, kv_heads, head_dim, theta, tied, bias = sizes
+    common = dict(
+        vocab_size=88,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
+        tie_word_embeddings=tied,
+        attn_implementation="eager",
+    )
+    if kind == "qwen3":
+        config = transformers.Qwen3Config(**common, head_dim=head_dim, attention_bias=bias)
+        reference = transformers.Qwen3ForCausalLM(config)
+    else:
+        reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common))
+    generator = torch.Generator().manual_seed(sum(sizes[:6]))
+    for parameter in reference.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    reference.save_pretrained(tmp_path)
+    ours, params = hf_io.load(tmp_path)
+    tokens = tokens_of(ours, 2, 23)
+    with torch.no_grad():
+        expected = reference.float().eval()(torch.tensor(tokens.astype(np.int64))).logits.numpy()
+    logits = Qwen(ours).apply({"params": params}, tokens)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_rope_theta_of_the_checkpoint_matters(tiny_config):
+    model, params = init(tiny_config)
+    tokens = tokens_of(tiny_config, 2, 23)
+    other = Qwen(dataclasses.replace(tiny_config, rope_theta=1e4))
+    difference = model.apply({"params": params}, tokens) - other.apply({"params": params}, tokens)
+    assert np.abs(difference).max() > 1e-3
+
+
+def packed_row(config):
+    """Three sequences, and one row that holds them in a row with padding between and after."""
+    parts = [tokens_of(config, n, seed=n) for n in (9, 1, 14)]
+    row = np.zeros(32, np.int32)
+    segments = np.zeros(32, np.int32)
+    starts = (0, 9, 12)
+    for i, (start, part) in enumerate(zip(starts, parts, strict=True)):
+        row[start : start + len(part)] = part
+        segments[start : start + len(part)] = i + 1
+    return parts, starts, row[None], segments[None]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_packed_equals_unpacked(tiny_config, remat):
+    model, params = init(tiny_config)
+    parts, starts, row, segments = packed_row(tiny_config)
+    packed = Qwen(tiny_config, remat=remat).apply({"params": params}, row, segment_ids=segments)[0]
+    for start, part in zip(starts, parts, strict=True):
+        alone = model.apply({"params": params}, part[None])[0]
+        np.testing.assert_allclose(packed[start : start + len(part)], alone, atol=1e-5, rtol=0)
+
+
+def test_given_positions_are_used(tiny_config):
+    model, params = init(tiny_config)
+    parts, starts, row, segments = packed_row(tiny_config)
+    positions = np.zeros_like(row)
+    for start, part in zip(starts, parts, strict=True):
+        positions[0, start : start + len(part)] = np.arange(len(part))
+    default = model.apply({"params": params}, row, segment_ids=segments)
+    given = model.apply({"params": params}, row, positions, segments)
+    np.testing.assert_allclose(given[segments > 0], default[segments > 0], atol=1e-6, rtol=0)
+    doubled = model.apply({"params": params}, row, 2 * positions, segments)
+    assert np.abs(doubled - given)[segments > 0].max() > 1e-3
+
+
+def test_pads_do_not_matter_and_stay_finite(tiny_config):
+    model, params = init(tiny_config)
+    _, _, row, segments = packed_row(tiny_config)
+
+    def loss(params, row):
+        logits = model.apply({"params": params}, row, segment_ids=segments)
+        return jnp.sum(jnp.where(segments[..., None] > 0, logits, 0.0) ** 2), logits
+
+    other = np.where(segments > 0, row, 5)
+    (value, logits), gradient = jax.value_and_grad(loss, has_aux=True)(params, row)
+    (value_2, _), gradient_2 = jax.value_and_grad(loss, has_aux=True)(params, other)
+    assert np.isfinite(logits).all()
+    np.testing.assert_allclose(value, value_2, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3, rtol=1e-4), gradient, gradient_2)
+
+
+@pytest.mark.parametrize("change", [0, 3, 11, 22])
+def test_nothing_leaks_from_the_future(tiny_config, change):
+    model, params = init(tiny_config)
+    tokens = tokens_of(tiny_config, 1, 23)
+    other = tokens.copy()
+    other[0, change] = (other[0, change] + 1) % tiny_config.vocab_size
+    a, b = (model.apply({"params": params}, t)[0] for t in (tokens, other))
+    np.testing.assert_array_equal(a[:change], b[:change])
+    assert np.abs(a[change:] - b[change:]).max(axis=-1).min() > 1e-4  # every later token sees the change
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 13])
+def test_attention_agrees_with_the_obvious_loop(length):
+    rng = np.random.default_rng(length)
+    q = rng.normal(size=(2, length, 6, 4)).astype(np.float32)
+    k, v = rng.normal(size=(2, 2, length, 2, 4)).astype(np.float32)
+    segments = np.sort(rng.integers(0, 3, (2, length)))
+    ours = attention(q, k, v, segments)
+    for b, t, h in np.ndindex(2, length, 6):
+        seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t] > 0]
+        if seen:
+            weights = jax.nn.softmax(k[b, seen, h // 3] @ q[b, t, h] / 2)
+            np.testing.assert_allclose(ours[b, t, h], weights @ v[b, seen, h // 3], atol=1e-5)
+
+
+@pytest.mark.parametrize("scan_dtype", [jnp.float32, jnp.bfloat16])
+def test_decode_equals_the_full_forward(tiny_config, scan_dtype):
+    """Ragged prefill, then one token at a time, then a ragged chunk, over a cache that holds rubbish."""
+    _, params = init(tiny_config)
+    model = Qwen(tiny_config, dtype=scan_dtype)
+    tokens, capacity = tokens_of(tiny_config, 3, 20), 24
+    full = model.apply({"params": params}, tokens)
+    decode = jax.jit(lambda *args: model.apply({"params": params}, *args, method=Qwen.decode))
+    cache = jax.tree.map(lambda x: x + 7.0, init_cache(tiny_config, 3, capacity, scan_dtype))
+    tolerance = 1e-5 if scan_dtype == jnp.float32 else 0.15
+
+    lengths = np.zeros(3, int)
+    for counts in ([7, 2, 5], *[[1, 1, 1]] * 4, [3, 6, 0], [1, 0, 1]):
+        width = max(counts)
+        fed, positions = np.zeros((3, width), np.int32), np.full((3, width), capacity, np.int32)
+        for row, count in enumerate(counts):
+            place = np.arange(lengths[row], lengths[row] + count)
+            fed[row, :count], positions[row, :count] = tokens[row, place], place
+        hidden, cache = decode(fed, positions, cache)
+        logits = model.apply({"params": params}, hidden, method=Qwen.unembed)
+        for row, count in enumerate(counts):
+            expected = full[row, lengths[row] : lengths[row] + count]
+            np.testing.assert_allclose(logits[row, :count], expected, atol=tolerance, rtol=0)
+        lengths += counts
+    assert lengths.tolist() == [16, 12, 11]
+
+
+def test_padding_is_not_written_to_the_cache(tiny_config):
+    model, params = init(tiny_config)
+    cache = jax.tree.map(lambda x: x + 7.0, init_cache(tiny_config, 2, 8))
+    positions = np.array([[0, 1], [8, 9]], np.int32)
+    _, after = model.apply({"params": params}, np.ones((2, 2), np.int32), positions, cache, method=Qwen.decode)
+    for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(now[1], before[1])
+        np.testing.assert_array_equal(now[0, :, 2:], before[0, :, 2:])
+        assert (now[0, :, :2] != before[0, :, :2]).any(axis=-1).all()
+
+
+def test_cache_rows_are_taken_and_put(tiny_config):
+    cache = init_cache(tiny_config, 3, 6)
+    numbered = jax.tree.map(lambda x: x + jnp.arange(3.0)[:, None, None, None], cache)
+    part = numbered.take(jnp.array([2, 1, 3]), 4)
+    assert part.k[0].shape == (3, 2, 4, 12) and len(part.v) == 3
+    assert [float(row.max()) for row in part.v[2]] == [2.0, 1.0, 0.0]  # row 3 does not exist
+    after = cache.put(jnp.array([0, 3, 1]), part)
+    assert [float(row.max()) for row in after.k[1]] == [2.0, 0.0, 0.0]
+    assert float(after.k[1][0, :, 4:].max()) == 0.0
+
+
+def test_norms_and_logits_are_float32_in_bfloat16(tiny_config):
+    _, params = init(tiny_config)
+    model = Qwen(tiny_config, dtype=jnp.bfloat16)
+    tokens = tokens_of(tiny_config, 2, 9)
+    hidden = model.apply({"params": params}, tokens, method=Qwen.hidden)
+    assert hidden.dtype == jnp.bfloat16
+    assert model.apply({"params": params}, tokens).dtype == jnp.float32
+
+
+def test_remat_gives_the_same_gradient(tiny_config):
+    _, params = init(tiny_config)
+    tokens = tokens_of(tiny_config, 2, 9)
+
+    def gradient(remat):
+        model: nn.Module = Qwen(tiny_config, remat=remat)
+        return jax.jit(jax.grad(lambda p: jnp.mean(jax.nn.logsumexp(model.apply({"params": p}, tokens), -1))))(params)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient(False), gradient(True))
+
+
+def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):
+    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    model, params = init(tiny_config)
+    tokens = tokens_of(tiny_config, 4, 16)
+    hf_io.save(tmp_path / "model", tiny_config, params)
+    np.save(tmp_path / "tokens.npy", tokens)
+    program = """
+import sys, jax, numpy as np
+from coevolve_jax import sharding
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import Qwen
+folder = sys.argv[1]
+mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+config, params = hf_io.load(folder + "/model", mesh=mesh)
+kernel = params["layers"]["mlp"]["up_proj"]["kernel"]
+assert kernel.addressable_shards[0].data.shape == (3, 16, 28), kernel.sharding
+tokens = jax.device_put(np.load(folder + "/tokens.npy"), sharding.batch_sharding(mesh))
+assert tokens.addressable_shards[0].data.shape == (1, 16)
+np.save(folder + "/logits.npy", jax.jit(Qwen(config).apply)({"params": params}, tokens))
+hf_io.save(folder + "/again", config, params)
+"""
+    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    root = Path(hf_io.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=root, env=flags)
+    logits = np.load(tmp_path / "logits.npy")
+    np.testing.assert_allclose(logits, model.apply({"params": params}, tokens), atol=1e-5, rtol=0)
+    names = [tmp_path / name / "model.safetensors" for name in ("model", "again")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_mesh_and_rules_refuse_what_does_not_fit(tiny_config):
+    with pytest.raises(ValueError, match="fsdp=2.*does not fit 1 device"):
+        sharding.make_mesh(fsdp=2)
+    mesh = jax.sharding.AbstractMesh((1, 3, 1), sharding.AXES)
+    with pytest.raises(ValueError, match="embed_tokens/embedding of shape .88, 32. .*fsdp axis of 3"):
+        sharding.param_shardings(mesh, hf_io.abstract_params(tiny_config))
+    with pytest.raises(ValueError, match="No rule .* 'layers/router/kernel'"):
+        sharding.param_shardings(mesh, {"layers": {"router": {"kernel": jnp.zeros((2, 2))}}})
+
+
+def test_optimiser_state_is_sharded_like_its_parameters(tiny_config):
+    mesh = sharding.make_mesh()
+    params = hf_io.abstract_params(tiny_config)
+    state = {"count": jnp.zeros(()), "mu": params}
+    shardings = sharding.param_shardings(mesh, state)
+    assert shardings["count"].spec == ()
+    assert shardings["mu"] == sharding.param_shardings(mesh, params)
+    assert shardings["mu"]["layers"]["mlp"]["up_proj"]["kernel"].spec == (None, "fsdp", "tensor")

@@ -1,0 +1,135 @@
+"""Intervals and tests against published values, brute force and their defining properties."""
+import itertools
+
+from hypothesis import given, settings, strategies as st
+import numpy as np
+import pytest
+
+from coevolve_jax.analysis import stats
+
+RATES = st.sampled_from([0, 0.25, 0.5, 1])
+
+
+def test_wilson_matches_a_published_value():
+    # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
+    interval = stats.wilson(81, 263)
+    assert (interval.low, interval.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert stats.wilson(0, 20).low == 0 and stats.wilson(0, 20).high == pytest.approx(0.1611, abs=5e-5)
+    assert stats.wilson(20, 20).high == 1
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_proportion_and_mirrors(counts):
+    successes, trials = counts
+    interval, mirror = stats.wilson(successes, trials), stats.wilson(trials - successes, trials)
+    assert 0 <= interval.low <= interval.value <= interval.high <= 1
+    assert (interval.low, interval.high) == pytest.approx((1 - mirror.high, 1 - mirror.low))
+
+
+@pytest.mark.parametrize("successes, trials", [(0, 0), (-1, 3), (4, 3)])
+def test_wilson_refuses_impossible_counts(successes, trials):
+    with pytest.raises(ValueError, match="successes <= trials"):
+        stats.wilson(successes, trials)
+
+
+def test_bootstrap_agrees_with_the_normal_interval_on_many_values():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
+    interval = stats.bootstrap_mean(values, seed=5)
+    half = 1.96 * values.std() / 20
+    assert interval.value == pytest.approx(values.mean())
+    expected = (values.mean() - half, values.mean() + half)
+    assert (interval.low, interval.high) == pytest.approx(expected, abs=0.03)
+    assert interval == stats.bootstrap_mean(values, seed=5) != stats.bootstrap_mean(values, seed=6)
+
+
+def test_samples_of_one_task_do_not_count_as_independent():
+    """30 tasks, each all right or all wrong on 8 samples: the evidence is 30 trials, not 240."""
+    successes = [8] * 15 + [0] * 15
+    clustered = stats.clustered_success(successes, [8] * 30)
+    naive = stats.wilson(120, 240)
+    assert clustered.value == 0.5
+    assert clustered.high - clustered.low == pytest.approx(2 * 1.96 * np.sqrt(0.25 / 30), rel=0.1)
+    assert clustered.high - clustered.low > 2 * (naive.high - naive.low)
+
+
+def test_clustered_success_refuses_what_it_cannot_estimate():
+    for successes, trials in (([], []), ([1], [0]), ([1, 2], [3])):
+        with pytest.raises(ValueError, match="as many successes as trials"):
+            stats.clustered_success(successes, trials)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(RATES, RATES), min_size=1, max_size=7))
+def test_exact_permutation_is_the_enumeration(pairs):
+    before, after = zip(*pairs)
+    d = np.subtract(after, before)
+    sums = [abs(np.dot(signs, d)) for signs in itertools.product((1, -1), repeat=len(d))]
+    result = stats.paired_permutation(before, after)
+    assert result.exact and result.tasks == len(pairs)
+    assert result.p == pytest.approx(np.mean([s >= abs(d.sum()) - 1e-12 for s in sums]))
+    swapped = stats.paired_permutation(after, before)
+    assert swapped.p == result.p and swapped.difference.value == pytest.approx(-result.difference.value)
+
+
+def test_permutation_on_darwins_maize():
+    """Fisher, The Design of Experiments (1935), section 21: 15 pairs, 1726 of 32768 sums are as extreme."""
+    d = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert stats.paired_permutation([0] * 15, d).p == 1726 / 32768
+    sampled = stats.paired_permutation([0] * 15, d, exact_up_to=0, seed=3)
+    assert not sampled.exact and sampled.p == pytest.approx(1726 / 32768, abs=0.006)
+    assert sampled == stats.paired_permutation([0] * 15, d, exact_up_to=0, seed=3)
+
+
+def test_no_change_is_no_evidence():
+    result = stats.paired_permutation([0.5, 0.25], [0.5, 0.25])
+    assert result.p == 1 and result.difference == stats.Estimate(0, 0, 0)
+
+
+def test_t_interval_over_seeds():
+    # t(0.975, 4) = 2.7764; values 1..5 have sd sqrt(2.5).
+    estimate, sd = stats.mean_over_seeds([1, 2, 3, 4, 5])
+    assert sd == pytest.approx(2.5**0.5)
+    assert estimate.value == 3 and estimate.high - 3 == pytest.approx(2.7764 * (2.5 / 5) ** 0.5, rel=1e-4)
+    with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
+        stats.mean_over_seeds([0.3])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_mean_over_all_subsets(case):
+    samples, successes, k = case
+    outcomes = [1] * successes + [0] * (samples - successes)
+    expected = np.mean([max(subset) for subset in itertools.combinations(outcomes, k)])
+    assert stats.pass_at_k(samples, successes, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_refuses_more_draws_than_samples():
+    with pytest.raises(ValueError, match="k=5"):
+        stats.pass_at_k(4, 2, 5)
+
+
+def test_held_out_uses_tasks_where_they_are_listed():
+    tasks = {f"t{i}": [i % 4, 4] for i in range(12)}
+    better = {name: [s + 1, 4] for name, (s, _) in reversed(tasks.items())}
+    summary = {
+        "held_out_success_before": 18 / 48, "held_out_success_after": 30 / 48, "held_out_tasks": 12,
+        "held_out": {"before": {"by_task": tasks}, "after": {"by_task": better}},
+    }
+    result = stats.held_out(summary)
+    assert result.paired.difference.value == pytest.approx(0.25) and result.paired.p == 2 / 2**12
+    assert result.before.value == pytest.approx(18 / 48)
+    assert stats.held_out({**summary, "held_out": {}}).paired is None
+    assert stats.held_out({**summary, "held_out": {}}).before == stats.wilson(4.5, 12)
+    other = {"before": {"by_task": tasks}, "after": {"by_task": {"x": [1, 1]}}}
+    assert stats.held_out({**summary, "held_out": other}).paired is None
+    assert stats.held_out({}) is None
+    # t0 had no valid rollout afterwards: it is out of the comparison and out of the rate.
+    invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
+    result = stats.held_out({**summary, "held_out": invalid})
+    assert result.paired.tasks == 11 and result.after.value == pytest.approx(29 / 44)
+
+
+def test_moving_average_keeps_its_length_and_skips_gaps():
+    average = stats.moving_average(np.array([1.0, np.nan, 3.0, 5.0, np.nan, np.nan, np.nan]), 3)
+    np.testing.assert_allclose(average, [1, 2, 4, 4, np.nan, np.nan, np.nan])
+    assert len(stats.moving_average(np.array([2.0]), 3)) == 1
