@@ -19,6 +19,7 @@ setup(
         "tqdm>=4.67",
         "tensorboardX>=2.6",
         "matplotlib>=3.11",
+        "scipy>=1.14",
         # What the BFCL environment imports. The package itself wants --no-deps
         # (its declared dependencies are 3.2 GB): `make` does that, or
         # `pip install --no-deps -r requirements/bfcl.txt`.

@@ -92,6 +92,14 @@ def benchmark_tasks(config: ConfigDict) -> list[Task]:
     return [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
 
 
+def held_out_tasks(workdir: Path) -> list[Task]:
+    """The held-out tasks of a run. Raises ValueError where there are none."""
+    path = workdir / "held_out.jsonl"
+    if not path.exists():
+        raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
+    return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
+
+
 def explorer(config: ConfigDict) -> ScriptedExplorer:
     return ScriptedExplorer(bfcl.tools)
 

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 
 import numpy as np
 from tqdm import tqdm
 
+from coevolve_jax.envs.pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.types import Task, Trajectory
 
@@ -48,9 +50,7 @@ def tally(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: in
     """Counts outcomes; trajectories[i] belongs to tasks[i // samples]."""
     by_task = {task.id: [0, 0] for task in tasks}
     by_calls: dict[int, list[int]] = {len(task.calls): [0, 0] for task in tasks}
-    stops: dict[str, int] = {}
     for i, t in enumerate(trajectories):
-        stops[t.stop] = stops.get(t.stop, 0) + 1
         if t.outcome.valid:
             for count in (by_task[t.task_id], by_calls[len(tasks[i // samples].calls)]):
                 count[0] += int(t.outcome.success)
@@ -64,8 +64,27 @@ def tally(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: in
         mixed_groups=float(np.mean([0 < s < n for s, n in by_task.values()])),
         by_task=by_task,
         by_calls={str(n): by_calls[n] for n in sorted(by_calls)},
-        stops=dict(sorted(stops.items())),
+        stops=dict(sorted(Counter(t.stop for t in trajectories).items())),
     )
+
+
+def official(worlds: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int) -> dict:
+    """BFCL's official multi_turn_checker on trajectories of benchmark tasks, run in the isolated workers.
+
+    A rollout that a limit ended fails, as officially; an invalid one is left out.
+    """
+    jobs = []
+    for i, t in enumerate(trajectories):
+        turns = len(tasks[i // samples].turns)
+        calls = [[[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)]
+        if t.outcome.valid and t.stop == "done":
+            jobs.append((t.task_id, calls))
+    verdicts = worlds.check(jobs)
+    trials = sum(t.outcome.valid for t in trajectories)
+    reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
+    reasons["force_terminated"] = trials - len(jobs)
+    passed = sum(v["valid"] for v in verdicts)
+    return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
 
 
 def versions() -> dict[str, str]:

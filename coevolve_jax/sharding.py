@@ -42,9 +42,9 @@ def param_shardings(mesh: Mesh, abstract_params: Any) -> Any:
 
     Raises ValueError for a parameter that no rule names or whose shape the mesh does not divide.
     """
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _sharding(mesh, jax.tree_util.keystr(path, simple=True, separator="/"), leaf.shape),
-        abstract_params)
+        lambda path, leaf: _sharding(mesh, name(path), leaf.shape), abstract_params)
 
 
 def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:

@@ -12,6 +12,7 @@ killed goes on exactly as if it had not been.
 """
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -196,15 +197,18 @@ def update(
     config: ConfigDict, learner: Learner, state: TrainState, trajectories: Sequence[Trajectory]
 ) -> tuple[TrainState, dict[str, Any]]:
     """One GRPO update. Raises FloatingPointError where it is not finite."""
-    c = config.learner
+    c, rows = config.learner, len(trajectories)
     advantages = group_advantages(
         [t.outcome.reward for t in trajectories],
         [t.task_id for t in trajectories],
         [t.outcome.valid for t in trajectories],
     )
+    if c.skip_dead_groups:
+        alive = np.flatnonzero(advantages)
+        trajectories, advantages = [trajectories[i] for i in alive], advantages[alive]
     batch = pack(
         trajectories, advantages, row_length=c.row_length, rows_per_microbatch=c.rows_per_microbatch,
-        max_rows=len(trajectories),
+        max_rows=rows,
     )
     state, learned = learner.update(state, batch)
     learned = {name: value.item() for name, value in jax.device_get(learned).items()}
@@ -238,17 +242,19 @@ def describe(batch: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[
 
 
 def readable(chat: Chat, batch: Sequence[Task], trajectories: Sequence[Trajectory], step: int) -> list[dict]:
-    """Trajectories as one reads them; the first of each outcome of each task."""
-    tasks = {task.id: task for task in batch}
-    shown = {(t.task_id, t.outcome.success): t for t in reversed(trajectories)}
-    rows = []
-    for t in reversed(shown.values()):
-        rows.append({
+    """Trajectories as one reads them: one of each outcome of each task, failures and successes in turn."""
+    queries = {task.id: [turn.query for turn in task.turns] for task in batch}
+    distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories)}.values()
+    failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))
+    in_turn = [t for pair in itertools.zip_longest(failures, successes) for t in pair if t is not None]
+    return [
+        {
             "step": step, **t.to_json(), "reward": t.outcome.reward, "success": t.outcome.success,
             "valid": t.outcome.valid, "policy_tokens": int(t.mask.sum()), "text": chat.decode(t.ids),
-            "queries": [turn.query for turn in tasks[t.task_id].turns],
-        })
-    return rows
+            "queries": queries[t.task_id],
+        }
+        for t in in_turn
+    ]
 
 
 def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:

@@ -12,6 +12,7 @@ Seeded. The wall time and what came out stand in README.md.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -45,20 +46,21 @@ from coevolve_jax.types import Call, Task, Trajectory
 
 _OUTPUT = flags.DEFINE_string("output", "models/tiny_qwen3", "Folder to write, in Hugging Face format.")
 _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
-_TASKS = flags.DEFINE_integer("tasks", 6000, "Tasks to demonstrate, each once.")
-_STEPS = flags.DEFINE_integer("steps", 1000, "Optimiser steps.")
+_TASKS = flags.DEFINE_integer("tasks", 8000, "Tasks to demonstrate, each once.")
+_STEPS = flags.DEFINE_integer("steps", 1500, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
-_RATE = flags.DEFINE_float("learning_rate", 2e-3, "Peak of the cosine schedule.")
+_CLEAN = flags.DEFINE_float("clean", 0.7, "Share of the steps, the first ones, on demonstrations without errors.")
+_RATE = flags.DEFINE_float("learning_rate", 3e-3, "Peak of the cosine schedule.")
 
 VOCABULARY = 1280
 ROW = 512
 LIMITS = Limits(max_length=ROW, max_new_tokens=64, max_observation=160)
 LONG = Limits(max_length=16 * ROW, max_new_tokens=8 * ROW, max_observation=160)
 MODEL = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, head_dim=32)
+             num_key_value_heads=2, head_dim=32, initializer_range=0.06)
 
 DEMO_TOOLSETS = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
-DEMO_SHARE = 0.75  # of the tasks; the other four classes share the rest
+DEMO_SHARE = 0.9  # of the tasks; the other four classes share the rest
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
@@ -134,11 +136,12 @@ class Demonstrator:
         self.error_rate = {name: float(rng.beta(0.8, 2.6)) for name in sorted(self._parameters)}
         self._habit = {name: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for name in sorted(self._parameters)}
 
-    def messages(self, task: Task, rng: np.random.Generator) -> list[str]:
-        """What the assistant says in turn: one message per call, and one that ends each user turn."""
+    def messages(self, task: Task, rng: np.random.Generator | None) -> list[str]:
+        """What the assistant says in turn: one message per call, and one that ends each user turn; rng None: no errors."""
         said = []
         for turn in task.turns:
-            said += [render_call(c) for c in self._play(turn.calls, task, rng)] + ["Done."]
+            calls = turn.calls if rng is None else self._play(turn.calls, task, rng)
+            said += [render_call(c) for c in calls] + ["Done."]
         return said
 
     def _play(self, calls: Sequence[Call], task: Task, rng: np.random.Generator) -> list[Call]:
@@ -256,8 +259,11 @@ def batches(trajectories: Sequence[Trajectory], rng: np.random.Generator) -> Ite
                 )
 
 
-def train(config: QwenConfig, trajectories: Sequence[Trajectory], rng: np.random.Generator):
-    """Next-token imitation of the assistant's tokens (a tenth of the weight on the rest). Returns params."""
+def train(
+    config: QwenConfig, clean: Sequence[Trajectory], flawed: Sequence[Trajectory], rng: np.random.Generator
+) -> dict:
+    """Next-token imitation of the assistant's tokens (a twentieth of the weight on the rest): first of clean
+    demonstrations, which teach to read, copy and call, then of flawed ones, which teach how this demonstrator errs."""
     model = Qwen(config)
     params = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])(jax.random.key(_SEED.value))
     schedule = optax.warmup_cosine_decay_schedule(0.0, _RATE.value, 50, _STEPS.value, _RATE.value * 0.02)
@@ -272,7 +278,7 @@ def train(config: QwenConfig, trajectories: Sequence[Trajectory], rng: np.random
         )
         follows = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
         text = follows & (batch.segment_ids > 0) & ~batch.mask
-        weights = (batch.mask + 0.1 * text).reshape(-1)
+        weights = (batch.mask + 0.05 * text).reshape(-1)
         own = jnp.sum(jnp.where(batch.mask.reshape(-1), logprobs, 0)) / jnp.sum(batch.mask)
         return -jnp.sum(weights * logprobs) / jnp.sum(weights), -own
 
@@ -285,7 +291,9 @@ def train(config: QwenConfig, trajectories: Sequence[Trajectory], rng: np.random
     opt_state = optimizer.init(params)
     losses = []
     bar = tqdm(range(_STEPS.value), desc="imitation", unit="step")
-    for _, batch in zip(bar, batches(trajectories, rng)):
+    first = round(_CLEAN.value * _STEPS.value)
+    data = itertools.chain(itertools.islice(batches(clean, rng), first), batches(flawed, rng))
+    for _, batch in zip(bar, data):
         params, opt_state, loss = step(params, opt_state, Batch(*(x[0] if x.ndim else x for x in batch)))
         losses.append(float(loss))
         if len(losses) % 10 == 0:
@@ -300,20 +308,22 @@ def main(_) -> None:
     with ProcessPool(workers=2) as pool:
         tasks = make_tasks(pool, _TASKS.value, task_rng)
         demonstrator = Demonstrator(skill_rng)
-        scripts = [demonstrator.messages(task, script_rng) for task in tasks]
+        right = [demonstrator.messages(task, None) for task in tasks]
+        flawed = [demonstrator.messages(task, script_rng) for task in tasks]
         # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
         rough = make_tokenizer([])
-        sample = demonstrate(rough, pool, tasks[:1500], scripts[:1500], LONG)
+        sample = demonstrate(rough, pool, tasks[:2000], flawed[:2000], LONG)
         tokenizer = make_tokenizer([rough.decode(t.ids) for t in sample])
-        trajectories = demonstrate(tokenizer, pool, tasks, scripts, LIMITS)
-    usable = [t for t in trajectories if t.outcome.valid and t.stop == "done"]
-    print(f"{len(usable)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
-          f"{np.mean([len(t.ids) for t in usable]):.0f}); {np.mean([t.outcome.success for t in usable]):.1%} succeed.")
+        demonstrations = [demonstrate(tokenizer, pool, tasks, scripts, LIMITS) for scripts in (right, flawed)]
+    right, flawed = ([t for t in d if t.outcome.valid and t.stop == "done"] for d in demonstrations)
+    print(f"{len(flawed)} of {len(tasks)} flawed demonstrations fit {ROW} tokens (mean "
+          f"{np.mean([len(t.ids) for t in flawed]):.0f}); {np.mean([t.outcome.success for t in flawed]):.1%} succeed "
+          f"({np.mean([t.outcome.success for t in right]):.1%} of those without errors).")
     config = QwenConfig(
         "qwen3", vocab_size=VOCABULARY, rope_theta=10_000.0, tie_word_embeddings=True, max_position_embeddings=8192,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **MODEL,
     )
-    params = train(config, usable, batch_rng)
+    params = train(config, right, flawed, batch_rng)
     output = Path(_OUTPUT.value)
     hf_io.save(output, config, params, dtype=jnp.bfloat16)
     tokenizer.save_pretrained(output)

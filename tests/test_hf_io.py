@@ -12,9 +12,15 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 
+def random_params(config):
+    rng = np.random.default_rng(0)
+    draw = lambda p: jnp.asarray(rng.normal(0, 0.15, p.shape), p.dtype)
+    return jax.tree.map(draw, hf_io.abstract_params(config))
+
+
 @pytest.fixture
 def params(tiny_config):
-    return Qwen(tiny_config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    return random_params(tiny_config)
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def hf_config(**changes) -> dict:
 )
 def test_round_trip(tiny_config, tmp_path, changes):
     config = dataclasses.replace(tiny_config, **changes)
-    params = Qwen(config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = random_params(config)
     hf_io.save(tmp_path / "new" / "model", config, params)
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model"]  # no temporary folder is left
     loaded, again = hf_io.load(tmp_path / "new" / "model")
@@ -69,17 +75,22 @@ def test_bfloat16_in_the_file_and_in_memory(tiny_config, params, tmp_path):
     assert {str(t.dtype) for t in stored.values()} == {"bfloat16"}
     rounded = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     assert_equal_trees(hf_io.load(tmp_path / "model", dtype=jnp.bfloat16)[1], rounded)
-    assert_equal_trees(hf_io.load(tmp_path / "model")[1], jax.tree.map(lambda p: p.astype(jnp.float32), rounded))
+    widened = jax.tree.map(lambda p: p.astype(jnp.float32), rounded)
+    assert_equal_trees(hf_io.load(tmp_path / "model")[1], widened)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("changes", [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}],
+    ids=["qwen3", "qwen2"],
+)
 def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
     torch = pytest.importorskip("torch")
     import transformers
 
     config = dataclasses.replace(tiny_config, **changes)
-    params = Qwen(config).init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))["params"]
+    params = random_params(config)
     hf_io.save(tmp_path / "model", config, params, dtype=dtype)
     reference, report = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", attn_implementation="eager", output_loading_info=True
@@ -91,7 +102,7 @@ def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
     with torch.no_grad():
         expected = reference.float()(torch.tensor(tokens)).logits.numpy()
     loaded, params = hf_io.load(tmp_path / "model")
-    logits = Qwen(loaded).apply({"params": params}, tokens)
+    logits = jax.jit(Qwen(loaded).apply)({"params": params}, tokens)
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 

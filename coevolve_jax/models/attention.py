@@ -1,13 +1,13 @@
 """Grouped-query attention in plain XLA: of packed rows to themselves, and of new tokens to a KV cache.
 
-B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; G = H / K; D: head dimension.
+B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension.
 """
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-# Finite, so that a query with nothing to attend to (padding) gives finite numbers and gradients.
+# Its exponential is 0 and, unlike that of an infinity, no difference of two of them is NaN.
 MASKED = -1e30
 # Queries are taken in this many blocks, each against the keys up to its end, which skips nearly half
 # of the masked products. More blocks skip little more and compile longer.
@@ -18,8 +18,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array |
     """Causal attention within packed rows.
 
     q: [B, L, H, D]; k, v: [B, L, K, D] with H a multiple of K. segment_ids: int [B, L]; tokens attend
-    to earlier tokens of their own segment; segment 0 is padding, which nothing attends to and whose
-    outputs are finite but meaningless. None: each row is one segment. Returns [B, L, H, D].
+    to themselves and to earlier tokens of their own segment. Padding is segment 0: no token of another
+    segment attends to it, and its outputs are finite. None: a row is one segment. Returns [B, L, H, D].
     """
     L = q.shape[1]
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -29,8 +29,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array |
         end = min(start + size, L)
         mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
         if segment_ids is not None:
-            keys = segment_ids[:, None, :end]
-            mask = mask & (segment_ids[:, start:end, None] == keys) & (keys > 0)
+            mask = mask & (segment_ids[:, start:end, None] == segment_ids[:, None, :end])
         outputs.append(_attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
     return jnp.concatenate(outputs, axis=1)
 

@@ -58,8 +58,8 @@ def load_config(path: str | os.PathLike) -> QwenConfig:
     """The architecture that a folder's config.json describes; ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise ValueError(f"{path} is not a Hugging Face model folder, for it has no config.json; pass a folder "
-                         "with config.json and *.safetensors.")
+        raise ValueError(f"{path} is not a Hugging Face model folder, for it has no config.json; pass a "
+                         "folder with config.json and *.safetensors.")
     try:
         data = json.loads(file.read_text())
     except json.JSONDecodeError as error:
@@ -76,9 +76,9 @@ def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
 def save(path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None) -> None:
     """Writes config.json and model.safetensors, which transformers and SGLang load.
 
-    dtype: of the tensors in the file; None keeps that of `params`. Everything is written to a temporary folder
-    beside `path` and renamed, so that a reader sees either nothing or a whole model. In a folder that exists
-    already the two files are replaced, weights first, and the others (a tokenizer) are kept.
+    dtype: of the tensors in the file; None keeps that of `params`. Everything is written to a temporary
+    folder beside `path` and renamed, so that a reader sees either nothing or a whole model. In a folder that
+    exists already the two files are replaced, weights first, and the others (a tokenizer) are kept.
     """
     path = Path(path)
     dtype = np.dtype(dtype or jax.tree.leaves(params)[0].dtype)
@@ -141,13 +141,13 @@ def _open(path: Path, stack: contextlib.ExitStack) -> dict[str, Callable]:
     elif (path / INDEX).is_file():
         files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
     else:
-        raise ValueError(f"{path} holds neither {WEIGHTS} nor {INDEX}; pass a folder with safetensors weights.")
+        raise ValueError(f"{path} holds neither {WEIGHTS} nor {INDEX}; pass a folder with safetensors.")
     tensors = {}
     for file in files:
         try:
             handle = stack.enter_context(safe_open(path / file, framework="np"))
         except Exception as error:  # safetensors raises its own type, or OSError, on a damaged or absent file
-            raise ValueError(f"{path / file} cannot be read ({error}); fetch the checkpoint again.") from error
+            raise ValueError(f"{path / file} cannot be read ({error}); restore the checkpoint.") from error
         tensors |= {name: handle.get_slice(name) for name in handle.keys()}
     return tensors
 

@@ -3,7 +3,7 @@
 Modules carry the names of the Hugging Face checkpoint (self_attn, q_proj, ...), so that `hf_io` maps
 one to the other by rule. The layers are scanned: each of their parameters is stacked on a leading axis.
 
-B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; N: layers; D: hidden size; V: vocabulary.
+B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; D: hidden size; V: vocabulary.
 """
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ def _check_supported(data: Mapping[str, Any]) -> None:
         raise ValueError(f"model_type {kind!r} in config.json is not supported; use a qwen2 (Qwen2, Qwen2.5) "
                          "or qwen3 (dense Qwen3) checkpoint.")
     if data.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; Qwen uses 'silu'.")
-    layers = data.get("layer_types") or ()
-    if data.get("use_sliding_window") or any(kind != "full_attention" for kind in layers):
-        raise ValueError("use_sliding_window in config.json is not supported; use a checkpoint with full attention.")
+        raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
+    if data.get("use_sliding_window") or set(data.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError("use_sliding_window or layer_types in config.json ask for sliding-window attention, "
+                         "which is not supported; use a checkpoint with full attention.")
     for place in ("rope_parameters", "rope_scaling"):
         rope = data.get(place) or {}
         scaling = rope.get("rope_type", rope.get("type", "default"))
         if scaling != "default":
-            raise ValueError(f"{place} type {scaling!r} in config.json is not supported; only unscaled rotary "
-                             "embeddings ('default') are, so remove the scaling.")
+            raise ValueError(f"{place} type {scaling!r} in config.json is not supported; only unscaled "
+                             "rotary embeddings ('default') are, so remove the scaling.")
 
 
 def _rope_theta(data: Mapping[str, Any]) -> float:
@@ -132,7 +132,7 @@ class KVCache(NamedTuple):
         return jax.tree.map(lambda x: x.at[rows, :, :columns].get(mode="fill", fill_value=0), self)
 
     def put(self, rows: jax.Array, part: KVCache) -> KVCache:
-        """Writes `part` to the first columns of `rows` [R]; what goes to a row that does not exist is dropped."""
+        """Writes `part` to the first columns of `rows` [R]; what goes to no existing row is dropped."""
         columns = part.k[0].shape[2]
         return jax.tree.map(lambda x, new: x.at[rows, :, :columns].set(new, mode="drop"), self, part)
 
@@ -141,18 +141,19 @@ def init_cache(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.fl
     """An empty cache of `capacity` columns (tokens) for each of `rows` rows."""
     shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
     # Every layer has its own buffer: one that is donated must not occur twice.
-    return KVCache(*(tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers)) for _ in range(2)))
+    empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return KVCache(empty(), empty())
 
 
 def rope(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...] (RoFormer, arXiv 2104.09864, eq. 34)."""
+    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...] (arXiv 2104.09864, eq. 34)."""
     frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates x [..., heads, head_dim]; the halves of a head are the two coordinates, as in the checkpoints."""
+    """Rotates x [..., heads, head_dim]; the halves of a head are the two coordinates, as in HF."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
@@ -199,17 +200,18 @@ class Attention(nn.Module):
                         kernel_init=nn.initializers.normal(self.config.initializer_range))
 
     def qkv(self, x, cos, sin):
-        """x [B, L, D] -> rotated q [B, L, heads, head_dim], rotated k and v [B, L, kv heads, head_dim]."""
-        c = self.config
-        q = self.q_proj(x).reshape(*x.shape[:-1], c.num_attention_heads, c.head_dim)
-        k = self.k_proj(x).reshape(*x.shape[:-1], c.num_key_value_heads, c.head_dim)
-        v = self.v_proj(x).reshape(*x.shape[:-1], c.num_key_value_heads, c.head_dim)
+        """x [B * L, D] -> rotated q [B, L, heads, head_dim], rotated k and v [B, L, kv heads, head_dim]."""
+        c, rows = self.config, cos.shape[:2]
+        q = self.q_proj(x).reshape(*rows, c.num_attention_heads, c.head_dim)
+        k = self.k_proj(x).reshape(*rows, c.num_key_value_heads, c.head_dim)
+        v = self.v_proj(x).reshape(*rows, c.num_key_value_heads, c.head_dim)
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def output(self, heads):
-        return self.o_proj(heads.reshape(*heads.shape[:-2], -1))
+        """heads [B, L, heads, head_dim] -> [B * L, D]."""
+        return self.o_proj(heads.reshape(-1, heads.shape[-2] * heads.shape[-1]))
 
 
 class MLP(nn.Module):
@@ -230,6 +232,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer. Its stream x is [B * L, D]: products of two matrices, which XLA's CPU backend runs half as
+    long forward and backward as those of [B, L, D] with a matrix."""
+
     config: QwenConfig
     dtype: Any
     param_dtype: Any
@@ -247,9 +252,9 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), None
 
     def decode(self, x, cos, sin, positions, cache):
-        """x [B, T, D] against this layer's (k, v) of the cache, which are returned updated."""
+        """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        place = jnp.arange(x.shape[0])[:, None], slice(None), positions
+        place = jnp.arange(len(positions))[:, None], slice(None), positions
         cache = [old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v))]
         x = x + self.self_attn.output(cached_attention(q, *cache, positions).astype(self.dtype))
         return x + self.mlp(self.post_attention_layernorm(x)), cache
@@ -290,8 +295,8 @@ class Qwen(nn.Module):
         if positions is None:
             positions = default_positions(tokens, segment_ids)
         cos, sin = rope(positions, self.config.head_dim, self.config.rope_theta)
-        x, _ = self.layers(self.embed_tokens(tokens), cos, sin, segment_ids)
-        return self.norm(x)
+        x, _ = self.layers(self.embed_tokens(tokens.reshape(-1)), cos, sin, segment_ids)
+        return self.norm(x).reshape(*tokens.shape, -1)
 
     def unembed(self, hidden):
         """hidden [..., D] -> logits, float32 [..., V]."""
@@ -308,7 +313,7 @@ class Qwen(nn.Module):
         its output means nothing. Returns (hidden [B, T, D], cache); donate the cache to update it in place.
         """
         cos, sin = rope(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens.reshape(-1))
         stacked = self.layers.variables["params"]
         block = Block(self.config, self.dtype, self.param_dtype, parent=None)
         layers = []
@@ -316,7 +321,7 @@ class Qwen(nn.Module):
             variables = {"params": jax.tree.map(lambda p: p[i], stacked)}
             x, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
             layers.append(layer)
-        return self.norm(x), KVCache(*zip(*layers))
+        return self.norm(x).reshape(*tokens.shape, -1), KVCache(*zip(*layers))
 
 
 class LMHead(nn.Module):
@@ -328,6 +333,7 @@ class LMHead(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        shape = self.config.hidden_size, self.config.vocab_size
-        kernel = self.param("kernel", nn.initializers.normal(self.config.initializer_range), shape, self.param_dtype)
+        c = self.config
+        init = nn.initializers.normal(c.initializer_range)
+        kernel = self.param("kernel", init, (c.hidden_size, c.vocab_size), self.param_dtype)
         return jnp.einsum("...d,dv->...v", x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from coevolve_jax.models.qwen import KVCache, Qwen, QwenConfig, init_cache
+from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
 from coevolve_jax.rollout.engine import Completion, Request
 
 
@@ -25,12 +25,12 @@ def bucket(n: int, sizes: Sequence[int]) -> int:
     return next(s for s in sizes if s >= n)
 
 
-def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """low, 2 low, 4 low, ... and high itself."""
+def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
+    """low, factor * low, ... and high itself. Every size is a program to compile, so there are few."""
     sizes = []
     while low < high:
         sizes.append(low)
-        low *= 2
+        low *= factor
     return (*sizes, high)
 
 
@@ -62,9 +62,9 @@ class NativeEngine:
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._dtype = dtype
         self._key = jax.random.key(seed)
-        self._row_sizes = powers_of_two(min(16, slots), slots)
-        self._feed_sizes = powers_of_two(16, max_length)
-        self._column_sizes = tuple(range(128, max_length, 128)) + (max_length,)
+        self._row_sizes = ladder(16, slots, 4)
+        self._feed_sizes = ladder(16, max_length, 4)
+        self._column_sizes = ladder(256, max_length, 2)
         self._prefill = jax.jit(self._prefill_step, donate_argnums=1)
         self._decode = jax.jit(self._decode_step, donate_argnums=1, static_argnames=("columns",))
         self.update_weights(params, 0)
@@ -205,8 +205,7 @@ class NativeEngine:
         count, length = tokens.shape
         prompts = init_cache(self._config, count, length, self._dtype)
         _, prompts = self._model.apply({"params": params}, tokens, positions, prompts, method=Qwen.decode)
-        copy = lambda rows, new: rows.at[:, slots, :length].set(new[:, source], mode="drop")
-        return KVCache(*map(copy, cache, prompts))
+        return cache.put(slots, prompts.take(source))
 
     def _decode_step(
         self, params, cache, key, tokens, positions, slots, lengths, seeds, temperatures, budgets, stop_ids, *, columns
@@ -214,7 +213,7 @@ class NativeEngine:
         """Feeds `tokens` to the rows `slots`, then samples until each row stops or its budget is spent."""
         apply = functools.partial(self._model.apply, {"params": params})
         positions = jnp.where(positions < self._max_length, positions, columns)
-        rows = KVCache(*(x.at[:, slots, :columns].get(mode="fill", fill_value=0) for x in cache))
+        rows = cache.take(slots, columns)
         hidden, rows = apply(tokens, positions, rows, method=Qwen.decode)
         fed = jnp.sum(positions < columns, axis=1)
         last = jnp.take_along_axis(hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1)[:, 0]
@@ -266,5 +265,4 @@ class NativeEngine:
                 "counts": jnp.zeros(batch, jnp.int32),
             },
         )
-        write = lambda whole, part: whole.at[:, slots, :columns].set(part, mode="drop")
-        return KVCache(*map(write, cache, final["rows"])), (final["ids"], final["logprobs"], final["counts"])
+        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"])

@@ -1,0 +1,101 @@
+"""Scores a model on BFCL's own multi_turn_base tasks, or on the held-out synthetic tasks of a run.
+
+    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=test --output=score.json
+    python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
+
+BFCL tasks are scored by the official checker, with its limit of 20 steps per user turn. What the
+score depends on (protocol, split, temperature, samples, package version) is printed and written with it.
+"""
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags, logging
+
+SPLITS = ("all", "train", "test", "sequential_train", "sequential_test")
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
+_BENCHMARK = flags.DEFINE_enum("benchmark", "bfcl", ("bfcl", "held_out"), "Which tasks.")
+_SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "BFCL only: which indices of multi_turn_base.")
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
+_LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
+_NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
+_OBSERVATION = flags.DEFINE_integer("max_observation", 1000, "Characters of a tool result that the model reads.")
+_SLOTS = flags.DEFINE_integer("slots", 32, "Conversations at once.", lower_bound=1)
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
+    try:
+        run()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+
+
+def run() -> None:
+    if (_MODEL.value is None) == (_WORKDIR.value is None):
+        raise ValueError("Give either --model or --workdir.")
+    if _BENCHMARK.value == "held_out" and _WORKDIR.value is None:
+        raise ValueError("--benchmark=held_out needs --workdir: the held-out tasks are those of a run.")
+    if _OUTPUT.value and Path(_OUTPUT.value).exists():
+        raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
+    from coevolve_jax import build
+    from coevolve_jax.envs import bfcl
+    from coevolve_jax.envs.pool import ProcessPool
+    from coevolve_jax.evaluate import evaluate, official, versions
+    from coevolve_jax.rollout.agent import Agent, Limits
+    from coevolve_jax.rollout.native import NativeEngine
+
+    folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
+    policy = build.policy(folder)
+    if _BENCHMARK.value == "bfcl":
+        keep = frozenset(range(200)) if _SPLIT.value == "all" else bfcl.split(_SPLIT.value)
+        tasks = [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
+    else:
+        tasks = build.held_out_tasks(Path(_WORKDIR.value))
+    engine = NativeEngine(
+        policy.config, policy.params, slots=_SLOTS.value, max_length=_LENGTH.value,
+        max_new_tokens=_NEW.value, seed=_SEED.value,
+    )
+    limits = Limits(_LENGTH.value, _NEW.value, max_steps=20, max_observation=_OBSERVATION.value)
+    with ProcessPool(workers=2, timeout=5.0) as worlds:
+        agent = Agent(engine, policy.chat, worlds, bfcl.tools, limits, concurrency=_SLOTS.value)
+        result, trajectories = evaluate(
+            agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
+        )
+        checked = official(worlds, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
+    report = {
+        "model": str(folder),
+        "protocol": {
+            "benchmark": "BFCL multi_turn_base" if checked else "held-out synthetic tasks",
+            "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
+            "scoring": "official multi_turn_checker" if checked else "BFCL state and response comparison",
+            "tasks": len(tasks), "samples": _SAMPLES.value, "temperature": _TEMPERATURE.value,
+            "seed": _SEED.value, "steps_per_turn": 20, "max_length": _LENGTH.value, "max_new_tokens": _NEW.value,
+            "max_observation": _OBSERVATION.value,
+            "malformed_calls": "answered with a tool error (the official harness ends the turn)",
+        },
+        "success": checked["success"] if checked else result.success,
+        "official": checked,
+        "environment": result.to_json(),
+        "versions": versions(),
+    }
+    for name, value in report["protocol"].items():
+        print(f"{name:>16}  {value}")
+    print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
+    print(f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out")
+    if _OUTPUT.value:
+        Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
+        Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    app.run(main)

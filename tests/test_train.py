@@ -1,0 +1,223 @@
+"""The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SMALL = {
+    "steps": 6, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4, "engine.slots": 8,
+    "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.tasks": 3, "evolution.contexts": 4,
+    "evaluation.tasks": 6, "evaluation.samples": 1, "checkpoint.every": 1, "environment.workers": 1,
+    "signals.rare_percent": 20.0, "logging.trajectories_every": 2,
+}
+
+
+def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
+    options = [f"--config.{k}={v}" for k, v in {**SMALL, **changes}.items()]
+    return [sys.executable, "experiments/main.py", f"--config={config}", f"--workdir={workdir}", *options]
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory):
+    """Compiled programs are shared by the runs of this file."""
+    cache = tmp_path_factory.mktemp("compiled")
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
+
+
+def run(arguments, environ) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environ) -> Path:
+    """A run that was never interrupted."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    done = run(command(workdir), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (workdir / "stdout.txt").write_text(done.stdout)
+    return workdir
+
+
+def rows(workdir: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+def test_a_run_leaves_everything_that_the_docs_name(finished):
+    for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "trajectories", "ledger.json", "checkpoints",
+                 "report.html", "summary.json", "held_out.jsonl", "config.json", "tensorboard", "policy"):
+        assert (finished / name).exists(), name
+    summary = json.loads((finished / "summary.json").read_text())
+    assert {"held_out_success_before", "held_out_success_after", "held_out_tasks", "signals", "tasks", "seconds",
+            "steps", "seed", "config_digest", "versions"} <= summary.keys()
+    assert {"rollout", "update", "evolution", "other"} <= summary["seconds"].keys()
+    assert summary["held_out_tasks"] == 6 and summary["steps"] == 6
+    for word in ("before", "after", "forgetting", "boundary", "rare", "proposed", "rollout"):
+        assert word in (finished / "stdout.txt").read_text()
+
+
+def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
+    tasks, metrics = rows(finished, "tasks.jsonl"), rows(finished, "metrics.jsonl")
+    born = [t["lineage"]["kind"] for t in tasks]
+    assert born[:8] == ["initial"] * 8 and len(tasks) > 8
+    new = [t for t in tasks if t["lineage"]["kind"] == "signal"]
+    ids = {t["id"] for t in tasks}
+    assert len(new) == len(tasks) - 8
+    for t in new:
+        lineage = t["lineage"]
+        assert lineage["signal"] in ("forgetting", "boundary", "rare") and lineage["parent"] in ids
+        assert lineage["verdict"] in ("accept", "retain") and lineage["triplets"] and lineage["step"] in (1, 3, 5)
+        assert 0 <= lineage["similarity"] < 0.9 and lineage["nearest"]
+    sizes = [m["tasks"] for m in metrics]
+    assert sizes == sorted(sizes) and sizes[-1] == len(tasks)
+    assert [m["evolution"] is not None for m in metrics] == [False, True] * 3
+
+
+def test_held_out_tasks_lie_in_scenes_that_are_never_trained_on(finished):
+    state = lambda t: json.dumps(t["initial_state"], sort_keys=True)
+    held_out = {state(t) for t in rows(finished, "held_out.jsonl")}
+    assert held_out.isdisjoint({state(t) for t in rows(finished, "tasks.jsonl")})
+
+
+def test_signals_are_those_of_the_logged_rollouts(finished):
+    counts = [m["signals"] for m in rows(finished, "metrics.jsonl")]
+    lines = rows(finished, "signals.jsonl")
+    for kind in ("forgetting", "boundary", "rare"):
+        assert sum(c[kind] for c in counts) == sum(s["kind"] == kind for s in lines)
+    assert sum(map(lambda c: sum(c.values()), counts)) > 0
+
+
+def test_sampler_and_learner_agree_on_the_logprobs(finished):
+    seen = [m for m in rows(finished, "metrics.jsonl") if m["policy_tokens"] > 1]
+    assert seen and all(m["mismatch_max"] < 1e-3 for m in seen)
+
+
+def comparable(workdir: Path) -> dict:
+    """Everything that a run must reproduce bit for bit: all but clock readings."""
+    metrics = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(workdir, "metrics.jsonl")]
+    summary = json.loads((workdir / "summary.json").read_text())
+    summary = {k: v for k, v in summary.items() if k not in ("seconds", "evolution_share")}
+    files = ["tasks.jsonl", "signals.jsonl", "held_out.jsonl", "policy/model.safetensors"]
+    files += sorted(str(p.relative_to(workdir)) for p in (workdir / "trajectories").iterdir())
+    saved = json.loads((max((workdir / "checkpoints").glob("step_*")) / "state.json").read_text())["state"]
+    return {"metrics": metrics, "summary": summary, "history": saved["history"], "pool": saved["tasks"],
+            **{name: (workdir / name).read_bytes() for name in files}}
+
+
+def kill_when(arguments, environ, ready, patience=300.0) -> bool:
+    """Starts a run and sends SIGKILL as soon as ready() holds; False if the run ended before."""
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + patience
+    while process.poll() is None and not ready():
+        assert time.monotonic() < deadline, "the run never came to the point where it was to be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, environ):
+    workdir = tmp_path / "killed"
+    steps_logged = lambda: len((workdir / "metrics.jsonl").read_bytes().splitlines()) if (
+        workdir / "metrics.jsonl").exists() else 0
+    saving = lambda step: lambda: steps_logged() > step and any(
+        not p.name.startswith("step_") for p in (workdir / "checkpoints").glob("*"))
+    points = [
+        lambda: (workdir / "config.json").exists(),  # before anything has been made
+        saving(1),  # in the middle of a save
+        lambda: steps_logged() >= 4,  # between the log and the checkpoint
+    ]
+    killed = [kill_when(command(workdir), environ, ready) for ready in points]
+    assert all(killed)
+    done = run(command(workdir), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    want, got = comparable(finished), comparable(workdir)
+    assert want.keys() == got.keys()
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, tmp_path, environ):
+    workdir = tmp_path / "damaged"
+    shutil.copytree(finished, workdir)
+    newest = max((workdir / "checkpoints").glob("step_*"))
+    victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:-100])
+    done = run(command(workdir), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert newest.name in done.stderr
+    want, got = comparable(finished), comparable(workdir)
+    for name in want:
+        assert got[name] == want[name], name
+
+
+@pytest.mark.parametrize("changes, why", [
+    ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
+    ({"evolution.mode": "evolve"}, "config.evolution.mode is 'evolve'.*coevolve, random, static"),
+    ({"learner.row_length": 100}, "config.learner.row_length is 100"),
+    ({"model": "no/such/folder"}, "no/such/folder"),
+    ({"environment.toolsets": "('NoSuchClass',)"}, "NoSuchClass"),
+    ({"no_such_key": 1}, "no_such_key"),
+])
+def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, environ, changes, why):
+    import re
+
+    workdir = tmp_path / "run"
+    done = run(command(workdir, **changes), environ)
+    assert done.returncode != 0
+    assert re.search(why, done.stderr, re.DOTALL), done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert not workdir.exists() or not any(workdir.iterdir())
+
+
+def test_a_workdir_of_another_config_is_left_alone(finished, environ):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    done = run(command(finished, **{"learner.learning_rate": 0.5}), environ)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "config.learner.learning_rate" in done.stderr and "--workdir" in done.stderr
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
+    folder = tmp_path / "model"
+    shutil.copytree(ROOT / "models" / "tiny_qwen3", folder)
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["added_tokens"].append({**data["added_tokens"][-1], "id": 5000, "content": "<|alien|>"})
+    path.write_text(json.dumps(data))
+    done = run(command(tmp_path / "run", model=str(folder)), environ)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert "vocab" in done.stderr and not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, environ):
+    workdir = tmp_path / "run"
+    changes = {"learner.learning_rate": 1e30, "learner.max_grad_norm": 1e30, "steps": 30, "data.initial_tasks": 8}
+    done = run(command(workdir, **changes), environ)
+    assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
+    assert any((workdir / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.parametrize("mode", ["random", "static"])
+def test_the_other_modes(tmp_path, environ, mode):
+    workdir = tmp_path / mode
+    done = run(command(workdir, config=f"configs/bfcl_tiny.py:mode={mode}", steps=2), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kinds = [t["lineage"]["kind"] for t in rows(workdir, "tasks.jsonl")]
+    assert kinds == ["initial"] * 8 + ["random"] * (3 if mode == "random" else 0)
+
+
+def test_resuming_a_finished_run_changes_no_result(finished, environ):
+    before = comparable(finished)
+    done = run(command(finished), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    after = comparable(finished)
+    assert before == after
+    assert np.isfinite(json.loads((finished / "summary.json").read_text())["held_out_success_after"])
