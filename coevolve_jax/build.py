@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer

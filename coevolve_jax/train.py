@@ -30,7 +30,7 @@ from coevolve_jax import build, checkpoint, config as configs, metrics, sharding
 from coevolve_jax.analysis import report
 from coevolve_jax.evaluate import evaluate, versions
 from coevolve_jax.evolution import signals
-from coevolve_jax.evolution.evolve import Synthesizer, Tally, weaknesses
+from coevolve_jax.evolution.evolve import Synthesizer, weaknesses
 from coevolve_jax.evolution.leakage import LeakGuard
 from coevolve_jax.evolution.pool import TaskPool
 from coevolve_jax.grpo.advantages import group_advantages
@@ -69,9 +69,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
     policy = build.policy(c.model, mesh)
+    scenes = build.scenes(c, c.environment.train_split)
     build.claim(workdir, c)
     learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh)
-    scenes = build.scenes(c, c.environment.train_split)
 
     with build.worlds(c) as worlds:
         engine = build.engine(c, policy)

@@ -18,17 +18,28 @@ flags.mark_flags_as_required(["config", "workdir"])
 
 def main(argv) -> None:
     if len(argv) > 1:
-        sys.exit(f"Unexpected argument {argv[1]!r}: options begin with --, see --help.")
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
     from coevolve_jax.train import train  # after the flags are known: --help needs no JAX
 
     try:
         train(_CONFIG.value, _WORKDIR.value)
     except (ValueError, FloatingPointError) as error:
-        if logging.level_debug():
-            raise
+        sys.exit(f"Error: {error}")
+
+
+def parse_flags(argv):
+    """absl's parser, with one sentence instead of a traceback for a config key or value that is wrong."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(f"Error: {str(error).strip().splitlines()[-1].strip()} (--help lists the options)")
+    except (AttributeError, KeyError) as error:
+        key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
+        sys.exit(f"Error: the config has no key {key!r}: the keys and their meaning stand in the config file.")
+    except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

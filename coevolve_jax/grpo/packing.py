@@ -70,7 +70,10 @@ def pack(
     rows = assign_rows([len(trajectories[i].ids) for i in keep], row_length)
     micro = -(-max_rows // rows_per_microbatch)
     if len(rows) > micro * rows_per_microbatch:
-        raise ValueError(f"{len(keep)} trajectories need {len(rows)} rows of {row_length} tokens, max_rows is {max_rows}.")
+        raise ValueError(
+            f"{len(keep)} trajectories need {len(rows)} rows of {row_length} tokens and max_rows is {max_rows}: "
+            "raise it to the number of trajectories."
+        )
     shape = (micro * rows_per_microbatch, row_length)
     batch = Batch(
         tokens=np.zeros(shape, np.int32),

@@ -10,7 +10,7 @@ import numpy as np
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
-from coevolve_jax.types import Call, Observation, Outcome, Step, Task, Trajectory
+from coevolve_jax.types import Observation, Outcome, Step, Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)

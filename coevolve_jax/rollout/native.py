@@ -1,10 +1,11 @@
 """The in-process JAX engine: prefill, decode and a KV cache that is kept across turns.
 
 Every conversation owns one row ("slot") of the cache. A call of `generate`
-runs at most three kinds of programs, each compiled for a few fixed shapes:
+runs three kinds of programs, each compiled for a few fixed shapes:
 
   prefill   the prompts that are new, each distinct one once (K rollouts share it)
-  decode    per row: feed what came since (an observation), then sample until every row has stopped
+  extend    CHUNK tokens of those rows to which more than CHUNK tokens were added (long observations)
+  decode    the tokens that are left, CHUNK at most, then sampling until every row has stopped
 """
 from __future__ import annotations
 
@@ -20,6 +21,9 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
 from coevolve_jax.rollout.engine import Completion, Request
 
 
+CHUNK = 32  # tokens; most observations are shorter, and padding costs as much as tokens
+
+
 def bucket(n: int, sizes: Sequence[int]) -> int:
     """The smallest of the ascending `sizes` that holds n."""
     return next(s for s in sizes if s >= n)
@@ -32,6 +36,97 @@ def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
         sizes.append(low)
         low *= factor
     return (*sizes, high)
+
+
+@functools.cache
+class Programs:
+    """The jitted programs; engines of equal settings share them, compiled.
+
+    slots, max_length, max_new: as of the engine.
+    """
+
+    def __init__(self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int):
+        self._config, self._dtype, self._model = config, dtype, Qwen(config, dtype=dtype)
+        self._slots, self._max_length, self._max_new = slots, max_length, max_new
+        self.prefill = jax.jit(self._prefill, donate_argnums=1)
+        self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames=("columns",))
+        self.decode = jax.jit(self._decode, donate_argnums=1, static_argnames=("columns",))
+
+    def _prefill(self, params, cache, tokens, positions, source, slots):
+        """Computes the prompts' keys and values, and copies prompt source[i] into row slots[i]."""
+        count, length = tokens.shape
+        prompts = init_cache(self._config, count, length, self._dtype)
+        _, prompts = self._model.apply({"params": params}, tokens, positions, prompts, method=Qwen.decode)
+        return cache.put(slots, prompts.take(source))
+
+    def _extend(self, params, cache, tokens, positions, slots, *, columns):
+        """Computes the keys and values of `tokens` in the rows `slots`."""
+        rows = cache.take(slots, columns)
+        positions = jnp.minimum(positions, columns)  # padding lies beyond these columns too
+        _, rows = self._model.apply({"params": params}, tokens, positions, rows, method=Qwen.decode)
+        return cache.put(slots, rows)
+
+    def _decode(
+        self, params, cache, key, tokens, positions, slots, lengths, seeds, temperatures, budgets, stop_ids, *, columns
+    ):
+        """Feeds `tokens` to the rows `slots`, then samples until each row stops or its budget is spent."""
+        apply = functools.partial(self._model.apply, {"params": params})
+        rows = cache.take(slots, columns)
+        positions = jnp.minimum(positions, columns)
+        hidden, rows = apply(tokens, positions, rows, method=Qwen.decode)
+        fed = jnp.sum(positions < columns, axis=1)
+        last = jnp.take_along_axis(hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1)[:, 0]
+        keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
+        batch = tokens.shape[0]
+
+        def sample(hidden, position):
+            greedy = temperatures == 0
+            logits = apply(hidden, method=Qwen.unembed) / jnp.where(greedy, 1.0, temperatures)[:, None]
+            logprobs = jax.nn.log_softmax(logits)
+            # The inverse of the distribution function: one random number per row, not one per token.
+            # u lies in (0, 1], so a token of probability 0 is never reached.
+            mass = jnp.cumsum(jnp.exp(logprobs), axis=-1)
+            u = 1 - jax.vmap(lambda k, p: jax.random.uniform(jax.random.fold_in(k, p)))(keys, position)
+            drawn = jnp.sum(mass < u[:, None] * mass[:, -1:], axis=-1)
+            token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
+            return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+
+        def unfinished(carry):
+            return jnp.any(~carry["done"])
+
+        def one_token(carry):
+            step, done = carry["step"], carry["done"]
+            token, logprob = sample(carry["hidden"], lengths + step)
+            ids = carry["ids"].at[:, step].set(jnp.where(done, 0, token))
+            logprobs = carry["logprobs"].at[:, step].set(jnp.where(done, 0.0, logprob))
+            counts = carry["counts"] + ~done
+            done = done | jnp.isin(token, stop_ids) | (counts >= budgets)
+            place = jnp.where(done, columns, lengths + step)
+            hidden, rows = apply(token[:, None], place[:, None], carry["rows"], method=Qwen.decode)
+            return {
+                "step": step + 1,
+                "done": done,
+                "hidden": hidden[:, 0],
+                "rows": rows,
+                "ids": ids,
+                "logprobs": logprobs,
+                "counts": counts,
+            }
+
+        final = jax.lax.while_loop(
+            unfinished,
+            one_token,
+            {
+                "step": jnp.zeros((), jnp.int32),
+                "done": budgets == 0,
+                "hidden": last,
+                "rows": rows,
+                "ids": jnp.zeros((batch, self._max_new), jnp.int32),
+                "logprobs": jnp.zeros((batch, self._max_new), jnp.float32),
+                "counts": jnp.zeros(batch, jnp.int32),
+            },
+        )
+        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"])
 
 
 class NativeEngine:
@@ -58,15 +153,12 @@ class NativeEngine:
         dtype: Any = jnp.float32,
     ):
         self._config = model_config
-        self._model = Qwen(model_config, dtype=dtype)
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._dtype = dtype
         self._key = jax.random.key(seed)
         self._row_sizes = ladder(16, slots, 4)
-        self._feed_sizes = ladder(16, max_length, 4)
         self._column_sizes = ladder(256, max_length, 2)
-        self._prefill = jax.jit(self._prefill_step, donate_argnums=1)
-        self._decode = jax.jit(self._decode_step, donate_argnums=1, static_argnames=("columns",))
+        self._programs = Programs(model_config, dtype, slots, max_length, max_new_tokens)
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
@@ -118,44 +210,58 @@ class NativeEngine:
         if self._cache is None:
             self._cache = init_cache(self._config, self._slots, self._max_length, self._dtype)
         self._admit(requests)
-        held = [self._held[r.session] for r in requests]
-        fresh = [r.ids[len(cached) :] for r, (_, cached) in zip(requests, held, strict=True)]
-        limit = max(len(r.ids) + r.sampling.max_new_tokens for r in requests)
+        self._catch_up(requests)
         rows = bucket(len(requests), self._row_sizes)
-        feed = bucket(max(map(len, fresh)), self._feed_sizes)
-        tokens = np.zeros((rows, feed), np.int32)
-        positions = np.full((rows, feed), self._max_length, np.int32)  # beyond the cache: ignored
-        for i, (r, new) in enumerate(zip(requests, fresh, strict=True)):
-            tokens[i, : len(new)] = new
-            positions[i, : len(new)] = np.arange(len(r.ids) - len(new), len(r.ids))
-        column = lambda values, fill, dtype=np.int32: np.asarray(
+        limit = max(len(r.ids) + r.sampling.max_new_tokens for r in requests)
+        stop_ids = requests[0].sampling.stop_ids
+        per_row = lambda values, fill, dtype=np.int32: np.asarray(
             [*values, *[fill] * (rows - len(requests))], dtype
         )
-        stop_ids = requests[0].sampling.stop_ids
-        self._cache, (ids, logprobs, counts) = self._decode(
+        self._cache, sampled = self._programs.decode(
             self._params,
             self._cache,
             self._key,
-            tokens,
-            positions,
-            column([slot for slot, _ in held], self._slots),
-            column([len(r.ids) for r in requests], self._max_length),
-            column([r.seed for r in requests], 0, np.uint32),
-            column([r.sampling.temperature for r in requests], 0.0, np.float32),
-            column([r.sampling.max_new_tokens for r in requests], 0),
+            *self._chunk(requests, rows),
+            per_row([len(r.ids) for r in requests], self._max_length),
+            per_row([r.seed for r in requests], 0, np.uint32),
+            per_row([r.sampling.temperature for r in requests], 0.0, np.float32),
+            per_row([r.sampling.max_new_tokens for r in requests], 0),
             np.asarray(stop_ids, np.int32),
             columns=bucket(limit, self._column_sizes),
         )
-        ids, logprobs, counts = jax.device_get((ids, logprobs, counts))
         completions = []
-        for i, r in enumerate(requests):
-            sampled = ids[i, : counts[i]]
+        for r, ids, logprobs, count in zip(requests, *jax.device_get(sampled)):
+            ids = ids[:count]
             # The last sampled token has been returned but not fed: its keys are not cached yet.
-            self._held[r.session] = (held[i][0], np.concatenate([r.ids, sampled[:-1]]))
-            finish = "stop" if len(sampled) and sampled[-1] in stop_ids else "length"
-            versions = np.full(len(sampled), self._version, np.int32)
-            completions.append(Completion(sampled, logprobs[i, : counts[i]], finish, versions))
+            self._held[r.session] = (self._held[r.session][0], np.concatenate([r.ids, ids[:-1]]))
+            finish = "stop" if len(ids) and ids[-1] in stop_ids else "length"
+            completions.append(Completion(ids, logprobs[:count], finish, np.full(count, self._version, np.int32)))
         return completions
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Feeds, to those that lack more, all but the last CHUNK tokens at most."""
+        while True:
+            behind = [r for r in requests if len(r.ids) - len(self._held[r.session][1]) > CHUNK]
+            if not behind:
+                return
+            columns = bucket(max(len(r.ids) for r in behind), self._column_sizes)
+            chunk = self._chunk(behind, bucket(len(behind), self._row_sizes))
+            self._cache = self._programs.extend(self._params, self._cache, *chunk, columns=columns)
+            for r in behind:
+                slot, cached = self._held[r.session]
+                self._held[r.session] = (slot, r.ids[: len(cached) + CHUNK])
+
+    def _chunk(self, requests: Sequence[Request], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The next CHUNK tokens of each request: tokens and positions [rows, CHUNK], slots [rows]."""
+        tokens = np.zeros((rows, CHUNK), np.int32)
+        positions = np.full((rows, CHUNK), self._max_length, np.int32)  # beyond the cache: ignored
+        slots = np.full(rows, self._slots, np.int32)  # no such row: ignored
+        for i, r in enumerate(requests):
+            slots[i], cached = self._held[r.session]
+            new = r.ids[len(cached) : len(cached) + CHUNK]
+            tokens[i, : len(new)] = new
+            positions[i, : len(new)] = np.arange(len(cached), len(cached) + len(new))
+        return tokens, positions, slots
 
     def _admit(self, requests: Sequence[Request]) -> None:
         """Gives every request a slot whose cache holds a prefix of its ids, all but the last at most."""
@@ -187,7 +293,7 @@ class NativeEngine:
             tokens[i, : len(ids)] = ids
             positions[i, : len(ids)] = np.arange(len(ids))
         pad = [0] * (self._slots - len(new))
-        self._cache = self._prefill(
+        self._cache = self._programs.prefill(
             self._params,
             self._cache,
             tokens,
@@ -197,72 +303,3 @@ class NativeEngine:
         )
         for r, slot in zip(new, slots, strict=True):
             self._held[r.session] = (slot, r.ids[:-1])
-
-    # The jitted programs.
-
-    def _prefill_step(self, params, cache, tokens, positions, source, slots):
-        """Computes the prompts' keys and values, and copies prompt source[i] into row slots[i]."""
-        count, length = tokens.shape
-        prompts = init_cache(self._config, count, length, self._dtype)
-        _, prompts = self._model.apply({"params": params}, tokens, positions, prompts, method=Qwen.decode)
-        return cache.put(slots, prompts.take(source))
-
-    def _decode_step(
-        self, params, cache, key, tokens, positions, slots, lengths, seeds, temperatures, budgets, stop_ids, *, columns
-    ):
-        """Feeds `tokens` to the rows `slots`, then samples until each row stops or its budget is spent."""
-        apply = functools.partial(self._model.apply, {"params": params})
-        positions = jnp.where(positions < self._max_length, positions, columns)
-        rows = cache.take(slots, columns)
-        hidden, rows = apply(tokens, positions, rows, method=Qwen.decode)
-        fed = jnp.sum(positions < columns, axis=1)
-        last = jnp.take_along_axis(hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1)[:, 0]
-        keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        batch = tokens.shape[0]
-
-        def sample(hidden, position):
-            logits = apply(hidden, method=Qwen.unembed)
-            greedy = temperatures == 0
-            logprobs = jax.nn.log_softmax(logits / jnp.where(greedy, 1.0, temperatures)[:, None])
-            noise = jax.vmap(lambda k, p: jax.random.gumbel(jax.random.fold_in(k, p), logprobs.shape[1:]))(
-                keys, position
-            )
-            token = jnp.argmax(logprobs + jnp.where(greedy[:, None], 0.0, noise), axis=-1).astype(jnp.int32)
-            return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-
-        def unfinished(carry):
-            return jnp.any(~carry["done"])
-
-        def one_token(carry):
-            step, done = carry["step"], carry["done"]
-            token, logprob = sample(carry["hidden"], lengths + step)
-            ids = carry["ids"].at[:, step].set(jnp.where(done, 0, token))
-            logprobs = carry["logprobs"].at[:, step].set(jnp.where(done, 0.0, logprob))
-            counts = carry["counts"] + ~done
-            done = done | jnp.isin(token, stop_ids) | (counts >= budgets)
-            place = jnp.where(done, columns, lengths + step)
-            hidden, rows = apply(token[:, None], place[:, None], carry["rows"], method=Qwen.decode)
-            return {
-                "step": step + 1,
-                "done": done,
-                "hidden": hidden[:, 0],
-                "rows": rows,
-                "ids": ids,
-                "logprobs": logprobs,
-                "counts": counts,
-            }
-
-        final = jax.lax.while_loop(
-            unfinished,
-            one_token,
-            {
-                "step": jnp.zeros((), jnp.int32),
-                "done": budgets == 0,
-                "hidden": last,
-                "rows": rows,
-                "ids": jnp.zeros((batch, self._max_new), jnp.int32),
-                "logprobs": jnp.zeros((batch, self._max_new), jnp.float32),
-                "counts": jnp.zeros(batch, jnp.int32),
-            },
-        )
-        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"])

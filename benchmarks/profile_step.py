@@ -1,0 +1,96 @@
+"""Where the time of a GRPO step goes, on this machine.
+
+    python benchmarks/profile_step.py --config=configs/bfcl_tiny.py
+
+Runs a few steps of the real loop's pieces after one to compile, and prints seconds per step by piece.
+"""
+import functools
+import os
+import platform
+import time
+from collections import defaultdict
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import jax
+from absl import app, flags
+from ml_collections import config_flags
+
+from coevolve_jax import build, sharding, train
+from coevolve_jax.evolution.evolve import Synthesizer
+from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.grpo.learner import Learner
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
+_STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.")
+flags.mark_flag_as_required("config")
+
+
+class Timers:
+    """Seconds and calls by name; nested pieces are subtracted from the ones around them."""
+
+    def __init__(self):
+        self.own, self.calls, self._inner = defaultdict(float), defaultdict(int), [0.0]
+
+    def wrap(self, owner, method: str, name: str) -> None:
+        """Replaces owner.method by one that is timed until its result is ready."""
+        plain = getattr(owner, method)
+
+        @functools.wraps(plain)
+        def timed(*args, **kwargs):
+            start = time.perf_counter()
+            self._inner.append(0.0)
+            result = jax.block_until_ready(plain(*args, **kwargs))
+            took = time.perf_counter() - start
+            self.own[name] += took - self._inner.pop()
+            self._inner[-1] += took
+            self.calls[name] += 1
+            return result
+
+        setattr(owner, method, timed)
+
+
+def main(_) -> None:
+    c = _CONFIG.value
+    policy = build.policy(c.model)
+    learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature,
+                      mesh=sharding.make_mesh(**c.mesh))
+    with build.worlds(c) as worlds:
+        engine = build.engine(c, policy)
+        agent = build.agent(c, policy, engine, worlds)
+        tasks = TaskPool()
+        Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
+            tasks, build.scenes(c, c.environment.train_split), wanted=c.data.initial_tasks, kind="initial", step=0,
+            rng=train.rng_for(c.seed, "initial"))
+        state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
+        started = None
+        for step in range(_STEPS.value + 2):
+            if step == 2:  # two steps have compiled the programs
+                for method in ("prefill", "extend", "decode"):
+                    timers.wrap(engine._programs, method, f"engine: {method}")
+                timers.wrap(engine, "generate", "engine: around its programs")
+                for method in ("reset", "step", "end_turn", "score", "close"):
+                    timers.wrap(worlds, method, "environment")
+                timers.wrap(agent, "rollouts", "agent: text and tokens")
+                timers.wrap(learner, "_update", "update: the program")
+                started = time.perf_counter()
+            batch = tasks.sample(c.rollout.tasks_per_step, train.rng_for(c.seed, "sample", step))
+            trajectories = train.roll_out(c, agent, batch, step)
+            state, _ = train.update(c, learner, state, trajectories)
+            engine.update_weights(state.params, step + 1)
+            if started:
+                tokens += sum(int(t.mask.sum()) for t in trajectories)
+                trained += sum(len(t.ids) for t in trajectories)
+    total = (time.perf_counter() - started) / _STEPS.value
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
+          f"{c.rollout.tasks_per_step} x {c.rollout.group_size} trajectories, "
+          f"{trained / _STEPS.value:.0f} tokens of which {tokens / _STEPS.value:.0f} sampled, per step")
+    for name, seconds in sorted(timers.own.items(), key=lambda item: -item[1]):
+        per_step = seconds / _STEPS.value
+        print(f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls")
+    rest = total - sum(timers.own.values()) / _STEPS.value
+    print(f"{'everything else':<30}{rest:8.3f} s {rest / total:6.1%}\n{'step':<30}{total:8.3f} s")
+
+
+if __name__ == "__main__":
+    app.run(main)
