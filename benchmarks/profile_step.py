@@ -60,7 +60,7 @@ def main(_) -> None:
         agent = build.agent(c, policy, engine, worlds)
         tasks = TaskPool()
         Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
-            tasks, build.scenes(c, c.environment.train_split), wanted=c.data.initial_tasks, kind="initial", step=0,
+            tasks, build.scenes(c), wanted=c.data.initial_tasks, kind="initial", step=0,
             rng=train.rng_for(c.seed, "initial"))
         state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
         started = None

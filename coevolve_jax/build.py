@@ -81,8 +81,21 @@ def worlds(config: ConfigDict) -> ProcessPool:
     return ProcessPool(workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory)
 
 
-def scenes(config: ConfigDict, split: str) -> list[Task]:
-    return bfcl.scenes(split, tuple(config.environment.toolsets))
+def scenes(config: ConfigDict) -> list[Task]:
+    """The scenes that are explored for training tasks."""
+    return bfcl.scenes(config.environment.train_split, tuple(config.environment.toolsets))
+
+
+def held_out_scenes(config: ConfigDict) -> list[Task]:
+    """The evaluation split's scenes, less those in which some tool class starts as in a training scene:
+    BFCL repeats some initial states across its entries."""
+    seen = {start for scene in scenes(config) for start in _starts(scene)}
+    found = bfcl.scenes(config.environment.eval_split, tuple(config.environment.toolsets))
+    return [scene for scene in found if seen.isdisjoint(_starts(scene))]
+
+
+def _starts(scene: Task) -> set[str]:
+    return {json.dumps([t, scene.initial_state.get(t)], sort_keys=True) for t in scene.toolsets}
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:

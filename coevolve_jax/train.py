@@ -69,7 +69,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
     policy = build.policy(c.model, mesh)
-    scenes = build.scenes(c, c.environment.train_split)
+    scenes = build.scenes(c)
     build.claim(workdir, c)
     learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh)
 
@@ -171,13 +171,13 @@ def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
         held_out = TaskPool()
         with tqdm(total=c.evaluation.tasks, desc="held-out tasks", unit="task", leave=False) as bar:
             Synthesizer(explorer, worlds, c, guard=None).wander(
-                held_out, build.scenes(c, c.environment.eval_split), wanted=c.evaluation.tasks,
+                held_out, build.held_out_scenes(c), wanted=c.evaluation.tasks,
                 kind="held_out", step=0, rng=rng_for(c.evaluation.seed, "held_out"), on_added=bar.update,
             )
         tasks = TaskPool(c.data.max_tasks or None)
         with tqdm(total=c.data.initial_tasks, desc="initial tasks", unit="task", leave=False) as bar:
             initial = Synthesizer(explorer, worlds, c, leak_guard(c, list(held_out))).wander(
-                tasks, build.scenes(c, c.environment.train_split), wanted=c.data.initial_tasks,
+                tasks, build.scenes(c), wanted=c.data.initial_tasks,
                 kind="initial", step=0, rng=rng_for(c.seed, "initial"), on_added=bar.update,
             )
     with timed(seconds, "evaluation"):
@@ -198,6 +198,11 @@ def update(
 ) -> tuple[TrainState, dict[str, Any]]:
     """One GRPO update. Raises FloatingPointError where it is not finite."""
     c, rows = config.learner, len(trajectories)
+    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+        raise FloatingPointError(
+            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
+            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+        )
     advantages = group_advantages(
         [t.outcome.reward for t in trajectories],
         [t.task_id for t in trajectories],

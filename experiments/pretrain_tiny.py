@@ -135,7 +135,7 @@ class Demonstrator:
                 overlap = lambda n: len(set(self._parameters[n]) & set(self._parameters[name]))
                 self._siblings[name] = max(others, key=lambda n: (overlap(n), n))
         # Graded skill: most tools go well, some go wrong more often than right.
-        self.error_rate = {name: float(rng.beta(0.8, 2.6)) for name in sorted(self._parameters)}
+        self.error_rate = {name: float(rng.beta(0.5, 4.5)) for name in sorted(self._parameters)}
         self._habit = {name: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for name in sorted(self._parameters)}
 
     def messages(self, task: Task, rng: np.random.Generator | None) -> list[str]:
