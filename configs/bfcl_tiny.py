@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.leak_threshold = 0.9  # cosine to an evaluation task from which a new task is refused
 
     c.rollout = ConfigDict()
-    c.rollout.tasks_per_step = 8
+    c.rollout.tasks_per_step = 16
     c.rollout.group_size = 8  # K rollouts per task
     c.rollout.temperature = 1.0  # top_p is always 1
     c.rollout.max_length = 512  # tokens of a trajectory

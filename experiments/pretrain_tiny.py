@@ -5,9 +5,9 @@ has its own rate and its own habit of error (a wrong argument, a skipped or
 swapped call, a sibling tool, giving up early). RL therefore has something to
 mend that is more than sampling noise: where the habit is more frequent than the right call, greedy decoding errs too.
 
-    python experiments/pretrain_tiny.py --output=models/tiny_qwen3
+    make pretrain
 
-Seeded. The wall time and what came out stand in README.md.
+runs it three times, each going on from the last. Seeded. The wall time and what came out stand in README.md.
 """
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and pad
 _START = flags.DEFINE_string("start", None, "Folder of an earlier output to go on from: its tokenizer and weights.")
 _RESPELL = flags.DEFINE_float("respell", 0.75, "Share of the demonstrations that are told with other names and numbers.")
 _CLEAN = flags.DEFINE_float("clean", 0.7, "Share of the steps, the first ones, on demonstrations without errors.")
+_FLAWS = flags.DEFINE_list("flaws", ["0.5", "4.5"], "Beta distribution from which each tool's rate of error is drawn.")
 _RATE = flags.DEFINE_float("learning_rate", 3e-3, "Peak of the cosine schedule.")
 
 VOCABULARY = 1280
@@ -122,7 +123,7 @@ class Demonstrator:
 
     HABITS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")
 
-    def __init__(self, rng: np.random.Generator):
+    def __init__(self, rng: np.random.Generator, flaws: tuple[float, float]):
         docs = {t: bfcl.tools(Task("", "bfcl", (t,), {})) for t in bfcl.TOOLSETS}
         self._parameters = {
             d["function"]["name"]: tuple(d["function"]["parameters"]["properties"]) for ds in docs.values() for d in ds
@@ -135,7 +136,7 @@ class Demonstrator:
                 overlap = lambda n: len(set(self._parameters[n]) & set(self._parameters[name]))
                 self._siblings[name] = max(others, key=lambda n: (overlap(n), n))
         # Graded skill: most tools go well, some go wrong more often than right.
-        self.error_rate = {name: float(rng.beta(0.5, 4.5)) for name in sorted(self._parameters)}
+        self.error_rate = {name: float(rng.beta(*flaws)) for name in sorted(self._parameters)}
         self._habit = {name: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for name in sorted(self._parameters)}
 
     def messages(self, task: Task, rng: np.random.Generator | None) -> list[str]:
@@ -355,7 +356,7 @@ def main(_) -> None:
     task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
     with ProcessPool(workers=2) as pool:
         tasks = make_tasks(pool, _TASKS.value, task_rng)
-        demonstrator = Demonstrator(skill_rng)
+        demonstrator = Demonstrator(skill_rng, tuple(map(float, _FLAWS.value)))
         right = [demonstrator.messages(task, None) for task in tasks]
         flawed = [demonstrator.messages(task, script_rng) for task in tasks]
         if _START.value:
