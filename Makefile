@@ -28,7 +28,7 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r requirements/test.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(TORCH_PIP) -r requirements/test.txt
 	@touch $@
 
 demo: setup

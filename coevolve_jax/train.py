@@ -63,7 +63,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
-      FloatingPointError: the loss or its gradient is not finite; the last checkpoint is intact.
+      FloatingPointError: an update is not finite; the last checkpoint is intact.
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
@@ -219,8 +219,8 @@ def update(
     learned = {name: value.item() for name, value in jax.device_get(learned).items()}
     if not learned.pop("finite"):
         raise FloatingPointError(
-            f"Loss {learned['loss']} with gradient norm {learned['grad_norm']} is not finite: the update was not "
-            "applied and the last checkpoint is intact; lower config.learner.learning_rate and start again from it."
+            f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) is not finite: it was not "
+            "applied and the last checkpoint is intact; start a new workdir with a lower config.learner.learning_rate."
         )
     return state, learned
 

@@ -79,7 +79,7 @@ class Learner:
     def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimiser step on the whole batch. `state` is donated.
 
-        Where the loss or the gradient is not finite the returned state equals the given one and
+        Where the loss, the gradient or the step is not finite the returned state equals the given one and
         metrics["finite"] is False. Metrics are scalars on the device.
         """
         return self._update(state, self._reference, batch)
@@ -151,9 +151,9 @@ class Learner:
                 zeros(("mismatch_max", "ratio_max")),
             ),
         )
-        grad_norm = optax.global_norm(grads)
-        finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm)
+        grad_norm = optax.tree.norm(grads)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+        finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
         state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, state)
         return state, {**sums, **peaks, "grad_norm": grad_norm, "policy_tokens": policy_tokens, "finite": finite}
