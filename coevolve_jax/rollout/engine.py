@@ -42,7 +42,7 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Both engines (in-process JAX, SGLang over HTTP) pass tests/test_engines.py."""
+    """The in-process JAX engine passes tests/test_rollout.py."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
