@@ -77,6 +77,7 @@ def _difference(theirs: dict, ours: dict, prefix: str = "config") -> str:
 
 
 def worlds(config: ConfigDict) -> ProcessPool:
+    """config: its section environment is read."""
     c = config.environment
     return ProcessPool(workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory)
 
@@ -116,18 +117,20 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
     return ScriptedExplorer(bfcl.tools)
 
 
-def engine(config: ConfigDict, policy: Policy, *, max_length: int | None = None) -> Engine:
+def engine(config: ConfigDict, policy: Policy) -> Engine:
+    """config: its sections rollout and engine are read, and its seed."""
     return NativeEngine(
         policy.config,
         policy.params,
         slots=config.engine.slots,
-        max_length=max_length or config.rollout.max_length,
+        max_length=config.rollout.max_length,
         max_new_tokens=config.rollout.max_new_tokens,
         seed=config.seed,
     )
 
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, worlds: ProcessPool) -> Agent:
+    """config: its sections rollout and engine are read."""
     c = config.rollout
     limits = Limits(c.max_length, c.max_new_tokens, c.max_steps, c.max_observation)
     return Agent(engine, policy.chat, worlds, bfcl.tools, limits, concurrency=config.engine.slots)

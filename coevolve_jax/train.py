@@ -167,19 +167,19 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
 def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
     """The held-out tasks, D_0 and the success of the policy as it is."""
     c, seconds = config, {}
+
+    def wander(tasks: TaskPool, guard: LeakGuard | None, scenes: Sequence[Task], wanted: int, kind: str, seed: int):
+        with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
+            return Synthesizer(explorer, worlds, c, guard).wander(
+                tasks, scenes, wanted=wanted, kind=kind, step=0, rng=rng_for(seed, kind), on_added=bar.update
+            )
+
     with timed(seconds, "other"):
         held_out = TaskPool()
-        with tqdm(total=c.evaluation.tasks, desc="held-out tasks", unit="task", leave=False) as bar:
-            Synthesizer(explorer, worlds, c, guard=None).wander(
-                held_out, build.held_out_scenes(c), wanted=c.evaluation.tasks,
-                kind="held_out", step=0, rng=rng_for(c.evaluation.seed, "held_out"), on_added=bar.update,
-            )
+        wander(held_out, None, build.held_out_scenes(c), c.evaluation.tasks, "held_out", c.evaluation.seed)
         tasks = TaskPool(c.data.max_tasks or None)
-        with tqdm(total=c.data.initial_tasks, desc="initial tasks", unit="task", leave=False) as bar:
-            initial = Synthesizer(explorer, worlds, c, leak_guard(c, list(held_out))).wander(
-                tasks, build.scenes(c), wanted=c.data.initial_tasks,
-                kind="initial", step=0, rng=rng_for(c.seed, "initial"), on_added=bar.update,
-            )
+        guard = leak_guard(c, list(held_out))
+        initial = wander(tasks, guard, build.scenes(c), c.data.initial_tasks, "initial", c.seed)
     with timed(seconds, "evaluation"):
         before = held_out_result(c, agent, list(held_out))
     return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)

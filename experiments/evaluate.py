@@ -14,7 +14,9 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
+OFFICIAL_STEPS = 20  # per user turn
 SPLITS = ("all", "train", "test", "sequential_train", "sequential_test")
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
@@ -49,10 +51,7 @@ def run() -> None:
         raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
     from coevolve_jax import build
     from coevolve_jax.envs import bfcl
-    from coevolve_jax.envs.pool import ProcessPool
     from coevolve_jax.evaluate import evaluate, official, versions
-    from coevolve_jax.rollout.agent import Agent, Limits
-    from coevolve_jax.rollout.native import NativeEngine
 
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     policy = build.policy(folder)
@@ -61,13 +60,15 @@ def run() -> None:
         tasks = [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
     else:
         tasks = build.held_out_tasks(Path(_WORKDIR.value))
-    engine = NativeEngine(
-        policy.config, policy.params, slots=_SLOTS.value, max_length=_LENGTH.value,
-        max_new_tokens=_NEW.value, seed=_SEED.value,
-    )
-    limits = Limits(_LENGTH.value, _NEW.value, max_steps=20, max_observation=_OBSERVATION.value)
-    with ProcessPool(workers=2, timeout=5.0) as worlds:
-        agent = Agent(engine, policy.chat, worlds, bfcl.tools, limits, concurrency=_SLOTS.value)
+    config = ConfigDict({
+        "seed": _SEED.value,
+        "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
+        "rollout": {"max_length": _LENGTH.value, "max_new_tokens": _NEW.value, "max_steps": OFFICIAL_STEPS,
+                    "max_observation": _OBSERVATION.value},
+        "engine": {"slots": _SLOTS.value},
+    })
+    with build.worlds(config) as worlds:
+        agent = build.agent(config, policy, build.engine(config, policy), worlds)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
@@ -79,7 +80,7 @@ def run() -> None:
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": "official multi_turn_checker" if checked else "BFCL state and response comparison",
             "tasks": len(tasks), "samples": _SAMPLES.value, "temperature": _TEMPERATURE.value,
-            "seed": _SEED.value, "steps_per_turn": 20, "max_length": _LENGTH.value, "max_new_tokens": _NEW.value,
+            "seed": _SEED.value, "steps_per_turn": OFFICIAL_STEPS, "max_length": _LENGTH.value, "max_new_tokens": _NEW.value,
             "max_observation": _OBSERVATION.value,
             "malformed_calls": "answered with a tool error (the official harness ends the turn)",
         },

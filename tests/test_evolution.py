@@ -318,11 +318,12 @@ from coevolve_jax.evolution import reflect, scripted, validate
 if __name__ == "__main__":
     pool = ProcessPool(workers=int(sys.argv[1]), timeout=5.0)
     scenes = bfcl.scenes("train")[::9]
-    tasks, counts = validate.synthesize(scripted.ScriptedExplorer(bfcl.tools), pool,
+    verdicts, explored = validate.synthesize(scripted.ScriptedExplorer(bfcl.tools), pool,
         [reflect.unguided(s, s.id) for s in scenes], rounds=2, steps=6, per_context=2,
         rng=np.random.default_rng(7), kind="initial")
     pool.shutdown()
-    text = json.dumps([t.to_json() for t in tasks]) + json.dumps(sorted(counts.items()))
+    tasks = [v.task for v in verdicts if v.task]
+    text = json.dumps([[v.reason for v in verdicts], [t.to_json() for t in tasks], explored])
     print(len(tasks), hashlib.sha256(text.encode()).hexdigest())
     assert "jax" not in sys.modules
 """

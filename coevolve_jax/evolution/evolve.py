@@ -9,12 +9,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.evolution.abstract import abstract_all
-from coevolve_jax.evolution.explore import explore_all
 from coevolve_jax.evolution.leakage import LeakGuard
 from coevolve_jax.evolution.pool import TaskPool
 from coevolve_jax.evolution.reflect import unguided
-from coevolve_jax.evolution.validate import validate
+from coevolve_jax.evolution.validate import synthesize
 from coevolve_jax.types import Context, Signal, Task, Trajectory
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
@@ -122,18 +120,13 @@ class Synthesizer:
     ) -> Tally:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
-        triplets = explore_all(self.explorer, self.worlds, contexts, rounds=e.rounds, steps=e.steps, rng=rng)
-        proposals = abstract_all(
-            self.explorer, self.worlds, contexts, triplets, rng=rng, count=e.proposals,
+        verdicts, explored = synthesize(
+            self.explorer, self.worlds, contexts, rounds=e.rounds, steps=e.steps, per_context=e.proposals, rng=rng,
+            kind=kind, step=step, first_id=first_id,
             min_calls=d.min_calls, max_calls=d.max_calls, max_turns=d.max_turns,
         )
-        # The first proposal of every context before the second of any: whatever is wanted covers all contexts.
-        flat = [p[i] for i in range(e.proposals) for p in proposals if i < len(p)]
-        ids = [f"{kind}-{step}-{first_id + n}" for n in range(len(flat))]
-        verdicts = validate(
-            self.explorer, self.worlds, flat, ids=ids, kind=kind, step=step, min_calls=d.min_calls
-        )
-        tally = Tally(len(contexts), sum(map(len, triplets)))
+        tally = Tally(len(contexts), explored)
+        # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
         for verdict in verdicts:
             if tally.added < wanted:
                 tally.proposed += 1

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,22 +61,19 @@ def validate(judge: Judge, pool: EnvPool, proposals: Sequence[Proposal], *, ids:
 
 def synthesize(explorer, pool: EnvPool, contexts: Sequence[Context], *, rounds: int, steps: int,
                per_context: int, rng: np.random.Generator, kind: str, step: int = 0, first_id: int = 0,
-               min_calls: int = 2, max_calls: int = 6, max_turns: int = 3) -> tuple[list[Task], Counter]:
-    """explore -> abstract -> validate for a batch of contexts.
+               min_calls: int = 2, max_calls: int = 6, max_turns: int = 3) -> tuple[list[Verdict], int]:
+    """explore -> abstract -> validate for a batch of contexts, per_context proposals each at most.
 
-    Returns the accepted and retained tasks, with ids f"{kind}-{step}-{n}" for n
-    from first_id, and counts: "proposed", and by "verdict/reason". The next free n is
-    first_id + counts["proposed"].
+    Returns a verdict on each proposal, the first of every context before the second of any, and the number
+    of environment steps explored. The n-th proposal's task has the id f"{kind}-{step}-{first_id + n}".
     """
     triplets = explore.explore_all(explorer, pool, contexts, rounds=rounds, steps=steps, rng=rng)
     groups = abstract.abstract_all(explorer, pool, contexts, triplets, rng=rng, count=per_context,
                                    min_calls=min_calls, max_calls=max_calls, max_turns=max_turns)
-    proposals = [p for group in groups for p in group]
+    proposals = [group[i] for i in range(per_context) for group in groups if i < len(group)]
     ids = [f"{kind}-{step}-{first_id + n}" for n in range(len(proposals))]
     verdicts = validate(explorer, pool, proposals, ids=ids, kind=kind, step=step, min_calls=min_calls)
-    counts = Counter(f"{v.verdict}/{v.reason}" for v in verdicts)
-    counts["proposed"] = len(proposals)
-    return [v.task for v in verdicts if v.task is not None], counts
+    return verdicts, sum(map(len, triplets))
 
 
 def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> Task:

@@ -91,41 +91,35 @@ class Programs:
             token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
             return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
 
-        def unfinished(carry):
-            return jnp.any(~carry["done"])
-
-        def one_token(carry):
+        def append(carry, hidden):
+            """Samples one token for each row that goes on."""
             step, done = carry["step"], carry["done"]
-            token, logprob = sample(carry["hidden"], lengths + step)
-            ids = carry["ids"].at[:, step].set(jnp.where(done, 0, token))
-            logprobs = carry["logprobs"].at[:, step].set(jnp.where(done, 0.0, logprob))
+            token, logprob = sample(hidden, lengths + step)
             counts = carry["counts"] + ~done
-            done = done | jnp.isin(token, stop_ids) | (counts >= budgets)
-            place = jnp.where(done, columns, lengths + step)
-            hidden, rows = apply(token[:, None], place[:, None], carry["rows"], method=Qwen.decode)
             return {
+                **carry,
                 "step": step + 1,
-                "done": done,
-                "hidden": hidden[:, 0],
-                "rows": rows,
-                "ids": ids,
-                "logprobs": logprobs,
+                "token": token,
+                "done": done | jnp.isin(token, stop_ids) | (counts >= budgets),
+                "ids": carry["ids"].at[:, step].set(jnp.where(done, 0, token)),
+                "logprobs": carry["logprobs"].at[:, step].set(jnp.where(done, 0.0, logprob)),
                 "counts": counts,
             }
 
-        final = jax.lax.while_loop(
-            unfinished,
-            one_token,
-            {
-                "step": jnp.zeros((), jnp.int32),
-                "done": budgets == 0,
-                "hidden": last,
-                "rows": rows,
-                "ids": jnp.zeros((batch, self._max_new), jnp.int32),
-                "logprobs": jnp.zeros((batch, self._max_new), jnp.float32),
-                "counts": jnp.zeros(batch, jnp.int32),
-            },
-        )
+        def one_token(carry):
+            place = jnp.where(carry["done"], columns, lengths + carry["step"] - 1)
+            hidden, rows = apply(carry["token"][:, None], place[:, None], carry["rows"], method=Qwen.decode)
+            return append({**carry, "rows": rows}, hidden[:, 0])
+
+        start = {
+            "step": jnp.zeros((), jnp.int32),
+            "done": budgets == 0,
+            "rows": rows,
+            "ids": jnp.zeros((batch, self._max_new), jnp.int32),
+            "logprobs": jnp.zeros((batch, self._max_new), jnp.float32),
+            "counts": jnp.zeros(batch, jnp.int32),
+        }
+        final = jax.lax.while_loop(lambda carry: jnp.any(~carry["done"]), one_token, append(start, last))
         return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"])
 
 
