@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 from hypothesis import given, settings, strategies as st
-from ml_collections import ConfigDict
 
 from coevolve_jax import sharding
 from coevolve_jax.grpo import losses
@@ -15,44 +14,12 @@ from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import assign_rows, pack
-from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.types import Outcome, Trajectory
-
-MODEL = QwenConfig(
-    "qwen3", vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8, rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.3,
-)
-
-
-def learner_config(**changes) -> ConfigDict:
-    return ConfigDict({
-        **dict(
-            learning_rate=1e-2, warmup_steps=0, adam_b1=0.9, adam_b2=0.95, weight_decay=0.0, max_grad_norm=1.0,
-            clip_low=0.2, clip_high=0.2, kl_coef=0.1, row_length=32, rows_per_microbatch=2, logprob_chunk=16,
-            remat=False, schedule="constant", decay_steps=0, final_rate=0.0, decay_embeddings=False,
-            ratio="token", aggregate="token", constant_length=32, kl="k3", tis_cap=0.0, dtype="float32",
-            param_dtype="float32", moment_dtype="float32", lora_rank=0, lora_alpha=8.0,
-            lora_targets="layers/.*_proj/kernel",
-        ),
-        **changes,
-    })
-
-
-def trajectory(rng, length: int, *, prompt: int = 3, reward: float = 0.0, valid: bool = True) -> Trajectory:
-    mask = np.zeros(length, bool)
-    mask[prompt:] = rng.random(length - prompt) < 0.7
-    mask[-1] = True
-    return Trajectory(
-        task_id="t", member=0, ids=rng.integers(0, MODEL.vocab_size, length).astype(np.int32), mask=mask,
-        logprobs=np.where(mask, rng.normal(-3, 0.3, length), 0).astype(np.float32),
-        versions=np.where(mask, 0, -1).astype(np.int32), turn_starts=(0,), steps=(), stop="done",
-        outcome=Outcome(reward, reward >= 0.5, valid),
-    )
-
+from coevolve_jax.models.qwen import Qwen
+from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, trajectory
 
 @pytest.fixture(scope="module")
 def params():
-    return Qwen(MODEL).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    return init_params()
 
 
 def test_advantages_are_standardised_within_each_group():
@@ -183,12 +150,6 @@ def plain_loss(params, reference, trajectories, advantages, c) -> jax.Array:
     return total / count
 
 
-def moved(params, seed=5):
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return jax.tree.unflatten(tree, [x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)])
-
-
 @pytest.mark.parametrize("rows_per_microbatch", [1, 4])
 def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per_microbatch):
     rng = np.random.default_rng(3)
@@ -215,7 +176,7 @@ def test_the_ratio_is_against_the_sampler_and_not_one_off_policy(params):
     rng = np.random.default_rng(4)
     t = trajectory(rng, 20)
     batch = pack([t], np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1)
-    learner = Learner(MODEL, learner_config(), params, temperature=1.0, mesh=sharding.make_mesh())
+    learner = make_learner(params)
     _, metrics = learner.update(learner.init(params), batch)
     assert metrics["mismatch_max"] > 0.1 and metrics["ratio_max"] > 1.1 and metrics["clip_fraction"] > 0
     exact = np.concatenate([[0], next_logprobs(params, t)]).astype(np.float32)
@@ -230,7 +191,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
     t = trajectory(rng, 20)
     t = dataclasses.replace(t, logprobs=np.full(20, -np.inf, np.float32))
     batch = pack([t], -np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1)
-    learner = Learner(MODEL, learner_config(), params, temperature=1.0, mesh=sharding.make_mesh())
+    learner = make_learner(params)
     state, metrics = learner.update(learner.init(params), batch)
     assert not metrics["finite"]
     for got, before in zip(jax.tree.leaves(state), jax.tree.leaves(learner.init(params))):
@@ -240,7 +201,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
 def test_reward_moves_the_policy_towards_what_was_rewarded(params):
     rng = np.random.default_rng(7)
     good, bad = trajectory(rng, 16, reward=1.0), trajectory(rng, 16)
-    learner = Learner(MODEL, learner_config(kl_coef=0.0), params, temperature=1.0, mesh=sharding.make_mesh())
+    learner = make_learner(params, kl_coef=0.0)
     state = learner.init(params)
 
     def logprob(p, t):
