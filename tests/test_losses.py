@@ -157,6 +157,7 @@ REWARDS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_advantages_follow_their_papers(items):
     rewards, groups, valid = map(list, zip(*items))
@@ -205,7 +206,7 @@ def test_the_filter_keeps_at_least_half_of_the_groups_with_spread():
     assert kept == ["b", "c"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 40))
 def test_the_filter_in_two_calls_ends_in_the_state_of_one(values, cut):
     both = dict(enumerate(values))
