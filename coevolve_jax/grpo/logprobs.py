@@ -62,6 +62,9 @@ def token_logprobs(
         entropy = -jnp.sum(jnp.exp(frozen) * frozen, axis=-1)
         return (picked - logz).reshape(targets_RxC.shape), entropy.reshape(targets_RxC.shape)
 
+    # Without the outer checkpoint the loop would keep what the branch needs backward, a copy of the unembedding
+    # of each chunk among it.
+    @jax.checkpoint
     def one_chunk_if_needed(h_RxCxD, targets_RxC, needed_RxC):
         nothing = lambda h, t: (jnp.zeros(t.shape), jnp.zeros(t.shape))
         return jax.lax.cond(jnp.any(needed_RxC), one_chunk, nothing, h_RxCxD, targets_RxC)
