@@ -19,6 +19,7 @@ from ml_collections import config_flags
 from coevolve_jax import build, sharding, train
 from coevolve_jax.evolution.evolve import Synthesizer
 from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learner import Learner
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
@@ -76,8 +77,9 @@ def main(_) -> None:
                 started = time.perf_counter()
             batch = tasks.sample(c.rollout.tasks_per_step, train.rng_for(c.seed, "sample", step))
             trajectories = train.roll_out(c, agent, batch, step)
-            state, _ = train.update(c, learner, state, trajectories)
-            engine.update_weights(state.params, step + 1)
+            chosen, _ = train.choose(c, trajectories, FilterState())
+            state, _ = train.update(c, learner, state, chosen)
+            engine.update_weights(learner.policy(state), step + 1)
             if started:
                 tokens += sum(int(t.mask.sum()) for t in trajectories)
                 trained += sum(len(t.ids) for t in trajectories)

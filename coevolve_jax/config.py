@@ -7,6 +7,19 @@ import json
 from ml_collections import ConfigDict
 
 MODES = ("coevolve", "random", "static")
+FLOATS = ("float32", "bfloat16")
+CHOICES = {
+    "evolution.mode": MODES,
+    "engine.name": ("native",),
+    "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
+    "learner.ratio": ("token", "sequence"),
+    "learner.aggregate": ("token", "sequence", "constant"),
+    "learner.kl": ("k1", "k2", "k3", "none"),
+    "learner.schedule": ("constant", "cosine", "linear"),
+    "learner.dtype": FLOATS,
+    "learner.param_dtype": FLOATS,
+    "learner.moment_dtype": FLOATS,
+}
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -35,8 +48,9 @@ def check(config: ConfigDict) -> None:
             value = (config[section] if section else config)[name]
             raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
-    require(config.evolution.mode in MODES, "evolution.mode", f"one of {', '.join(MODES)}")
-    require(config.engine.name in ("native",), "engine.name", "'native'")
+    for key, choices in CHOICES.items():
+        section, name = key.split(".")
+        require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
     require(0 <= config.data.new_share <= 1, "data.new_share", "a share between 0 and 1")
     require(config.rollout.group_size >= 2, "rollout.group_size", "at least 2, for a group to have a spread")
     require(config.rollout.temperature > 0, "rollout.temperature", "above 0: greedy rollouts have no spread")
@@ -44,6 +58,16 @@ def check(config: ConfigDict) -> None:
         config.learner.row_length >= config.rollout.max_length,
         "learner.row_length",
         f"at least config.rollout.max_length ({config.rollout.max_length})",
+    )
+    learner = config.learner
+    for name in ("epochs", "constant_length", "rows_per_microbatch", "logprob_chunk"):
+        require(learner[name] >= 1, f"learner.{name}", "at least 1")
+    for name in ("kl_coef", "tis_cap", "dynamic_sampling", "lora_rank", "warmup_steps", "final_rate"):
+        require(learner[name] >= 0, f"learner.{name}", "0 or more")
+    require(
+        learner.schedule == "constant" or learner.decay_steps > learner.warmup_steps,
+        "learner.decay_steps",
+        f"more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
     )
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from coevolve_jax.evolution.evolve import Tally, Weakness
 from coevolve_jax.evolution.pool import TaskPool
 from coevolve_jax.evolution.signals import History
+from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.types import Signal, Task, Trajectory
 
 
@@ -14,7 +15,8 @@ from coevolve_jax.types import Signal, Task, Trajectory
 class RunState:
     """step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. pending: signal-annotated trajectories
     since the last evolution. initial: how D_0 was made; synthesis: what evolution made so far.
-    before: the held-out result of the policy before RL. seconds: by phase."""
+    before: the held-out result of the policy before RL. seconds: by phase. filter: what the group filter
+    has seen."""
 
     step: int
     tasks: TaskPool
@@ -26,6 +28,7 @@ class RunState:
     synthesis: Tally = dataclasses.field(default_factory=Tally)
     signals: dict[str, int] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    filter: FilterState = FilterState()
 
     def to_json(self) -> dict:
         groups = {}
@@ -43,6 +46,7 @@ class RunState:
             "synthesis": self.synthesis.to_json(),
             "signals": self.signals,
             "seconds": self.seconds,
+            "filter": self.filter._asdict(),
         }
 
     @classmethod
@@ -64,4 +68,5 @@ class RunState:
             synthesis=Tally.from_json(data["synthesis"]),
             signals=dict(data["signals"]),
             seconds=dict(data["seconds"]),
+            filter=FilterState(**data["filter"]),
         )

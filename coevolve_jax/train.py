@@ -33,7 +33,8 @@ from coevolve_jax.evolution import signals
 from coevolve_jax.evolution.evolve import Synthesizer, weaknesses
 from coevolve_jax.evolution.leakage import LeakGuard
 from coevolve_jax.evolution.pool import TaskPool
-from coevolve_jax.grpo.advantages import group_advantages
+from coevolve_jax.grpo.advantages import group_advantages, spreads
+from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
@@ -45,9 +46,9 @@ from coevolve_jax.types import Task, Trajectory
 PURPOSES = ("held_out", "initial", "sample", "rollout", "evolve")
 
 
-def rng_for(seed: int, purpose: str, step: int = 0) -> np.random.Generator:
-    """The generator of one purpose at one step; none lives across steps."""
-    return np.random.default_rng([seed, PURPOSES.index(purpose), step])
+def rng_for(seed: int, purpose: str, step: int = 0, *again: int) -> np.random.Generator:
+    """The generator of one purpose at one step, and of its repetition `again`; none lives across steps."""
+    return np.random.default_rng([seed, PURPOSES.index(purpose), step, *again])
 
 
 @contextmanager
@@ -71,7 +72,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     policy = build.policy(c.model, mesh)
     scenes = build.scenes(c)
     build.claim(workdir, c)
-    learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh)
+    learner = Learner(
+        policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
+    )
 
     with build.worlds(c) as worlds:
         engine = build.engine(c, policy)
@@ -88,7 +91,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
             _, state, saved = restored
             run = RunState.from_json(saved, c.data.max_tasks or None)
             logs = metrics.MetricsWriter(workdir, saved["sizes"])
-            engine.update_weights(state.params, run.step)
+            engine.update_weights(learner.policy(state), run.step)
         synthesizer = Synthesizer(explorer, worlds, c, leak_guard(c, run.held_out))
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in run.held_out])
         run.tasks.write(workdir / "tasks.jsonl")
@@ -100,15 +103,13 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
             with timed(seconds, "step"):
                 # 1. K rollouts for each of a batch of tasks from D_t
                 with timed(seconds, "rollout"):
-                    batch = run.tasks.sample(
-                        c.rollout.tasks_per_step, rng_for(c.seed, "sample", step), new_share=c.data.new_share
-                    )
-                    trajectories = roll_out(c, agent, batch, step)
+                    batch, trajectories = sample(c, agent, run.tasks, step)
 
                 # 2. GRPO update of the policy
                 with timed(seconds, "update"):
-                    state, learned = update(c, learner, state, trajectories)
-                    engine.update_weights(state.params, step + 1)
+                    chosen, run.filter = choose(c, trajectories, run.filter)
+                    state, learned = update(c, learner, state, chosen)
+                    engine.update_weights(learner.policy(state), step + 1)
 
                 # 3. Weakness signals from these rollouts
                 found, run.history = signals.extract(
@@ -136,6 +137,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 run.seconds[phase] = run.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
             row = {
                 "step": step, **describe(batch, trajectories), **learned, "tasks": len(run.tasks),
+                "groups": {"rolled_out": len(batch), "learned_from": len({t.task_id for t in chosen})},
                 "signals": fired, "evolution": evolution, "seconds": seconds,
             }
             logs.write_step(row)
@@ -154,7 +156,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         # ---- What the policy has become ------------------------------------------------------------
         with timed(run.seconds, "evaluation"):
             after = held_out_result(c, agent, run.held_out)
-        hf_io.save(workdir / "policy", policy.config, jax.device_get(state.params))
+        hf_io.save(workdir / "policy", policy.config, jax.device_get(learner.policy(state)))
         policy.tokenizer.save_pretrained(workdir / "policy")
     return finish(c, workdir, run, after)
 
@@ -185,19 +187,64 @@ def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
     return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)
 
 
-def roll_out(config: ConfigDict, agent: Agent, batch: Sequence[Task], step: int) -> list[Trajectory]:
+def sample(
+    config: ConfigDict, agent: Agent, tasks: TaskPool, step: int
+) -> tuple[list[Task], list[Trajectory]]:
+    """A batch of tasks from D_t and their rollouts.
+
+    With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
+    another task, for at most that many rounds more. All that was rolled out is returned.
+    """
+    c, batch, trajectories = config, [], []
+    missing = c.rollout.tasks_per_step
+    for round in range(1 + c.learner.dynamic_sampling):
+        again = (round,) if round else ()
+        drawn = tasks.sample(missing, rng_for(c.seed, "sample", step, *again), new_share=c.data.new_share)
+        if round:  # a small pool may give a task of this step once more
+            seen = {t.id for t in batch}
+            drawn = [t for t in drawn if t.id not in seen]
+        if not drawn:
+            break
+        batch += drawn
+        trajectories += roll_out(c, agent, drawn, step, *again)
+        missing = c.rollout.tasks_per_step - sum(spread > 0 for spread in group_spreads(trajectories).values())
+        if missing <= 0:
+            break
+    return batch, trajectories
+
+
+def roll_out(
+    config: ConfigDict, agent: Agent, batch: Sequence[Task], step: int, *again: int
+) -> list[Trajectory]:
     """K trajectories for each task of the batch."""
     k = config.rollout.group_size
-    seeds = rng_for(config.seed, "rollout", step).integers(2**32, size=len(batch) * k)
+    seeds = rng_for(config.seed, "rollout", step, *again).integers(2**32, size=len(batch) * k)
     jobs = [(task, m, int(seeds[i * k + m])) for i, task in enumerate(batch) for m in range(k)]
     return agent.rollouts(jobs, config.rollout.temperature)
+
+
+def group_spreads(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Task id -> standard deviation of its valid rollouts' rewards."""
+    return spreads(*zip(*((t.outcome.reward, t.task_id, t.outcome.valid) for t in trajectories)))
+
+
+def choose(
+    config: ConfigDict, trajectories: Sequence[Trajectory], state: FilterState
+) -> tuple[list[Trajectory], FilterState]:
+    """The trajectories to learn from, and the group filter's state after them."""
+    c, kept = config.learner, group_spreads(trajectories)
+    if c.skip_dead_groups or c.dynamic_sampling:
+        kept = {task_id: spread for task_id, spread in kept.items() if spread > 0}
+    if c.group_filter:
+        kept, state = filter_groups(state, kept)
+    return [t for t in trajectories if t.task_id in kept], state
 
 
 def update(
     config: ConfigDict, learner: Learner, state: TrainState, trajectories: Sequence[Trajectory]
 ) -> tuple[TrainState, dict[str, Any]]:
-    """One GRPO update. Raises FloatingPointError where it is not finite."""
-    c, rows = config.learner, len(trajectories)
+    """config.learner.epochs updates. Raises FloatingPointError where one is not finite."""
+    c = config.learner
     if not all(np.isfinite(t.logprobs).all() for t in trajectories):
         raise FloatingPointError(
             "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
@@ -207,22 +254,26 @@ def update(
         [t.outcome.reward for t in trajectories],
         [t.task_id for t in trajectories],
         [t.outcome.valid for t in trajectories],
+        estimator=c.advantage,
     )
-    if c.skip_dead_groups:
-        alive = np.flatnonzero(advantages)
-        trajectories, advantages = [trajectories[i] for i in alive], advantages[alive]
     batch = pack(
         trajectories, advantages, row_length=c.row_length, rows_per_microbatch=c.rows_per_microbatch,
-        max_rows=rows,
+        max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
     )
-    state, learned = learner.update(state, batch)
-    learned = {name: value.item() for name, value in jax.device_get(learned).items()}
-    if not learned.pop("finite"):
-        raise FloatingPointError(
-            f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) is not finite: it was not "
-            "applied and the last checkpoint is intact; start a new workdir with a lower config.learner.learning_rate."
-        )
-    return state, learned
+    old_logprobs = learner.score(state, batch) if c.tis_cap else None
+    mismatch: dict[str, float] = {}
+    for _ in range(c.epochs):
+        state, learned = learner.update(state, batch, old_logprobs)
+        learned = {name: value.item() for name, value in jax.device_get(learned).items()}
+        if not learned.pop("finite"):
+            raise FloatingPointError(
+                f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) is not finite: it was "
+                "not applied and the last checkpoint is intact; start a new workdir with a lower "
+                "config.learner.learning_rate."
+            )
+        # Only the first epoch's policy is the one that the sampler had.
+        mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}
+    return state, {**learned, **mismatch}
 
 
 def describe(batch: Sequence[Task], trajectories: Sequence[Trajectory]) -> dict[str, Any]:

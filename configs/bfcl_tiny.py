@@ -53,19 +53,39 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner = ConfigDict()
     c.learner.learning_rate = 3e-4
-    c.learner.warmup_steps = 0
+    c.learner.warmup_steps = 0  # updates in which the rate rises from 0
+    c.learner.schedule = "constant"  # of the rate after the warm-up; or "cosine", "linear"
+    c.learner.decay_steps = 0  # update at which cosine and linear have come down
+    c.learner.final_rate = 0.0  # to this share of learning_rate
     c.learner.adam_b1 = 0.9
     c.learner.adam_b2 = 0.95
-    c.learner.weight_decay = 0.0
+    c.learner.weight_decay = 0.0  # of matrices; norms and biases never decay
+    c.learner.decay_embeddings = False
     c.learner.max_grad_norm = 1.0
+    # Which of these is which paper's method: see the table in coevolve_jax/grpo/losses.py.
+    c.learner.advantage = "group_std"  # or "group_mean", "leave_one_out"
+    c.learner.ratio = "token"  # whose ratio is clipped; or "sequence"
+    c.learner.aggregate = "token"  # mean over tokens; or "sequence", "constant"
+    c.learner.constant_length = 512  # tokens, for "constant": what the sum over a trajectory is divided by
     c.learner.clip_low = 0.2
     c.learner.clip_high = 0.2
+    c.learner.kl = "k3"  # estimator; or "k1", "k2", "none"
     c.learner.kl_coef = 0.01  # weight of the KL to the frozen start
+    c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: no such weight
+    c.learner.epochs = 1  # updates per batch of rollouts
     c.learner.skip_dead_groups = True  # groups without spread have no advantage; leaving them out halves the work
+    c.learner.dynamic_sampling = 0  # rounds, at most, in which groups without spread are replaced by others
+    c.learner.group_filter = False  # leave out groups of unusually small spread
     c.learner.row_length = 512  # tokens of a packed row
     c.learner.rows_per_microbatch = 8
     c.learner.logprob_chunk = 4096  # tokens whose logits exist at once
     c.learner.remat = False  # recompute layers in the backward pass
+    c.learner.dtype = "float32"  # of the computation; or "bfloat16", as the next two
+    c.learner.param_dtype = "float32"  # of the master weights
+    c.learner.moment_dtype = "float32"  # of Adam's moments
+    c.learner.lora_rank = 0  # 0: all parameters are trained
+    c.learner.lora_alpha = 16.0  # adapters are scaled by lora_alpha / lora_rank
+    c.learner.lora_targets = "layers/.*_proj/kernel"  # regular expression on parameter paths
 
     c.mesh = ConfigDict()  # product = number of devices
     c.mesh.data = 1

@@ -1,4 +1,4 @@
-"""One jitted GRPO update with donated state."""
+"""One jitted policy-gradient update with donated state."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -10,129 +10,124 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from coevolve_jax import sharding
-from coevolve_jax.grpo import losses
+from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
+SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
+PEAKS = ("mismatch_max", "ratio_max")
+
 
 class TrainState(NamedTuple):
-    """params: the policy. opt_state: optax's. step: int32 scalar, updates done."""
+    """params: the policy, or with LoRA its adapters. opt_state: optax's. step: int32 scalar, updates done."""
 
     params: Any
     opt_state: Any
     step: jax.Array
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """AdamW behind global-norm clipping, with linear warm-up. config: the `learner` section."""
-    rate = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps) if config.warmup_steps else None
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.adamw(
-            rate or config.learning_rate, b1=config.adam_b1, b2=config.adam_b2, weight_decay=config.weight_decay
-        ),
-    )
-
-
 class Learner:
-    """The GRPO update for one model on one mesh.
+    """The update for one model on one mesh.
 
     Args:
       model_config: the policy's architecture.
       config: the `learner` section of the run's config.
-      reference: frozen parameters that the KL term pulls to (the policy before RL).
+      reference: frozen parameters: what the KL term pulls to and what LoRA adapts (the policy before RL).
       temperature: that of the sampler; logits are divided by it, so that ratios compare equals.
-      mesh: where it runs. Parameters and optimiser state follow sharding.py's rules.
+      mesh: where it runs. Parameters and optimiser state follow sharding.py's rules; adapters are on every device.
+      seed: of LoRA's first adapters.
+
+    Raises:
+      ValueError: config.lora_targets names nothing, or what cannot be adapted.
     """
 
     def __init__(
-        self, model_config: QwenConfig, config: ConfigDict, reference: Any, *, temperature: float, mesh: Mesh
+        self, model_config: QwenConfig, config: ConfigDict, reference: Any, *, temperature: float, mesh: Mesh,
+        seed: int = 0,
     ):
-        self._model = Qwen(model_config, remat=config.remat)
+        self._model = Qwen(
+            model_config, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+            remat=config.remat,
+        )
         self._config = config
         self._temperature = temperature
+        self._seed = seed
         self._optimizer = make_optimizer(config)
         self._reference = reference
+        self._lora = bool(config.lora_rank)
+        self._uses_kl = config.kl != "none" and config.kl_coef > 0
 
         abstract = jax.eval_shape(self._fresh, reference)
-        shardings = sharding.param_shardings(mesh, abstract)
         everywhere = sharding.replicated(mesh)
+        whole = sharding.param_shardings(mesh, jax.eval_shape(lambda params: params, reference))
+        if self._lora:
+            lora.check_reached(lambda p: self._model.apply({"params": p}, jnp.zeros((1, 1), jnp.int32)),
+                               reference, abstract.params)
+            shardings = jax.tree.map(lambda _: everywhere, abstract)
+        else:
+            shardings = sharding.param_shardings(mesh, abstract)
         rows = sharding.batch_sharding(mesh, axis=1)
-        batch_shardings = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
-        self._shardings = shardings
+        batch = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
         self.init = jax.jit(self._fresh, out_shardings=shardings)
         self._update = jax.jit(
             self._update_step,
-            in_shardings=(shardings, shardings.params, batch_shardings),
+            in_shardings=(shardings, whole, batch, rows),
             out_shardings=(shardings, everywhere),
             donate_argnums=0,
         )
+        self._score = jax.jit(
+            self._score_step, in_shardings=(shardings.params, whole, batch), out_shardings=rows
+        )
+        self._merge = jax.jit(self._merged, in_shardings=(shardings.params, whole), out_shardings=whole)
         self.abstract_state = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
         )
 
     def _fresh(self, params: Any) -> TrainState:
-        params = jax.tree.map(jnp.copy, params)  # the state is donated; the reference is kept
+        c = self._config
+        if self._lora:
+            params = lora.init(jax.random.key(self._seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
+        else:  # copied, since the state is donated and the reference kept
+            params = jax.tree.map(lambda p: jnp.array(p, c.param_dtype, copy=True), params)
         return TrainState(params, self._optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def policy(self, state: TrainState) -> Any:
+        """The policy's parameters, for the engine and for export: LoRA's adapters are merged into the base."""
+        return self._merge(state.params, self._reference) if self._lora else state.params
+
+    def score(self, state: TrainState, batch: Batch) -> jax.Array:
+        """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them."""
+        return self._score(state.params, self._reference, batch)
+
+    def update(
+        self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimiser step on the whole batch. `state` is donated.
 
-        Where the loss, the gradient or the step is not finite the returned state equals the given one and
-        metrics["finite"] is False. Metrics are scalars on the device.
+        old_logprobs: [M, R, L], what the ratio compares with: `score` before the first update on this batch
+        where config.tis_cap is above 0; by default the sampler's.
+
+        The returned state equals the given one where the loss, the gradient or the step is not finite
+        (metrics["finite"] is False), and where nothing asks for a change: no policy token has an advantage and
+        there is no KL term (metrics["applied"] is False in both cases). Metrics are scalars on the device.
         """
-        return self._update(state, self._reference, batch)
+        old = batch.sampler_logprobs if old_logprobs is None else old_logprobs
+        return self._update(state, self._reference, batch, old)
 
-    def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
-        """[R, L] log-probabilities of the targets, and entropies."""
-        variables = {"params": params}
-        hidden = self._model.apply(
-            variables, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden
-        )
-        logprobs, entropy = token_logprobs(
-            lambda h: self._model.apply(variables, h, method=Qwen.unembed),
-            hidden.reshape(-1, hidden.shape[-1]),
-            micro.targets.reshape(-1),
-            temperature=self._temperature,
-            chunk=self._config.logprob_chunk,
-        )
-        return logprobs.reshape(micro.tokens.shape), entropy.reshape(micro.tokens.shape)
-
-    def _loss(self, params: Any, reference: Any, micro: Batch, policy_tokens: jax.Array):
-        """Sum over the micro-batch of token losses / policy tokens of the whole batch."""
+    def gradients(
+        self, params: Any, reference: Any, batch: Batch, old_logprobs: jax.Array
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        """float32 gradient of the batch's loss by `params`, and the metrics; pure, to be jitted by the caller."""
         c = self._config
-        logprobs, entropy = self._logprobs(params, micro)
-        mean = lambda x: jnp.sum(jnp.where(micro.mask, x, 0)) / policy_tokens
-        surrogate, ratio, clipped = losses.clipped_surrogate(
-            logprobs, micro.sampler_logprobs, micro.advantages, c.clip_low, c.clip_high
-        )
-        policy_loss, kl = mean(surrogate), jnp.zeros(())
-        if c.kl_coef:
-            kl = mean(losses.kl_k3(logprobs, jax.lax.stop_gradient(self._logprobs(reference, micro)[0])))
-        loss = policy_loss + c.kl_coef * kl
-        mismatch = jnp.abs(jax.lax.stop_gradient(logprobs) - micro.sampler_logprobs)
-        sums = {
-            "loss": loss,
-            "policy_loss": policy_loss,
-            "kl": kl,
-            "entropy": mean(entropy),
-            "clip_fraction": mean(clipped),
-            "mismatch_mean": mean(mismatch),
-        }
-        peaks = {
-            "mismatch_max": jnp.max(jnp.where(micro.mask, mismatch, 0)),
-            "ratio_max": jnp.max(jnp.where(micro.mask, ratio, 0)),
-        }
-        return loss, (sums, peaks)
-
-    def _update_step(self, state: TrainState, reference: Any, batch: Batch):
+        total = losses.denominator(batch.mask, batch.segment_ids, c.aggregate, c.constant_length)
         policy_tokens = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
         grad_of = jax.grad(self._loss, has_aux=True)
 
         def one_microbatch(i, carry):
-            micro = Batch(*(x[i] if x.ndim else x for x in batch))
-            grads, (sums, peaks) = grad_of(state.params, reference, micro, policy_tokens)
+            micro = _micro(batch, i)
+            grads, (sums, peaks) = grad_of(params, reference, micro, old_logprobs[i], total, policy_tokens)
             total_grads, total_sums, total_peaks = carry
             return (
                 jax.tree.map(jnp.add, total_grads, grads),
@@ -141,19 +136,93 @@ class Learner:
             )
 
         zeros = lambda names: {name: jnp.zeros(()) for name in names}
-        grads, sums, peaks = jax.lax.fori_loop(
-            0,
-            batch.used,
-            one_microbatch,
-            (
-                jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params),
-                zeros(("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean")),
-                zeros(("mismatch_max", "ratio_max")),
-            ),
+        start = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), zeros(SUMS), zeros(PEAKS)
+        grads, sums, peaks = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
+        return grads, {**sums, **peaks, "policy_tokens": policy_tokens}
+
+    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
+        """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters."""
+        if not self._lora:
+            return self._logprobs(params, micro)
+        with lora.adapted(self._scale):
+            return self._logprobs(lora.attach(reference, params), micro)
+
+    @property
+    def _scale(self) -> float:
+        return self._config.lora_alpha / self._config.lora_rank
+
+    def _merged(self, adapters: Any, base: Any) -> Any:
+        return lora.merge(base, adapters, self._scale)
+
+    def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
+        """[R, L] log-probabilities of the targets, and entropies."""
+        variables = {"params": params}
+        hidden = self._model.apply(
+            variables, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden
         )
+        return token_logprobs(
+            lambda h: self._model.apply(variables, h, method=Qwen.unembed), hidden, micro.targets,
+            mask=micro.mask, temperature=self._temperature, chunk=self._config.logprob_chunk,
+        )
+
+    def _loss(
+        self, params: Any, reference: Any, micro: Batch, old_logprobs: jax.Array, total: jax.Array,
+        policy_tokens: jax.Array,
+    ):
+        """Sum over the micro-batch of weighted token losses / `total` of the whole batch."""
+        c = self._config
+        logprobs, entropy = self._policy_logprobs(params, reference, micro)
+        frozen = jax.lax.stop_gradient(logprobs)
+        share = lambda x: jnp.sum(jnp.where(micro.mask, x, 0)) / policy_tokens
+        if c.aggregate == "token":
+            loss_of = lambda x: jnp.sum(jnp.where(micro.mask, x, 0)) / total
+        else:
+            weights = losses.token_weights(micro.mask, micro.segment_ids, c.aggregate)
+            loss_of = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / total
+
+        log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
+        surrogate, ratio, clipped = losses.clipped_surrogate(log_ratio, micro.advantages, c.clip_low, c.clip_high)
+        if c.tis_cap:
+            surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
+        policy_loss, kl = loss_of(surrogate), jnp.zeros(())
+        if self._uses_kl:
+            pulled_to, _ = self._logprobs(reference, micro)
+            kl = loss_of(losses.kl(logprobs, jax.lax.stop_gradient(pulled_to), c.kl))
+        loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
+        mismatch = jnp.abs(frozen - micro.sampler_logprobs)
+        sums = {
+            "loss": loss,
+            "policy_loss": policy_loss,
+            "kl": kl,
+            "entropy": share(entropy),
+            "clip_fraction": share(clipped),
+            "mismatch_mean": share(mismatch),
+            "mismatch_k3": share(losses.kl(micro.sampler_logprobs, frozen, "k3")),
+        }
+        peaks = {
+            "mismatch_max": jnp.max(jnp.where(micro.mask, mismatch, 0)),
+            "ratio_max": jnp.max(jnp.where(micro.mask, ratio, 0)),
+        }
+        return loss, (sums, peaks)
+
+    def _update_step(self, state: TrainState, reference: Any, batch: Batch, old_logprobs: jax.Array):
+        grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)
         grad_norm = optax.tree.norm(grads)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
+        pulls = batch.mask if self._uses_kl else batch.mask & (batch.advantages != 0)
+        applied = finite & jnp.any(pulls)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, state)
-        return state, {**sums, **peaks, "grad_norm": grad_norm, "policy_tokens": policy_tokens, "finite": finite}
+        state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stepped, state)
+        return state, {**metrics, "grad_norm": grad_norm, "finite": finite, "applied": applied}
+
+    def _score_step(self, params: Any, reference: Any, batch: Batch) -> jax.Array:
+        def one_microbatch(i, scores):
+            return scores.at[i].set(self._policy_logprobs(params, reference, _micro(batch, i))[0])
+
+        return jax.lax.fori_loop(0, batch.used, one_microbatch, jnp.zeros(batch.mask.shape))
+
+
+def _micro(batch: Batch, i: jax.Array) -> Batch:
+    """The i-th micro-batch, arrays [R, L]."""
+    return Batch(*(x[i] if x.ndim else x for x in batch))

@@ -1,33 +1,110 @@
-"""Token losses: pure functions on arrays of any (equal) shape, in nats."""
+"""The policy-gradient losses: pure functions on arrays, in nats. Shapes are [R, L] where not said otherwise.
+
+Which settings of `config.learner` are which paper's method:
+
+| method | advantage | ratio | aggregate | clip_low, clip_high | kl | also |
+|---|---|---|---|---|---|---|
+| GRPO, arXiv 2402.03300 | group_std | token | sequence | 0.2, 0.2 | k3 | |
+| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length |
+| DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling |
+| GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
+| RLOO, arXiv 2402.14740 | leave_one_out | sequence or token | sequence | - | k1 | |
+| CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
+
+RLOO's clip is never reached in one update on fresh rollouts.
+"""
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
 
-def clipped_surrogate(
-    logprobs: jax.Array, sampler_logprobs: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """PPO's clipped objective per token, to be minimised (arXiv 1707.06347, eq. 7).
+def segment_sums(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """[R, L + 1] sums of `values` over the segments of each row; column s belongs to segment s."""
+    columns = values.shape[1] + 1
+    return jax.vmap(lambda v, s: jax.ops.segment_sum(v, s, columns))(values, segment_ids)
 
-    The ratio is against the policy that generated the tokens, by the
-    log-probabilities that its sampler returned.
+
+def sequence_mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """At each token the mean of `values` over its own segment's masked tokens (0 where it has none)."""
+    total = segment_sums(jnp.where(mask, values, 0), segment_ids)
+    count = segment_sums(mask.astype(values.dtype), segment_ids)
+    return jnp.take_along_axis(total / jnp.maximum(count, 1), segment_ids, axis=1)
+
+
+def log_ratio(
+    logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Array, segment_ids: jax.Array, level: str
+) -> jax.Array:
+    """log of pi(token) / pi_old(token), by which `clipped_surrogate` weighs a token.
+
+    level: "token", as in PPO; "sequence": the mean over the trajectory's policy tokens, which is the log of GSPO's
+    s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|) (arXiv 2507.18071, eq. 7), the same at each of its tokens.
+    """
+    delta = logprobs - old_logprobs
+    return {"token": lambda: delta, "sequence": lambda: sequence_mean(delta, mask, segment_ids)}[level]()
+
+
+def clipped_surrogate(
+    log_ratio: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """PPO's clipped objective, to be minimised (arXiv 1707.06347, eq. 7); elementwise, any shape.
+
+    clip_low, clip_high: equal in PPO and GRPO; DAPO's clip-higher is clip_high > clip_low (arXiv 2503.14476, eq. 10).
 
     Returns:
       loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
-      ratio: r = exp(logprobs - sampler_logprobs).
+      ratio: r = exp(log_ratio).
       clipped: bool, where the clip cuts the gradient.
     """
-    ratio = jnp.exp(logprobs - sampler_logprobs)
+    ratio = jnp.exp(log_ratio)
     bounded = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     clipped = ratio * advantages > bounded * advantages
     return -jnp.minimum(ratio * advantages, bounded * advantages), ratio, clipped
 
 
-def kl_k3(logprobs: jax.Array, ref_logprobs: jax.Array) -> jax.Array:
-    """Unbiased, non-negative estimate of KL(policy || reference) per sampled token.
+def truncated_weight(old_logprobs: jax.Array, sampler_logprobs: jax.Array, cap: float) -> jax.Array:
+    """min(pi_learner / pi_sampler, cap): truncated importance sampling of tokens whose sampler computes
+    the same policy with other numbers (Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training", 2025). No gradient flows through it."""
+    return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
 
-    k3 = exp(d) - 1 - d with d = ref - policy (Schulman, "Approximating KL divergence", 2020).
+
+def kl(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str) -> jax.Array:
+    """Estimate of KL(policy || reference) at each sampled token (Schulman, "Approximating KL divergence", 2020).
+
+    With d = ref - policy: "k1" -d, unbiased; "k2" d^2 / 2, biased, never negative; "k3"
+    exp(d) - 1 - d, unbiased, never negative. As loss terms on fresh samples they differ in expectation: the
+    gradient of k2 is that of KL(policy || reference), that of k3 of KL(reference || policy), that of k1 zero.
     """
     delta = ref_logprobs - logprobs
-    return jnp.exp(delta) - 1 - delta
+    return {
+        "k1": lambda: -delta,
+        "k2": lambda: 0.5 * delta**2,
+        "k3": lambda: jnp.exp(delta) - 1 - delta,
+    }[estimator]()
+
+
+def token_weights(mask: jax.Array, segment_ids: jax.Array, aggregate: str) -> jax.Array:
+    """float32 weights whose product with the token losses, summed and divided by `denominator`, is the loss."""
+    ones = mask.astype(jnp.float32)
+    count = lambda: jnp.take_along_axis(segment_sums(ones, segment_ids), segment_ids, axis=1)
+    return {
+        "token": lambda: ones, "constant": lambda: ones, "sequence": lambda: ones / jnp.maximum(count(), 1),
+    }[aggregate]()
+
+
+def denominator(mask: jax.Array, segment_ids: jax.Array, aggregate: str, constant_length: int) -> jax.Array:
+    """What the sum of weighted token losses is divided by, of a whole batch [M, R, L]; at least 1.
+
+    "token": the policy tokens, so that each counts the same (DAPO, eq. 8). "sequence": the N trajectories that
+    have policy tokens (GRPO, eq. 3). "constant": N * constant_length, which does not favour short
+    wrong answers (Dr. GRPO, section 3.2).
+    """
+    rows = (-1, mask.shape[-1])
+    counts = lambda: segment_sums(mask.astype(jnp.int32).reshape(rows), segment_ids.reshape(rows))
+    total = {
+        "token": lambda: jnp.sum(mask),
+        "sequence": lambda: jnp.sum(counts() > 0),
+        "constant": lambda: jnp.sum(counts() > 0) * constant_length,
+    }[aggregate]()
+    return jnp.maximum(total, 1).astype(jnp.float32)

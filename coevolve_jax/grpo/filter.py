@@ -1,0 +1,59 @@
+"""Which groups of rollouts are worth an update: those whose rewards spread as much as usual."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class FilterState(NamedTuple):
+    """Running statistics of the spread of groups that have one. mean, var: exponential moving
+    averages of the spread and of its squared deviation. seen: groups so far."""
+
+    mean: float = 0.0
+    var: float = 0.0
+    seen: int = 0
+
+
+def filter_groups(
+    state: FilterState,
+    spreads: Mapping,
+    *,
+    z: float = 1.28,
+    decay: float = 0.1,
+    warmup: int = 20,
+    keep: float = 0.5,
+) -> tuple[list, FilterState]:
+    """EvoTrainer's group filter (arXiv 2606.03108).
+
+    A group without spread is dropped. A group whose spread is below mean - z * std of the groups seen
+    before this call is dropped too (with z = 1.28 the lowest tenth of a normal distribution), unless
+    less than the share `keep` of the groups with spread would be left: then those of largest
+    spread stay. Groups without spread move no statistic, and no threshold applies until `warmup` groups
+    with spread have been seen.
+
+    Args:
+      spreads: group -> standard deviation of its rewards.
+      decay: weight of a new group in the averages.
+
+    Returns:
+      the groups kept, in the order of `spreads`, and the state after this call.
+    """
+    alive = [group for group, spread in spreads.items() if spread > 0]
+    threshold = state.mean - z * state.var**0.5 if state.seen >= warmup else 0.0
+    kept = {group for group in alive if spreads[group] >= threshold}
+    least = int(-(-len(alive) * keep // 1))
+    if len(kept) < least:
+        kept = set(sorted(alive, key=lambda group: -spreads[group])[:least])
+    for group in alive:
+        state = _observe(state, spreads[group], decay)
+    return [group for group in alive if group in kept], state
+
+
+def _observe(state: FilterState, spread: float, decay: float) -> FilterState:
+    """The exponentially weighted mean and variance after one more value (Finch 2009, section 9)."""
+    if state.seen == 0:
+        return FilterState(spread, 0.0, 1)
+    delta = spread - state.mean
+    return FilterState(
+        state.mean + decay * delta, (1 - decay) * (state.var + decay * delta**2), state.seen + 1
+    )

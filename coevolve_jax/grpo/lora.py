@@ -1,0 +1,90 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): W + (alpha / rank) A B with W frozen.
+
+Adapters are a tree of parameters like the policy's own, with the leaves `lora_a` [layers, in, rank] and `lora_b`
+[layers, rank, out] beside the place of each adapted kernel. The layers' scan hands each layer its slice.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+
+def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.float32) -> dict:
+    """Fresh adapters: A normal with variance 1 / in, B zero, so that the policy is at first the base.
+
+    Args:
+      params: the base, arrays or shapes.
+      targets: regular expression, searched in the path of each kernel, such as
+        "layers/self_attn/q_proj/kernel".
+
+    Raises:
+      ValueError: no kernel matches, or one that does is not a stack of matrices.
+    """
+    kernels = {path: leaf for path, leaf in flatten_dict(params).items()
+               if path[-1] == "kernel" and re.search(targets, "/".join(path))}
+    if not kernels:
+        raise ValueError(f"config.learner.lora_targets {targets!r} matches no kernel of the policy: "
+                         "use an expression that finds some, such as '(q|k|v|o)_proj'.")
+    adapters = {}
+    for path, key in zip(sorted(kernels), jax.random.split(key, len(kernels))):
+        if kernels[path].ndim != 3:
+            raise ValueError(f"config.learner.lora_targets {targets!r} matches {'/'.join(path)} of shape "
+                             f"{kernels[path].shape}: only [layers, in, out] kernels can have adapters.")
+        layers, width, out = kernels[path].shape
+        adapters[*path[:-1], "lora_a"] = jax.random.normal(key, (layers, width, rank), dtype) * width**-0.5
+        adapters[*path[:-1], "lora_b"] = jnp.zeros((layers, rank, out), dtype)
+    return unflatten_dict(adapters)
+
+
+def attach(base: Any, adapters: Any) -> dict:
+    """The parameters that a model applied inside `adapted` takes: the base with the adapters beside its kernels."""
+    return unflatten_dict({**flatten_dict(base), **flatten_dict(adapters)})
+
+
+def adapted(scale: float, seen: Callable[[tuple], None] = lambda path: None) -> AbstractContextManager:
+    """A context in which every Dense layer that has an adapter adds scale * (x A) B to its output.
+
+    seen: told the path of each such layer, which is how `check_reached` finds adapters without one.
+    """
+
+    def add_adapter(call, args, kwargs, context):
+        module = context.module
+        y = call(*args, **kwargs)
+        if not (type(module) is nn.Dense and context.method_name == "__call__"
+                and module.has_variable("params", "lora_a")):
+            return y
+        seen(module.path)
+        a, b = (module.get_variable("params", name).astype(y.dtype) for name in ("lora_a", "lora_b"))
+        return y + scale * ((args[0].astype(y.dtype) @ a) @ b)
+
+    return nn.intercept_methods(add_adapter)
+
+
+def check_reached(forward: Callable[[Any], Any], base: Any, adapters: Any) -> None:
+    """Raises ValueError where an adapter belongs to a layer that the model does not run as a Dense layer,
+    and so would never be trained. forward: params -> anything, traced without memory."""
+    reached: set[tuple] = set()
+    with adapted(1.0, reached.add):
+        jax.eval_shape(forward, attach(base, adapters))
+    missed = sorted({path[:-1] for path in flatten_dict(adapters)} - reached)
+    if missed:
+        raise ValueError("config.learner.lora_targets names layers that cannot have adapters: "
+                         f"{', '.join('/'.join(path) for path in missed)}; narrow the expression.")
+
+
+def merge(base: Any, adapters: Any, scale: float) -> Any:
+    """Plain parameters with kernel + scale * A B, in the base's dtype; the sum is taken in float32."""
+    flat, pairs = flatten_dict(base), flatten_dict(adapters)
+    for *path, leaf in pairs:
+        if leaf == "lora_a":
+            a, b = (pairs[*path, name].astype(jnp.float32) for name in ("lora_a", "lora_b"))
+            kernel = flat[*path, "kernel"]
+            flat[*path, "kernel"] = (kernel.astype(jnp.float32) + scale * (a @ b)).astype(kernel.dtype)
+    return unflatten_dict(flat)

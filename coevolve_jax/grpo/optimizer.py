@@ -1,0 +1,57 @@
+"""AdamW behind clipping, with warm-up, schedule, weight-decay mask and a choice of precision."""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+
+def learning_rate(config: ConfigDict) -> float | optax.Schedule:
+    """The rate by update: linear from 0 over `warmup_steps`, then by `schedule` to the share `final_rate`
+    of `learning_rate` at update `decay_steps`, and constant from there."""
+    c = config
+    if c.schedule == "constant":
+        return optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps) if c.warmup_steps else c.learning_rate
+    steps = c.decay_steps - c.warmup_steps
+    decay = {
+        "cosine": optax.cosine_decay_schedule(c.learning_rate, steps, alpha=c.final_rate),
+        "linear": optax.linear_schedule(c.learning_rate, c.final_rate * c.learning_rate, steps),
+    }[c.schedule]
+    if not c.warmup_steps:
+        return decay
+    warmup = optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps)
+    return optax.join_schedules([warmup, decay], [c.warmup_steps])
+
+
+def decay_mask(params: Any, *, embeddings: bool) -> Any:
+    """True for the parameters that decay: matrices; the embedding table only where asked for, norms and biases never."""
+    spared = {"scale", "bias"} if embeddings else {"scale", "bias", "embedding"}
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in spared, params)
+
+
+def in_float32(inner: optax.GradientTransformation, moment_dtype: Any) -> optax.GradientTransformation:
+    """Runs `inner` on float32 copies of gradients, parameters and state; the state is stored in moment_dtype."""
+    cast = lambda tree, dtype: jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+    def init(params):
+        return cast(inner.init(cast(params, jnp.float32)), moment_dtype)
+
+    def update(grads, state, params):
+        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (grads, state, params)))
+        return updates, cast(state, moment_dtype)
+
+    return optax.GradientTransformation(init, update)
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """AdamW (arXiv 1711.05101) behind global-norm clipping. config: the `learner` section."""
+    c = config
+    adamw = optax.adamw(
+        learning_rate(c), b1=c.adam_b1, b2=c.adam_b2, weight_decay=c.weight_decay,
+        mask=lambda params: decay_mask(params, embeddings=c.decay_embeddings),
+    )
+    return in_float32(optax.chain(optax.clip_by_global_norm(c.max_grad_norm), adamw), c.moment_dtype)

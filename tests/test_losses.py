@@ -1,0 +1,216 @@
+"""Each loss, advantage and filter against numpy written from the paper's formula, trajectory by trajectory."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from coevolve_jax.grpo import losses
+from coevolve_jax.grpo.advantages import group_advantages, spreads
+from coevolve_jax.grpo.filter import FilterState, filter_groups
+
+# Two rows: trajectories of 3 and 5 policy tokens, then one of 4, one without any, and padding.
+SEGMENTS = np.array([[1] * 5 + [2] * 7, [1] * 6 + [2] * 3 + [0] * 3])
+MASK = np.array([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0]], bool)
+TRAJECTORIES = [(0, 1), (0, 2), (1, 1)]
+
+
+def draws(seed=0):
+    """new, old and reference log-probabilities [2, 12], and an advantage of each trajectory at its tokens."""
+    rng = np.random.default_rng(seed)
+    new, old, ref = (rng.normal(-1, 0.4, MASK.shape).astype(np.float32) for _ in range(3))
+    advantages = rng.normal(size=(2, 3)).astype(np.float32)[np.arange(2)[:, None], SEGMENTS]
+    return new, old, ref, advantages
+
+
+def tokens_of(row, segment):
+    return np.flatnonzero((SEGMENTS[row] == segment) & MASK[row])
+
+
+def aggregated(token_losses, aggregate):
+    weights = losses.token_weights(MASK, SEGMENTS, aggregate)
+    total = losses.denominator(MASK[None], SEGMENTS[None], aggregate, 10)
+    return float(jnp.sum(jnp.where(MASK, token_losses * weights, 0)) / total)
+
+
+def surrogate(level, low, high):
+    new, old, _, advantages = draws()
+    return losses.clipped_surrogate(losses.log_ratio(new, old, MASK, SEGMENTS, level), advantages, low, high)
+
+
+def expected(token_loss, reduce):
+    """reduce over trajectories of the lists of token losses; token_loss(row, token, tokens of its trajectory)."""
+    return reduce([[token_loss(r, t, tokens_of(r, s)) for t in tokens_of(r, s)] for r, s in TRAJECTORIES])
+
+
+def clip_term(r, a, low, high):
+    return -min(r * a, min(max(r, 1 - low), 1 + high) * a)
+
+
+def test_grpo_is_the_mean_over_trajectories_of_their_token_means():
+    new, old, _, a = draws()
+    term = lambda r, t, _: clip_term(np.exp(new[r, t] - old[r, t]), a[r, t], 0.2, 0.2)
+    want = expected(term, lambda parts: np.mean([np.mean(p) for p in parts]))
+    assert aggregated(surrogate("token", 0.2, 0.2)[0], "sequence") == pytest.approx(want, rel=1e-5)
+
+
+def test_dapo_is_the_mean_over_all_tokens_with_a_higher_upper_clip():
+    new, old, _, a = draws()
+    term = lambda r, t, _: clip_term(np.exp(new[r, t] - old[r, t]), a[r, t], 0.2, 0.28)
+    want = expected(term, lambda parts: np.mean(sum(parts, [])))
+    assert aggregated(surrogate("token", 0.2, 0.28)[0], "token") == pytest.approx(want, rel=1e-5)
+
+
+def test_dr_grpo_divides_each_trajectory_by_a_constant_and_not_by_its_length():
+    new, old, _, a = draws()
+    term = lambda r, t, _: clip_term(np.exp(new[r, t] - old[r, t]), a[r, t], 0.2, 0.2)
+    want = expected(term, lambda parts: np.mean([np.sum(p) / 10 for p in parts]))
+    assert aggregated(surrogate("token", 0.2, 0.2)[0], "constant") == pytest.approx(want, rel=1e-5)
+
+
+def test_gspo_clips_the_ratio_of_the_whole_trajectory():
+    new, old, _, a = draws()
+
+    def sequence_loss(row, segment):
+        tokens = tokens_of(row, segment)
+        s = np.exp(np.sum(new[row, tokens] - old[row, tokens]) / len(tokens))
+        return clip_term(s, a[row, tokens[0]], 0.05, 0.06)
+
+    loss, ratio, clipped = surrogate("sequence", 0.05, 0.06)
+    want = np.mean([sequence_loss(*key) for key in TRAJECTORIES])
+    assert aggregated(loss, "sequence") == pytest.approx(want, rel=1e-5)
+    assert len(np.unique(np.asarray(ratio)[MASK])) == len(TRAJECTORIES)
+    assert clipped[MASK].any()
+
+
+def test_the_gradient_of_gspo_reaches_every_token_of_its_trajectory_alike_and_no_other():
+    new, old, _, _ = draws()
+    one = (SEGMENTS == 2) & (np.arange(2) == 0)[:, None]
+
+    def loss(logprobs):
+        log_ratio = losses.log_ratio(logprobs, old, MASK, SEGMENTS, "sequence")
+        return jnp.sum(jnp.where(one & MASK, losses.clipped_surrogate(log_ratio, jnp.ones(()), 9.0, 9.0)[0], 0))
+
+    got = np.asarray(jax.grad(loss)(new))
+    s = np.exp(np.mean((new - old)[one & MASK]))  # d(5 s) / d logprob = 5 s / 5
+    np.testing.assert_allclose(got[one & MASK], -s, rtol=1e-5)
+    np.testing.assert_array_equal(got[~(one & MASK)], 0)
+
+
+def test_the_ratio_is_not_one_off_policy_and_the_clip_stops_its_gradient():
+    new, old, _, _ = draws()
+    gradient = jax.grad(lambda lp: jnp.sum(losses.clipped_surrogate(lp - old, jnp.ones(()), 0.2, 0.2)[0]))(new)
+    _, ratio, clipped = losses.clipped_surrogate(new - old, jnp.ones(()), 0.2, 0.2)
+    assert (np.abs(ratio - 1) > 0.01).mean() > 0.9
+    np.testing.assert_array_equal(clipped, np.exp(new - old) > 1.2)
+    np.testing.assert_array_equal(np.asarray(gradient) == 0, clipped)
+    assert 0 < np.mean(clipped) < 1
+
+
+def test_kl_estimators_follow_their_formulas_and_two_are_unbiased():
+    new, _, ref, _ = draws()
+    d = ref - new
+    for name, want in {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - 1 - d}.items():
+        np.testing.assert_allclose(losses.kl(new, ref, name), want, rtol=1e-4, atol=1e-6)
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.5, 0.3])
+    exact = np.sum(p * np.log(p / q))
+    for name, unbiased in {"k1": True, "k2": False, "k3": True}.items():
+        mean = np.sum(p * np.asarray(losses.kl(np.log(p), np.log(q), name)))
+        assert (abs(mean - exact) < 1e-6) == unbiased
+
+
+def test_the_gradients_of_the_kl_terms_are_what_the_docstring_says():
+    q, start = np.array([0.2, 0.5, 0.3]), jnp.array([0.4, -0.2, 0.1])
+    p = jax.nn.softmax(start)
+    term = lambda name: jax.grad(lambda x: jnp.sum(p * losses.kl(jax.nn.log_softmax(x), jnp.log(q), name)))(start)
+    reverse = jax.grad(lambda x: jnp.sum(jax.nn.softmax(x) * (jax.nn.log_softmax(x) - jnp.log(q))))(start)
+    forward = jax.grad(lambda x: -jnp.sum(q * jax.nn.log_softmax(x)))(start)
+    np.testing.assert_allclose(term("k1"), 0, atol=1e-6)
+    np.testing.assert_allclose(term("k2"), reverse, atol=1e-6)
+    np.testing.assert_allclose(term("k3"), forward, atol=1e-6)
+
+
+def test_truncated_importance_weights():
+    new, sampler, _, _ = draws()
+    got = losses.truncated_weight(new, sampler, 1.5)
+    np.testing.assert_allclose(got, np.minimum(np.exp(new - sampler), 1.5), rtol=1e-6)
+    assert (np.asarray(got) == 1.5).any() and (np.asarray(got) < 1).any()
+    gradient = jax.grad(lambda lp: jnp.sum(losses.truncated_weight(lp, sampler, 1.5)))(new)
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_an_unknown_setting_is_no_silent_default():
+    new, old, ref, _ = draws()
+    for call in (
+        lambda: losses.kl(new, ref, "k4"),
+        lambda: losses.log_ratio(new, old, MASK, SEGMENTS, "group"),
+        lambda: losses.token_weights(MASK, SEGMENTS, "mean"),
+        lambda: losses.denominator(MASK[None], SEGMENTS[None], "mean", 1),
+        lambda: group_advantages([0, 1], [0, 0], [True] * 2, estimator="std"),
+    ):
+        with pytest.raises(KeyError):
+            call()
+
+
+REWARDS = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 3), st.booleans()), min_size=1, max_size=30
+)
+
+
+@settings(deadline=None)
+@given(REWARDS)
+def test_advantages_follow_their_papers(items):
+    rewards, groups, valid = map(list, zip(*items))
+    for estimator in ("group_std", "group_mean", "leave_one_out"):
+        got = group_advantages(rewards, groups, valid, estimator=estimator)
+        for i, (reward, group, ok) in enumerate(items):
+            peers = [r for r, g, v in items if g == group and v]
+            others = [r for j, (r, g, v) in enumerate(items) if g == group and v and j != i]
+            if not ok or len(set(peers)) == 1:
+                want = 0.0
+            elif estimator == "group_std":
+                want = (reward - np.mean(peers)) / np.std(peers)
+            elif estimator == "group_mean":
+                want = reward - np.mean(peers)
+            else:
+                want = reward - np.mean(others)
+            assert got[i] == pytest.approx(want, rel=1e-4, abs=1e-6)
+            if want == 0.0 and len(set(peers)) <= 1:
+                assert got[i] == 0
+
+
+def test_spreads_are_over_valid_members_and_exactly_zero_without_difference():
+    got = spreads([0.1, 0.1, 0.1, 0.0, 1.0, 1.0], list("aaabbb"), [True] * 5 + [False])
+    assert got == {"a": 0.0, "b": 0.5}
+
+
+def test_the_filter_drops_groups_far_below_the_running_spread():
+    """The numbers of EvoTrainer: decay 0.1, warm-up of 20 groups, 1.28 standard deviations."""
+    rng = np.random.default_rng(0)
+    first = {i: s for i, s in enumerate(rng.uniform(0.3, 0.5, 20))}
+    kept, state = filter_groups(FilterState(), {**first, "dead": 0.0})
+    assert kept == list(first)  # within the warm-up only groups without spread are dropped
+    mean, var = first[0], 0.0
+    for i in range(1, 20):
+        delta = first[i] - mean
+        mean, var = mean + 0.1 * delta, 0.9 * (var + 0.1 * delta**2)
+    assert state == pytest.approx((mean, var, 20))
+    limit = mean - 1.28 * var**0.5
+    kept, later = filter_groups(state, {"low": limit - 1e-6, "dead": 0.0, "just": limit + 1e-6, "high": 0.9})
+    assert kept == ["just", "high"]
+    assert later.seen == 23
+
+
+def test_the_filter_keeps_at_least_half_of_the_groups_with_spread():
+    kept, _ = filter_groups(FilterState(0.5, 1e-4, 50), {"a": 0.1, "b": 0.3, "c": 0.2, "dead": 0.0})
+    assert kept == ["b", "c"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 0.5), max_size=40), st.integers(0, 40))
+def test_the_filter_in_two_calls_ends_in_the_state_of_one(values, cut):
+    both = dict(enumerate(values))
+    _, whole = filter_groups(FilterState(), both)
+    _, half = filter_groups(FilterState(), {k: v for k, v in both.items() if k < cut})
+    _, rest = filter_groups(half, {k: v for k, v in both.items() if k >= cut})
+    assert rest == whole
