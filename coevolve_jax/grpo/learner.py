@@ -58,13 +58,12 @@ class Learner:
         abstract = jax.eval_shape(self._fresh, reference)
         shardings = sharding.param_shardings(mesh, abstract)
         everywhere = sharding.replicated(mesh)
-        rows = sharding.batch_sharding(mesh, axis=1)
-        batch_shardings = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
         self._shardings = shardings
+        self._place = lambda batch: sharding.place_batch(mesh, batch, axis=1)
         self.init = jax.jit(self._fresh, out_shardings=shardings)
         self._update = jax.jit(
             self._update_step,
-            in_shardings=(shardings, shardings.params, batch_shardings),
+            in_shardings=(shardings, shardings.params, None),  # the batch comes placed
             out_shardings=(shardings, everywhere),
             donate_argnums=0,
         )
@@ -82,7 +81,7 @@ class Learner:
         Where the loss, the gradient or the step is not finite the returned state equals the given one and
         metrics["finite"] is False. Metrics are scalars on the device.
         """
-        return self._update(state, self._reference, batch)
+        return self._update(state, self._reference, self._place(batch))
 
     def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
         """[R, L] log-probabilities of the targets, and entropies."""
@@ -146,7 +145,10 @@ class Learner:
             batch.used,
             one_microbatch,
             (
-                jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params),
+                # Sharded like the parameters: what is added to it is then reduced and scattered, not gathered.
+                jax.lax.with_sharding_constraint(
+                    jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params), self._shardings.params
+                ),
                 zeros(("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean")),
                 zeros(("mismatch_max", "ratio_max")),
             ),
