@@ -30,7 +30,7 @@ RULES = (
     (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, "fsdp", "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
     (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", "fsdp")),
-    (r".*/scale|.*/o_proj/bias", P()),
+    (r".*/scale|.*/o_proj/bias|layers/mlp/gate/kernel", P()),
 )
 
 
@@ -40,8 +40,8 @@ def start_processes(spec: str) -> None:
     spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI), else
     "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
     """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
     if spec == "auto":
         jax.distributed.initialize()
     elif match and int(match[3]) < int(match[2]):
