@@ -58,12 +58,13 @@ class Learner:
         abstract = jax.eval_shape(self._fresh, reference)
         shardings = sharding.param_shardings(mesh, abstract)
         everywhere = sharding.replicated(mesh)
-        self._shardings = shardings
-        self._place = lambda batch: sharding.place_batch(mesh, batch, axis=1)
+        rows = sharding.batch_sharding(mesh, axis=1)
+        batch_shardings = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
+        self._mesh, self._shardings = mesh, shardings
         self.init = jax.jit(self._fresh, out_shardings=shardings)
         self._update = jax.jit(
             self._update_step,
-            in_shardings=(shardings, shardings.params, None),  # the batch comes placed
+            in_shardings=(shardings, shardings.params, batch_shardings),
             out_shardings=(shardings, everywhere),
             donate_argnums=0,
         )
@@ -81,7 +82,7 @@ class Learner:
         Where the loss, the gradient or the step is not finite the returned state equals the given one and
         metrics["finite"] is False. Metrics are scalars on the device.
         """
-        return self._update(state, self._reference, self._place(batch))
+        return self._update(state, self._reference, sharding.place_batch(self._mesh, batch, axis=1))
 
     def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
         """[R, L] log-probabilities of the targets, and entropies."""
