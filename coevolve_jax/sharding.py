@@ -47,18 +47,18 @@ def start_processes(spec: str) -> None:
     elif match and int(match[3]) < int(match[2]):
         jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
     else:
-        raise ValueError(f"--distributed={spec!r} names no place in a run: use 'auto' or HOST:PORT,PROCESSES,INDEX "
-                         "with an index below the number of processes, such as 10.0.0.1:1234,2,0.")
+        raise ValueError(f"--distributed={spec!r} names no place in a run: use 'auto' or "
+                         "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over the first data * fsdp * expert * tensor devices; raises ValueError where there are fewer."""
+    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer."""
     shape = (data, fsdp, expert, tensor)
     devices = jax.devices()
     if min(shape) < 1 or math.prod(shape) > len(devices):
         sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape))
-        raise ValueError(f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least 1 "
-                         "whose product is at most that.")
+        raise ValueError(f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
+                         "1 whose product is at most that.")
     return jax.make_mesh(
         shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[: math.prod(shape)]
     )

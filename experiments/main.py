@@ -16,7 +16,7 @@ from ml_collections import config_flags
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
 _DISTRIBUTED = flags.DEFINE_string(
-    "distributed", None, "This process's place among many: HOST:PORT,PROCESSES,INDEX, or auto where the cluster tells."
+    "distributed", None, "Place among many processes: HOST:PORT,PROCESSES,INDEX, or auto on a cluster."
 )
 flags.mark_flags_as_required(["config", "workdir"])
 

@@ -51,14 +51,14 @@ def settings(config):
     c = get_config().learner
     c.row_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
     c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
-    # Adam turns the rounding of a gradient that is nearly zero into a good part of a step: that must be below 1e-5.
+    # Adam turns the rounding of a gradient that is nearly zero into a good part of a step.
     c.learning_rate = 3e-5
     return c
 
 
 def random_params(config, seed=0):
     rng = np.random.default_rng(seed)
-    draw = lambda p: jnp.asarray(rng.normal(1 if p.ndim < 3 and p.shape[-1] < 50 else 0, 0.2, p.shape), p.dtype)
+    draw = lambda p: jnp.asarray(rng.normal(0, 0.2, p.shape) + (p.ndim < 3 and p.shape[-1] < 50), p.dtype)
     return jax.tree.map(draw, hf_io.abstract_params(config))
 
 
@@ -106,7 +106,8 @@ def train(config, mesh):
 
 
 def first_moment(state):
-    return next(s.mu for s in jax.tree.leaves(state.opt_state, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu"))
+    has_mu = lambda s: hasattr(s, "mu")
+    return next(s.mu for s in jax.tree.leaves(state.opt_state, is_leaf=has_mu) if has_mu(s))
 
 
 def named(results, prefix, tree, scale=1):

@@ -1,7 +1,8 @@
 """Hugging Face checkpoints: safetensors to parameters and back, one tensor at a time.
 
 The modules of `qwen` bear the checkpoint's names, so a table of rules maps a parameter to its tensors: linear
-kernels are transposed, and what lies under layers/ is the stack of one tensor per layer (per layer and expert).
+kernels are transposed, and what lies under layers/ is the stack of one tensor per layer, or per layer and
+expert.
 """
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class Entry(NamedTuple):
 def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None):
     """Reads a Hugging Face folder: config.json and safetensors, in one file or several with an index.
 
-    Returns (config, params); params in `dtype`, by sharding.py's rules where a mesh is given. Each process reads only
-    what its devices hold, and no more than one tensor is in host memory besides the parameters.
+    Returns (config, params); params in `dtype`, by sharding.py's rules where a mesh is given. Each process
+    reads only what its devices hold, and at most two tensors are in host memory besides the parameters.
     Raises ValueError where the folder is no model or the architecture is not supported, and one that
     lists every tensor that is missing, unknown or of another shape than config.json says.
     """
@@ -73,9 +74,11 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
     return config, load_params(path, abstract_params(config, dtype), mesh, tied=config.tie_word_embeddings)
 
 
-def load_params(path: str | os.PathLike, abstract: Any, mesh: jax.sharding.Mesh | None = None, tied: bool = False):
-    """Reads the parameters whose shapes and dtypes `abstract` gives. tied: lm_head.weight may repeat, or stand
-    in for, the embedding. See `load`."""
+def load_params(
+    path: str | os.PathLike, abstract: Any, mesh: jax.sharding.Mesh | None = None, tied: bool = False
+) -> Any:
+    """Reads the parameters whose shapes and dtypes `abstract` gives. tied: lm_head.weight may repeat, or
+    stand in for, the embedding. See `load`."""
     path = Path(path)
     entries = _entries(abstract)
     shardings = jax.tree.leaves(sharding.param_shardings(mesh, abstract)) if mesh else [None] * len(entries)
@@ -108,15 +111,16 @@ def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
 
 
 def save(
-    path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None, max_shard_bytes: int = 5 * 10**9
+    path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None,
+    max_shard_bytes: int = 5 * 10**9,
 ) -> None:
     """Writes config.json and the weights, which transformers and SGLang load.
 
-    dtype: of the tensors in the file; None keeps that of `params`. max_shard_bytes: weights that take more are
-    split over files of at most that (a larger tensor has its own) with an index; no more than one file
+    dtype: of the tensors in the file; None keeps that of `params`. max_shard_bytes: weights that take more
+    are split over files of at most that (a larger tensor has its own) with an index; no more than one file
     is in host memory. Everything is written to a temporary folder beside `path` and renamed, so that a reader
-    sees either nothing or a whole model. In a folder that exists already the model's files are replaced and the
-    others (a tokenizer) are kept; several files are replaced while the folder has no index. Where
+    sees either nothing or a whole model. In a folder that exists already the model's files are replaced and
+    the others (a tokenizer) are kept; several files are replaced while the folder has no index. Where
     many processes run, all of them call this and the first one writes.
     """
     path = Path(path)
@@ -158,7 +162,8 @@ def _entries(params: Any) -> list[Entry]:
         matches = ((re.fullmatch(pattern, path), name) for pattern, name in NAMES)
         template = next((match.expand(name) for match, name in matches if match), None)
         if template is None:
-            raise ValueError(f"No rule of coevolve_jax/models/hf_io.py names parameter {path!r}; add one to NAMES.")
+            raise ValueError(f"No rule of coevolve_jax/models/hf_io.py names parameter {path!r}; add one to "
+                             "NAMES.")
         axes = re.findall(r"\{(\w+)\}", template)
         names = np.empty(leaf.shape[: len(axes)], object)
         for index in np.ndindex(names.shape):
@@ -298,8 +303,8 @@ def _write_json(file: Path, content: Mapping) -> None:
 def _replace(source: Path, target: Path) -> None:
     """Moves a model's files into a folder that may hold another model.
 
-    One file of weights is exchanged in one step. Several cannot be: the old index and weights go first and the
-    new index comes last, so that no reader takes a mixture of two models for one.
+    One file of weights is exchanged in one step. Several cannot be: the old index and weights go first and
+    the new index comes last, so that no reader takes a mixture of two models for one.
     """
     new = {file.name for file in source.iterdir()}
     old = [target / WEIGHTS, target / INDEX, *target.glob(SHARDS)]
