@@ -1,7 +1,10 @@
-"""The mesh, and where each array lies on it. The only file that names mesh axes.
+"""The mesh, where each array lies on it, and what each process holds. The only file that names mesh axes.
 
-data: rows of the batch. fsdp: rows of the batch and one axis of every matrix.
-tensor: heads, the hidden layer of the MLP, the vocabulary.
+data: rows of the batch. fsdp: rows of the batch and one axis of every matrix. expert: rows of the batch and
+the experts of sparse layers. tensor: heads, the hidden layer of the MLP, the vocabulary.
+
+A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
+memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
 """
 from __future__ import annotations
 
@@ -10,30 +13,55 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")  # tensor last: its devices, which talk most, are neighbours
+ROWS = ("data", "fsdp", "expert")  # that the rows of a batch are split over
 
-# Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis.
+# Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis,
+# those of experts a second one.
 RULES = (
     (r"embed_tokens/embedding", P("tensor", "fsdp")),
     (r"lm_head/kernel", P("fsdp", "tensor")),
+    (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, "expert", "fsdp", "tensor")),
+    (r"layers/.*/experts/down_proj/kernel", P(None, "expert", "tensor", "fsdp")),
     (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, "fsdp", "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
     (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", "fsdp")),
-    (r".*/scale|.*/o_proj/bias", P()),
+    (r".*/scale|.*/o_proj/bias|layers/mlp/gate/kernel", P()),
 )
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over the first data * fsdp * tensor devices; raises ValueError where there are fewer."""
-    shape = (data, fsdp, tensor)
+def start_processes(spec: str) -> None:
+    """Joins this process to the others of a run; must come before anything else that JAX does.
+
+    spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI), else
+    "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
+    """
+    match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
+    if spec == "auto":
+        jax.distributed.initialize()
+    elif match and int(match[3]) < int(match[2]):
+        jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
+    else:
+        raise ValueError(f"--distributed={spec!r} names no place in a run: use 'auto' or "
+                         "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")
+
+
+def make_mesh(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer."""
+    shape = (data, fsdp, expert, tensor)
     devices = jax.devices()
     if min(shape) < 1 or math.prod(shape) > len(devices):
-        raise ValueError(f"A mesh of data={data}, fsdp={fsdp}, tensor={tensor} does not fit {len(devices)} "
-                         "device(s); choose sizes of at least 1 whose product is at most that.")
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[: math.prod(shape)])
+        sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape))
+        raise ValueError(f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
+                         "1 whose product is at most that.")
+    return jax.make_mesh(
+        shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[: math.prod(shape)]
+    )
 
 
 def param_shardings(mesh: Mesh, abstract_params: Any) -> Any:
@@ -61,10 +89,30 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """For arrays whose `axis` is rows: rows over data and fsdp, everything else whole."""
-    return NamedSharding(mesh, P(*[None] * axis, ("data", "fsdp")))
+    """For arrays whose `axis` is rows: rows over all axes but tensor, everything else whole."""
+    return NamedSharding(mesh, P(*[None] * axis, ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole (scalars, keys)."""
     return NamedSharding(mesh, P())
+
+
+def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
+    """A tree of numpy arrays on the mesh: rows (`axis`) by `batch_sharding`, scalars replicated.
+
+    Every process passes the whole batch, equal everywhere, and copies to its devices the rows that they hold.
+    Raises ValueError where the rows do not divide by the axes that split them.
+    """
+    parts = math.prod(mesh.shape[name] for name in ROWS)
+
+    def place(x):
+        x = np.asarray(x)
+        if x.ndim and x.shape[axis] % parts:
+            sizes = " * ".join(f"{name} {mesh.shape[name]}" for name in ROWS)
+            raise ValueError(f"{x.shape[axis]} rows do not divide by the mesh's {sizes} = {parts}; choose "
+                             f"config.learner.rows_per_microbatch as a multiple of {parts}.")
+        where = batch_sharding(mesh, axis) if x.ndim else replicated(mesh)
+        return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+
+    return jax.tree.map(place, batch)

@@ -90,6 +90,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh = ConfigDict()  # product = number of devices
     c.mesh.data = 1
     c.mesh.fsdp = 1
+    c.mesh.expert = 1
     c.mesh.tensor = 1
 
     c.signals = ConfigDict()

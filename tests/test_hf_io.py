@@ -1,6 +1,10 @@
 """Checkpoints: round trips, transformers reading what we wrote, and what is refused."""
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from coevolve_jax import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
@@ -106,6 +111,133 @@ def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}], ids=["qwen3", "qwen2"]
+)
+def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, changes):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    config = dataclasses.replace(tiny_config, **changes)
+    params = random_params(config)
+    hf_io.save(tmp_path / "model", config, params, max_shard_bytes=30_000)
+    files = sorted(p.name for p in (tmp_path / "model").glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert all((tmp_path / "model" / f).stat().st_size < 30_000 + 4_000 for f in files)  # and the header
+    reference, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", output_loading_info=True)
+    assert not any(report.values()), report
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 11))
+    with torch.no_grad():
+        expected = reference.float()(torch.tensor(tokens)).logits.numpy()
+    loaded, again = hf_io.load(tmp_path / "model")
+    assert_equal_trees(again, params)
+    logits = jax.jit(Qwen(loaded).apply)({"params": again}, tokens)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("limit", [1, 3_000, 30_000, 10**9])
+def test_files_hold_every_tensor_once_and_no_more_than_asked(tiny_config, limit):
+    entries = hf_io._entries(hf_io.abstract_params(tiny_config))
+    files = hf_io._split(entries, np.dtype(np.float32), limit)
+    names = [name for file in files for name in file]
+    assert sorted(names) == sorted(name for entry in entries for name in entry.names.flat)
+    size = lambda name, file: 4 * int(np.prod(file[name][0].tensor_shape))
+    assert all(len(f) == 1 or sum(size(n, f) for n in f) <= limit for f in files)
+
+
+def test_several_files_take_the_place_of_one_and_one_of_several(folder, tiny_config, params):
+    hf_io.save(folder, tiny_config, params, max_shard_bytes=60_000)
+    few = {p.name for p in folder.iterdir()}
+    assert hf_io.WEIGHTS not in few and hf_io.INDEX in few
+    doubled = jax.tree.map(lambda p: 2 * p, params)
+    hf_io.save(folder, tiny_config, doubled, max_shard_bytes=20_000)
+    assert len(list(folder.iterdir())) > len(few) and not few & {p.name for p in folder.glob(hf_io.SHARDS)}
+    assert_equal_trees(hf_io.load(folder)[1], doubled)
+    hf_io.save(folder, tiny_config, params)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert_equal_trees(hf_io.load(folder)[1], params)
+
+
+def test_a_replacement_cut_short_leaves_no_mixture(folder, tiny_config, params, monkeypatch):
+    hf_io.save(folder, tiny_config, params, max_shard_bytes=20_000)
+    replace, seen = os.replace, []
+
+    def stopping(source, target):
+        seen.append(source)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        hf_io.save(folder, tiny_config, jax.tree.map(lambda p: 2 * p, params), max_shard_bytes=20_000)
+    with pytest.raises(ValueError, match="holds neither"):
+        hf_io.load(folder)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_any_dtype_of_the_file(folder, params, dtype):
+    tensors = {k: v.astype(dtype) for k, v in load_file(folder / "model.safetensors").items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64)  # files may mix them
+    save_file(tensors, folder / "model.safetensors")
+    rounded = jax.tree.map(lambda p: p.astype(dtype).astype(jnp.bfloat16), params)
+    rounded["norm"]["scale"] = params["norm"]["scale"].astype(dtype).astype(jnp.bfloat16)
+    assert_equal_trees(hf_io.load(folder, dtype=jnp.bfloat16)[1], rounded)
+
+
+def test_experts_are_stacked_by_layer_and_expert(tmp_path):
+    rng = np.random.default_rng(0)
+    kernel = rng.normal(size=(2, 3, 4, 5)).astype(np.float32)  # [layers, experts, in, out]
+    tensors = {f"model.layers.{i}.mlp.experts.{e}.up_proj.weight": np.ascontiguousarray(kernel[i, e].T)
+               for i in range(2) for e in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    tree = lambda leaf: {"layers": {"mlp": {"experts": {"up_proj": {"kernel": leaf}}}}}
+    for mesh in (None, sharding.make_mesh()):
+        found = hf_io.load_params(tmp_path, tree(jax.ShapeDtypeStruct(kernel.shape, np.float32)), mesh)
+        assert_equal_trees(found, tree(kernel))
+    (file,) = hf_io._split(hf_io._entries(tree(kernel)), kernel.dtype, 10**9)
+    assert file.keys() == tensors.keys()
+    for name, source in file.items():
+        np.testing.assert_array_equal(hf_io._to_host(*source, kernel.dtype), tensors[name])
+
+
+MEMORY = """
+import sys, threading, time, jax
+from coevolve_jax.models import hf_io
+def anonymous():  # bytes that are this process's own; the mapped files are the page cache's
+    text = open("/proc/self/status").read()
+    return 1024 * int(text.split("RssAnon:")[1].split()[0])
+def watch():
+    while not done:
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.001)
+hf_io.load(sys.argv[1])  # compiles, and warms the allocators
+before, peak, done = anonymous(), [0], False
+thread = threading.Thread(target=watch)
+thread.start()
+_, params = hf_io.load(sys.argv[1])
+done = True
+thread.join()
+print(peak[0] - before, sum(p.nbytes for p in jax.tree.leaves(params)))
+"""
+
+
+def test_loading_takes_no_more_host_memory_than_the_parameters_and_two_tensors(tmp_path, tiny_config):
+    """On the CPU the parameters are host memory themselves; a second copy of a stack would add a third."""
+    config = dataclasses.replace(tiny_config, num_hidden_layers=12, hidden_size=512, intermediate_size=2048)
+    params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), hf_io.abstract_params(config))
+    hf_io.save(tmp_path / "model", config, params, max_shard_bytes=10**8)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    program = [sys.executable, "-c", MEMORY, str(tmp_path / "model")]
+    grown, target = map(int, subprocess.run(program, check=True, capture_output=True, env=env).stdout.split())
+    largest = 512 * 2048 * 4
+    stack = 12 * largest
+    assert target > 3 * stack
+    # What the first load freed may be used again, so growth may be less than the target.
+    assert grown < target + 2 * largest + 10 * 2**20 < target + stack
+
+
 def test_sharded_safetensors(folder, params):
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)
@@ -164,6 +296,18 @@ def test_a_tied_model_may_repeat_its_embedding(folder, params):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors")
     assert_equal_trees(hf_io.load(folder)[1], params)
+    del tensors["model.embed_tokens.weight"]  # transformers takes the other one then
+    save_file(tensors, folder / "model.safetensors")
+    assert_equal_trees(hf_io.load(folder)[1], params)
+
+
+def test_a_tied_model_with_another_head_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["lm_head.weight"][-1, -1] += 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="lm_head.weight is not model.embed_tokens.weight, though"):
+        hf_io.load(folder)
 
 
 def test_a_folder_that_is_no_model(tmp_path, folder):

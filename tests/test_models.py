@@ -276,7 +276,7 @@ hf_io.save(folder + "/again", config, params)
 def test_mesh_and_rules_refuse_what_does_not_fit(tiny_config):
     with pytest.raises(ValueError, match="fsdp=2.*does not fit 1 device"):
         sharding.make_mesh(fsdp=2)
-    mesh = jax.sharding.AbstractMesh((1, 3, 1), sharding.AXES)
+    mesh = jax.sharding.AbstractMesh((1, 3, 1, 1), sharding.AXES)
     with pytest.raises(ValueError, match="embed_tokens/embedding of shape .88, 32. .*fsdp axis of 3"):
         sharding.param_shardings(mesh, hf_io.abstract_params(tiny_config))
     with pytest.raises(ValueError, match="No rule .* 'layers/router/kernel'"):

@@ -70,6 +70,7 @@ class Learner:
             shardings = sharding.param_shardings(mesh, abstract)
         rows = sharding.batch_sharding(mesh, axis=1)
         batch = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
+        self._mesh, self._shardings = mesh, shardings
         self.init = jax.jit(self._fresh, out_shardings=shardings)
         self._update = jax.jit(
             self._update_step,
@@ -99,7 +100,7 @@ class Learner:
 
     def score(self, state: TrainState, batch: Batch) -> jax.Array:
         """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them."""
-        return self._score(state.params, self._reference, batch)
+        return self._score(state.params, self._reference, sharding.place_batch(self._mesh, batch, axis=1))
 
     def update(
         self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
@@ -113,6 +114,7 @@ class Learner:
         (metrics["finite"] is False), and where nothing asks for a change: no policy token has an advantage and
         there is no KL term (metrics["applied"] is False in both cases). Metrics are scalars on the device.
         """
+        batch = sharding.place_batch(self._mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None else old_logprobs
         return self._update(state, self._reference, batch, old)
 
@@ -136,7 +138,11 @@ class Learner:
             )
 
         zeros = lambda names: {name: jnp.zeros(()) for name in names}
-        start = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), zeros(SUMS), zeros(PEAKS)
+        # Sharded like the parameters: what is added to it is then reduced and scattered, not gathered.
+        no_grads = jax.lax.with_sharding_constraint(
+            jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), self._shardings.params
+        )
+        start = no_grads, zeros(SUMS), zeros(PEAKS)
         grads, sums, peaks = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
         return grads, {**sums, **peaks, "policy_tokens": policy_tokens}
 

@@ -1,23 +1,27 @@
-"""Hugging Face checkpoints: safetensors to parameters and back.
+"""Hugging Face checkpoints: safetensors to parameters and back, one tensor at a time.
 
-The modules of `qwen` bear the checkpoint's names, so one rule maps a parameter to its tensor: linear
-kernels are transposed, and what lies under layers/ is the stack of one tensor per layer.
+The modules of `qwen` bear the checkpoint's names, so a table of rules maps a parameter to its tensors: linear
+kernels are transposed, and what lies under layers/ is the stack of one tensor per layer, or per layer and
+expert.
 """
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -26,32 +30,65 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
+SHARDS = "model-*-of-*.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+# Parameter path -> tensor; the first match wins. {layer} and {expert} run over the parameter's leading axes.
+NAMES = (
+    (r"lm_head\.kernel", HEAD),
+    (r"layers\.mlp\.experts\.(\w+)\.kernel", r"model.layers.{layer}.mlp.experts.{expert}.\1.weight"),
+    (r"layers\.(.*)\.(?:kernel|scale)", r"model.layers.{layer}.\1.weight"),
+    (r"layers\.(.*)\.bias", r"model.layers.{layer}.\1.bias"),
+    (r"(.*)\.(?:embedding|scale)", r"model.\1.weight"),
+)
+
+
+class Entry(NamedTuple):
+    """A parameter and its tensors. path: "layers.mlp.up_proj.kernel". leaf: array or ShapeDtypeStruct.
+    names: of the tensors, in an array of the shape of the parameter's leading axes."""
+
+    path: str
+    leaf: Any
+    names: np.ndarray
+
+    @property
+    def transposed(self) -> bool:
+        return self.path.endswith(".kernel")
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Of each of its tensors in the file."""
+        shape = tuple(self.leaf.shape[self.names.ndim :])
+        return shape[::-1] if self.transposed else shape
 
 
 def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None):
     """Reads a Hugging Face folder: config.json and safetensors, in one file or several with an index.
 
-    Returns (config, params); params in `dtype`, each device reading only its own shard where a mesh is given.
+    Returns (config, params); params in `dtype`, by sharding.py's rules where a mesh is given. Each process
+    reads only what its devices hold, and at most two tensors are in host memory besides the parameters.
     Raises ValueError where the folder is no model or the architecture is not supported, and one that
     lists every tensor that is missing, unknown or of another shape than config.json says.
     """
-    path = Path(path)
     config = load_config(path)
-    abstract = abstract_params(config, dtype)
-    shardings = sharding.param_shardings(mesh, abstract) if mesh else None
+    return config, load_params(path, abstract_params(config, dtype), mesh, tied=config.tie_word_embeddings)
+
+
+def load_params(
+    path: str | os.PathLike, abstract: Any, mesh: jax.sharding.Mesh | None = None, tied: bool = False
+) -> Any:
+    """Reads the parameters whose shapes and dtypes `abstract` gives. tied: lm_head.weight may repeat, or
+    stand in for, the embedding. See `load`."""
+    path = Path(path)
+    entries = _entries(abstract)
+    shardings = jax.tree.leaves(sharding.param_shardings(mesh, abstract)) if mesh else [None] * len(entries)
     with contextlib.ExitStack() as stack:
         tensors = _open(path, stack)
-        _check_tensors(path, config, abstract, tensors)
-
-        def read(key_path, leaf, place=None):
-            part = _reader(config, _names(key_path), tensors, leaf)
-            if place is None:
-                return jnp.asarray(part((slice(None),) * leaf.ndim))
-            return jax.make_array_from_callback(leaf.shape, place, part)
-
-        trees = (abstract,) if shardings is None else (abstract, shardings)
-        return config, jax.tree_util.tree_map_with_path(read, *trees)
+        if tied and EMBEDDING not in tensors and HEAD in tensors:
+            tensors[EMBEDDING] = tensors.pop(HEAD)
+        _check_tensors(path, entries, tensors, tied)
+        leaves = [_stream(entry, tensors, where) for entry, where in zip(entries, shardings)]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def load_config(path: str | os.PathLike) -> QwenConfig:
@@ -73,30 +110,40 @@ def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
-def save(path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None) -> None:
-    """Writes config.json and model.safetensors, which transformers and SGLang load.
+def save(
+    path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None,
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes config.json and the weights, which transformers and SGLang load.
 
-    dtype: of the tensors in the file; None keeps that of `params`. Everything is written to a temporary
-    folder beside `path` and renamed, so that a reader sees either nothing or a whole model. In a folder that
-    exists already the two files are replaced, weights first, and the others (a tokenizer) are kept.
+    dtype: of the tensors in the file; None keeps that of `params`. max_shard_bytes: weights that take more
+    are split over files of at most that (a larger tensor has its own) with an index; no more than one file
+    is in host memory. Everything is written to a temporary folder beside `path` and renamed, so that a reader
+    sees either nothing or a whole model. In a folder that exists already the model's files are replaced and
+    the others (a tokenizer) are kept; several files are replaced while the folder has no index. Where
+    many processes run, all of them call this and the first one writes.
     """
     path = Path(path)
     dtype = np.dtype(dtype or jax.tree.leaves(params)[0].dtype)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        # An array of the file must be contiguous: safetensors writes memory as it lies.
-        tensors = {name: np.ascontiguousarray(t) for name, t in _tensors(config, params, dtype)}
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps({**config.to_hf(), "dtype": dtype.name, "torch_dtype": dtype.name}, indent=2)
-        (temporary / "config.json").write_text(text + "\n")
-        if path.exists():
-            _replace(temporary, path)
-        else:
-            temporary.chmod(0o755)
-            temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    writes = jax.process_index() == 0
+    with _folder_beside(path) if writes else contextlib.nullcontext() as temporary:
+        weight_map, total = {}, 0
+        files = _split(_entries(flax.core.unfreeze(params)), dtype, max_shard_bytes)
+        for number, file in enumerate(files, start=1):
+            tensors = {name: _to_host(*source, dtype) for name, source in file.items()}
+            name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            weight_map |= dict.fromkeys(tensors, name)
+            total += sum(t.nbytes for t in tensors.values())
+            if writes:
+                save_file(tensors, temporary / name, metadata={"format": "pt"})
+        if writes:
+            if len(files) > 1:
+                _write_json(temporary / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+            _write_json(
+                temporary / "config.json", {**config.to_hf(), "dtype": dtype.name, "torch_dtype": dtype.name}
+            )
+            _replace(temporary, path) if path.exists() else temporary.rename(path)
+    multihost_utils.sync_global_devices("model is saved")
 
 
 def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
@@ -107,34 +154,28 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
                          f"{config.vocab_size}; use the tokenizer that belongs to this model.")
 
 
-def _replace(source: Path, target: Path) -> None:
-    os.replace(source / WEIGHTS, target / WEIGHTS)
-    os.replace(source / "config.json", target / "config.json")
-    for shard in (*target.glob("model-*-of-*.safetensors"), target / INDEX):
-        shard.unlink(missing_ok=True)
+def _entries(params: Any) -> list[Entry]:
+    """The parameters in the order of the tree's leaves."""
+    entries = []
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path = jax.tree_util.keystr(key_path, simple=True, separator=".")
+        matches = ((re.fullmatch(pattern, path), name) for pattern, name in NAMES)
+        template = next((match.expand(name) for match, name in matches if match), None)
+        if template is None:
+            raise ValueError(f"No rule of coevolve_jax/models/hf_io.py names parameter {path!r}; add one to "
+                             "NAMES.")
+        axes = re.findall(r"\{(\w+)\}", template)
+        names = np.empty(leaf.shape[: len(axes)], object)
+        for index in np.ndindex(names.shape):
+            names[index] = template.format(**dict(zip(axes, index)))
+        entries.append(Entry(path, leaf, names))
+    return entries
 
 
-def _names(key_path) -> tuple[str, ...]:
-    return tuple(key.key for key in key_path)
+# ---- Reading -------------------------------------------------------------------------------------------
 
 
-def _hf_names(config: QwenConfig, names: tuple[str, ...]) -> list[str]:
-    """('layers', 'mlp', 'up_proj', 'kernel') -> one 'model.layers.{i}.mlp.up_proj.weight' per layer."""
-    *modules, leaf = names
-    if modules[0] == "lm_head":
-        return ["lm_head.weight"]
-    if modules[0] == "layers":
-        rest = ".".join((*modules[1:], LEAVES[leaf]))
-        return [f"model.layers.{i}.{rest}" for i in range(config.num_hidden_layers)]
-    return [".".join(("model", *modules, LEAVES[leaf]))]
-
-
-def _hf_shape(names: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = shape[1:] if names[0] == "layers" else shape
-    return shape[::-1] if names[-1] == "kernel" else shape
-
-
-def _open(path: Path, stack: contextlib.ExitStack) -> dict[str, Callable]:
+def _open(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Tensor name -> safetensors slice, read only where it is indexed."""
     if (path / WEIGHTS).is_file():
         files = [WEIGHTS]
@@ -152,39 +193,126 @@ def _open(path: Path, stack: contextlib.ExitStack) -> dict[str, Callable]:
     return tensors
 
 
-def _check_tensors(path: Path, config: QwenConfig, abstract: Any, tensors: dict) -> None:
-    expected = {}
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
-        names = _names(key_path)
-        expected |= dict.fromkeys(_hf_names(config, names), _hf_shape(names, leaf.shape))
-    # A tied model's file may hold the embedding a second time under this name; transformers ignores it too.
-    surplus = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    faults = [f"{name} is missing" for name in expected if name not in tensors]
-    faults += [f"{name} is unknown" for name in tensors if name not in expected and name not in surplus]
-    for name in expected.keys() & tensors.keys():
-        if (shape := tuple(tensors[name].get_shape())) != expected[name]:
-            faults.append(f"{name} has shape {shape} instead of {expected[name]}")
+def _check_tensors(path: Path, entries: list[Entry], tensors: Mapping, tied: bool) -> None:
+    expected = {name: entry.tensor_shape for entry in entries for name in entry.names.flat}
+    shapes = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+    surplus = shapes.keys() - expected.keys()
+    faults = [f"{name} is missing" for name in expected.keys() - shapes.keys()]
+    for name in expected.keys() & shapes.keys():
+        if shapes[name] != expected[name]:
+            faults.append(f"{name} has shape {shapes[name]} instead of {expected[name]}")
+    if tied and HEAD in surplus:
+        surplus.remove(HEAD)
+        if shapes.get(EMBEDDING) != shapes[HEAD] or not _equal(tensors[EMBEDDING], tensors[HEAD]):
+            faults.append(f"{HEAD} is not {EMBEDDING}, though tie_word_embeddings says so (set it to false)")
+    faults += [f"{name} is unknown" for name in surplus]
     if faults:
         raise ValueError(f"The weights in {path} do not fit its config.json: {'; '.join(sorted(faults))}.")
 
 
-def _reader(config: QwenConfig, names: tuple[str, ...], tensors: dict, leaf: jax.ShapeDtypeStruct):
-    """A function from an index into the parameter to that part of it, read from the file."""
-    slices = [tensors[name] for name in _hf_names(config, names)]
-    stacked, transposed = names[0] == "layers", names[-1] == "kernel"
+def _equal(a: Any, b: Any, rows: int = 4096) -> bool:
+    """Whether two tensors of one shape hold the same values, some rows at a time."""
+    size = a.get_shape()[0]
+    parts = [slice(start, min(start + rows, size)) for start in range(0, size, rows)]
+    return all(np.array_equal(a[part], b[part]) for part in parts)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        chosen, inner = (slices[index[0]], index[1:]) if stacked else (slices, index)
-        parts = [s[inner[::-1]].T if transposed else s[inner] for s in chosen]
-        return np.asarray(np.stack(parts) if stacked else parts[0], leaf.dtype)
 
+def _stream(entry: Entry, tensors: Mapping, where: jax.sharding.Sharding | None) -> jax.Array:
+    """The parameter of `entry`, from the file into the devices' memory tensor by tensor.
+
+    A stack of layers is never in host memory: each device's part begins as zeros on the device, and
+    the tensors, or what the device needs of them, are written into it in place.
+    """
+    leaf = entry.leaf
+    if where is None:
+        return _fill(entry, tensors, [slice(0, n) for n in leaf.shape], None)
+    holders: dict[tuple, list] = {}  # devices by the part that they hold: the same one for all replicas
+    for device, index in where.addressable_devices_indices_map(leaf.shape).items():
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape))
+        holders.setdefault(bounds, []).append(device)
+    parts = []
+    for bounds, devices in holders.items():
+        first = _fill(entry, tensors, [slice(*b) for b in bounds], devices[0])
+        parts += [first, *(jax.device_put(first, device) for device in devices[1:])]
+    return jax.make_array_from_single_device_arrays(leaf.shape, where, parts)
+
+
+def _fill(entry: Entry, tensors: Mapping, index: list[slice], device: jax.Device | None) -> jax.Array:
+    """The part `index` of a parameter on one device."""
+    depth = entry.names.ndim
+    part = jnp.zeros([s.stop - s.start for s in index], entry.leaf.dtype, device=device)
+    inner = tuple(index[depth:][::-1] if entry.transposed else index[depth:])
+    for place in np.ndindex(part.shape[:depth]):
+        name = entry.names[tuple(s.start + i for s, i in zip(index, place))]
+        part = _write(part, tensors[name][inner], place, entry.transposed)
+        part.block_until_ready()  # reading must not run ahead of writing, or the host holds what waits
     return part
 
 
-def _tensors(config: QwenConfig, params: Any, dtype: np.dtype):
-    """(name in the checkpoint, array) for every tensor of `params`."""
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(flax.core.unfreeze(params)):
-        names = _names(key_path)
-        leaf = np.asarray(leaf).astype(dtype)
-        for name, array in zip(_hf_names(config, names), leaf if names[0] == "layers" else [leaf]):
-            yield name, array.T if names[-1] == "kernel" else array
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="transposed")
+def _write(part: jax.Array, tensor: jax.Array, place: tuple, transposed: bool) -> jax.Array:
+    """part[place] = tensor, in the memory of `part`."""
+    tensor = (tensor.T if transposed else tensor).astype(part.dtype)
+    start = (*place, *[0] * tensor.ndim)
+    return jax.lax.dynamic_update_slice(part, tensor.reshape((1,) * len(place) + tensor.shape), start)
+
+
+# ---- Writing -------------------------------------------------------------------------------------------
+
+
+def _split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[str, tuple]]:
+    """The files' contents: tensor name -> (parameter, index into it), in the tree's order."""
+    files, room = [{}], max_bytes
+    for entry in entries:
+        size = int(np.prod(entry.tensor_shape)) * dtype.itemsize
+        for index in np.ndindex(entry.names.shape):
+            if size > room and files[-1]:
+                files.append({})
+                room = max_bytes
+            files[-1][entry.names[index]] = (entry, index)
+            room -= size
+    return files
+
+
+def _to_host(entry: Entry, index: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """One tensor as the file has it. A collective where the parameter lies on several processes."""
+    tensor = entry.leaf[index] if index else entry.leaf
+    if isinstance(tensor, jax.Array) and not tensor.is_fully_addressable:
+        tensor = multihost_utils.process_allgather(tensor, tiled=True)
+    tensor = np.asarray(tensor).astype(dtype)
+    # safetensors writes memory as it lies.
+    return np.ascontiguousarray(tensor.T if entry.transposed else tensor)
+
+
+@contextlib.contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """A temporary folder in the folder of `path`; what is left of it at the end is deleted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_json(file: Path, content: Mapping) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Moves a model's files into a folder that may hold another model.
+
+    One file of weights is exchanged in one step. Several cannot be: the old index and weights go first and
+    the new index comes last, so that no reader takes a mixture of two models for one.
+    """
+    new = {file.name for file in source.iterdir()}
+    old = [target / WEIGHTS, target / INDEX, *target.glob(SHARDS)]
+    if INDEX in new:
+        for file in old:
+            file.unlink(missing_ok=True)
+    for name in sorted(new - {INDEX, "config.json"}) + ["config.json"] + sorted(new & {INDEX}):
+        os.replace(source / name, target / name)
+    for file in old:
+        if file.name not in new:
+            file.unlink(missing_ok=True)
