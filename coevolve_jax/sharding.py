@@ -68,3 +68,12 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole (scalars, keys)."""
     return NamedSharding(mesh, P())
+
+
+def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
+    """How `models/moe.py` lies on the mesh: specs of arrays of `tokens` rows, of the experts' kernels [E, D, F]
+    and [E, F, D], and the axes over which partial sums are added. Tokens that the batch's axes do not divide
+    are held whole by every device."""
+    rows = ("data", "fsdp")
+    rows = P(rows) if tokens % math.prod(mesh.shape[axis] for axis in rows) == 0 else P()
+    return rows, P("expert", None, "tensor"), P("expert", "tensor"), ("expert", "tensor")

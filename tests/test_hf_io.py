@@ -193,9 +193,9 @@ def test_config_in_both_places_of_rope_theta():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"model_type": "qwen3_moe"}, "lacks num_experts, num_experts_per_tok, moe_intermediate_size"),
         ({"model_type": "llama"}, "model_type 'llama'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling type 'yarn'"),
+        ({"rope_scaling": {"type": "llama3", "factor": 4.0}}, "rope_scaling type 'llama3'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}}, "rope_parameters type 'linear'"),
         ({"rope_theta": None}, "names no rope_theta"),
         ({"use_sliding_window": True}, "use_sliding_window"),

@@ -118,19 +118,30 @@ def _names(key_path) -> tuple[str, ...]:
     return tuple(key.key for key in key_path)
 
 
-def _hf_names(config: QwenConfig, names: tuple[str, ...]) -> list[str]:
-    """('layers', 'mlp', 'up_proj', 'kernel') -> one 'model.layers.{i}.mlp.up_proj.weight' per layer."""
+def _hf_names(config: QwenConfig, names: tuple[str, ...]) -> np.ndarray:
+    """The checkpoint's names of one parameter, in the shape of its stacked axes: [] outside of layers/,
+    [layers that have it] or, of experts, [layers that have it, experts].
+
+    ('layers', 'mlp', 'experts', 'up_proj', 'kernel') -> 'model.layers.{i}.mlp.experts.{e}.up_proj.weight'.
+    """
     *modules, leaf = names
     if modules[0] == "lm_head":
-        return ["lm_head.weight"]
-    if modules[0] == "layers":
-        rest = ".".join((*modules[1:], LEAVES[leaf]))
-        return [f"model.layers.{i}.{rest}" for i in range(config.num_hidden_layers)]
-    return [".".join(("model", *modules, LEAVES[leaf]))]
+        return np.array("lm_head.weight")
+    path = ".".join(("model", *modules, LEAVES[leaf]))
+    if modules[0] != "layers":
+        return np.array(path)
+    layers = range(config.num_hidden_layers)
+    if modules[1] == "mlp":
+        layers = config.sparse_layers if modules[2] in ("gate", "experts") else config.dense_layers
+    paths = [path.replace(".layers.", f".layers.{i}.") for i in layers]
+    if modules[2:3] != ["experts"]:
+        return np.array(paths)
+    experts = range(config.num_experts)
+    return np.array([[path.replace(".experts.", f".experts.{e}.") for e in experts] for path in paths])
 
 
-def _hf_shape(names: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = shape[1:] if names[0] == "layers" else shape
+def _hf_shape(config: QwenConfig, names: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    shape = shape[_hf_names(config, names).ndim :]
     return shape[::-1] if names[-1] == "kernel" else shape
 
 
@@ -156,7 +167,7 @@ def _check_tensors(path: Path, config: QwenConfig, abstract: Any, tensors: dict)
     expected = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         names = _names(key_path)
-        expected |= dict.fromkeys(_hf_names(config, names), _hf_shape(names, leaf.shape))
+        expected |= dict.fromkeys(_hf_names(config, names).flat, _hf_shape(config, names, leaf.shape))
     # A tied model's file may hold the embedding a second time under this name; transformers ignores it too.
     surplus = {"lm_head.weight"} if config.tie_word_embeddings else set()
     faults = [f"{name} is missing" for name in expected if name not in tensors]
@@ -170,13 +181,13 @@ def _check_tensors(path: Path, config: QwenConfig, abstract: Any, tensors: dict)
 
 def _reader(config: QwenConfig, names: tuple[str, ...], tensors: dict, leaf: jax.ShapeDtypeStruct):
     """A function from an index into the parameter to that part of it, read from the file."""
-    slices = [tensors[name] for name in _hf_names(config, names)]
-    stacked, transposed = names[0] == "layers", names[-1] == "kernel"
+    hf_names = _hf_names(config, names)
+    transposed = names[-1] == "kernel"
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
-        chosen, inner = (slices[index[0]], index[1:]) if stacked else (slices, index)
-        parts = [s[inner[::-1]].T if transposed else s[inner] for s in chosen]
-        return np.asarray(np.stack(parts) if stacked else parts[0], leaf.dtype)
+        chosen, inner = hf_names[index[: hf_names.ndim]], index[hf_names.ndim :]
+        parts = [tensors[n][inner[::-1]].T if transposed else tensors[n][inner] for n in chosen.flat]
+        return np.asarray(np.stack(parts).reshape(*chosen.shape, *parts[0].shape), leaf.dtype)
 
     return part
 
@@ -185,6 +196,7 @@ def _tensors(config: QwenConfig, params: Any, dtype: np.dtype):
     """(name in the checkpoint, array) for every tensor of `params`."""
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(flax.core.unfreeze(params)):
         names = _names(key_path)
-        leaf = np.asarray(leaf).astype(dtype)
-        for name, array in zip(_hf_names(config, names), leaf if names[0] == "layers" else [leaf]):
-            yield name, array.T if names[-1] == "kernel" else array
+        hf_names = _hf_names(config, names)
+        leaf = np.asarray(leaf).astype(dtype).reshape(hf_names.size, *leaf.shape[hf_names.ndim :])
+        for name, array in zip(hf_names.flat, leaf, strict=True):
+            yield str(name), array.T if names[-1] == "kernel" else array
