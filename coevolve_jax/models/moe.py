@@ -146,6 +146,8 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
     rows, wide, narrow, shards = sharding.expert_specs(mesh, len(x))
 
     def one_device(x, weights, experts, *kernels):
+        # Each shard has its own part of x's gradient: they are to be added here, where they are [N, D].
+        x = jax.lax.pcast(x, shards, to="varying")
         first = jax.lax.axis_index(shards[0]) * len(kernels[0])
         return jax.lax.psum(_mix(x, weights, experts - first, *kernels), shards)
 
