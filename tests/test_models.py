@@ -26,7 +26,7 @@ YARN = (
     {"factor": 2.5, "original_max_position_embeddings": 24, "mscale": 2.0, "mscale_all_dim": 0.7,
      "truncate": False},
 )
-SEEDS = range(16)
+SEEDS = range(80, 96)  # chosen so that they vary everything, which a test checks
 
 
 def random_hf_config(seed: int) -> dict:
@@ -58,7 +58,7 @@ def random_hf_config(seed: int) -> dict:
             num_hidden_layers=pick(2, 4),
             num_experts=pick(4, 6),
             num_experts_per_tok=pick(1, 2, 3),
-            moe_intermediate_size=pick(10, 16),
+            moe_intermediate_size=pick(12, 16),
             norm_topk_prob=pick(True, False),
             decoder_sparse_step=pick(1, 2),
             mlp_only_layers=pick([], [0], [1]),
