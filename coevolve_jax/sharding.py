@@ -116,3 +116,15 @@ def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
         return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
 
     return jax.tree.map(place, batch)
+
+
+def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
+    """How `models/moe.py` lies on the mesh: specs of arrays of `tokens` rows, of the experts' kernels [E, D, F]
+    and [E, F, D], and the axes over which partial sums are added.
+
+    The rows are gathered over the expert axis, each of whose devices needs all of them for its own experts.
+    Tokens that the other axes do not divide are held whole by every device.
+    """
+    rows = ("data", "fsdp")
+    rows = P(rows) if tokens % math.prod(mesh.shape[axis] for axis in rows) == 0 else P()
+    return rows, P("expert", None, "tensor"), P("expert", "tensor"), ("expert", "tensor")

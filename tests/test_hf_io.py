@@ -138,7 +138,7 @@ def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, chan
 
 @pytest.mark.parametrize("limit", [1, 3_000, 30_000, 10**9])
 def test_files_hold_every_tensor_once_and_no_more_than_asked(tiny_config, limit):
-    entries = hf_io._entries(hf_io.abstract_params(tiny_config))
+    entries = hf_io._entries(tiny_config, hf_io.abstract_params(tiny_config))
     files = hf_io._split(entries, np.dtype(np.float32), limit)
     names = [name for file in files for name in file]
     assert sorted(names) == sorted(name for entry in entries for name in entry.names.flat)
@@ -186,20 +186,22 @@ def test_any_dtype_of_the_file(folder, params, dtype):
     assert_equal_trees(hf_io.load(folder, dtype=jnp.bfloat16)[1], rounded)
 
 
-def test_experts_are_stacked_by_layer_and_expert(tmp_path):
+def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
+    config = dataclasses.replace(
+        tiny_config, model_type="qwen3_moe", attention_bias=False, num_hidden_layers=4, num_experts=3,
+        num_experts_per_tok=2, moe_intermediate_size=5, decoder_sparse_step=2, mlp_only_layers=(1,))
     rng = np.random.default_rng(0)
-    kernel = rng.normal(size=(2, 3, 4, 5)).astype(np.float32)  # [layers, experts, in, out]
-    tensors = {f"model.layers.{i}.mlp.experts.{e}.up_proj.weight": np.ascontiguousarray(kernel[i, e].T)
-               for i in range(2) for e in range(3)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    tree = lambda leaf: {"layers": {"mlp": {"experts": {"up_proj": {"kernel": leaf}}}}}
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), hf_io.abstract_params(config))
+    hf_io.save(tmp_path / "model", config, params)
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    up = params["layers"]["mlp"]["experts"]["up_proj"]["kernel"]
+    assert up.shape[:2] == (1, 3)  # of layers 1 and 3 the first is dense
+    for e in range(3):
+        np.testing.assert_array_equal(tensors[f"model.layers.3.mlp.experts.{e}.up_proj.weight"], up[0, e].T)
+    np.testing.assert_array_equal(
+        tensors["model.layers.2.mlp.up_proj.weight"], params["layers"]["mlp"]["up_proj"]["kernel"][2].T)
     for mesh in (None, sharding.make_mesh()):
-        found = hf_io.load_params(tmp_path, tree(jax.ShapeDtypeStruct(kernel.shape, np.float32)), mesh)
-        assert_equal_trees(found, tree(kernel))
-    (file,) = hf_io._split(hf_io._entries(tree(kernel)), kernel.dtype, 10**9)
-    assert file.keys() == tensors.keys()
-    for name, source in file.items():
-        np.testing.assert_array_equal(hf_io._to_host(*source, kernel.dtype), tensors[name])
+        assert_equal_trees(hf_io.load(tmp_path / "model", mesh=mesh)[1], params)
 
 
 MEMORY = """
@@ -337,9 +339,9 @@ def test_config_in_both_places_of_rope_theta():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen3_moe"}, "model_type 'qwen3_moe'"),
+        ({"model_type": "qwen3_moe"}, "lacks num_experts, num_experts_per_tok, moe_intermediate_size"),
         ({"model_type": "llama"}, "model_type 'llama'"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling type 'yarn'"),
+        ({"rope_scaling": {"type": "llama3", "factor": 4.0}}, "rope_scaling type 'llama3'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}}, "rope_parameters type 'linear'"),
         ({"rope_theta": None}, "names no rope_theta"),
         ({"use_sliding_window": True}, "use_sliding_window"),

@@ -1,6 +1,7 @@
 """The model against transformers, and the properties that training and decoding rely on."""
 import dataclasses
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -15,20 +16,54 @@ from jax.sharding import PartitionSpec as P
 from coevolve_jax import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.attention import attention
+from coevolve_jax.models.config import Yarn
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
 
-# hidden, ffn, layers, heads, kv heads, head_dim, theta, tied, bias
-QWEN3 = [
-    (32, 56, 2, 4, 2, 8, 1e6, True, False),
-    (48, 40, 3, 4, 1, 20, 1e4, False, False),
-    (24, 64, 1, 6, 6, 16, 5e6, True, True),
-    (40, 72, 2, 6, 2, 32, 1e6, False, True),
-]
-QWEN2 = [
-    (32, 56, 2, 4, 2, 8, 1e6, True, True),
-    (48, 40, 3, 6, 1, 8, 1e4, False, True),
-    (64, 72, 1, 4, 4, 16, 1e6, False, True),
-]
+YARN = (
+    {"factor": 4.0, "original_max_position_embeddings": 16},
+    {"factor": 8.0, "original_max_position_embeddings": 40, "beta_fast": 8.0, "beta_slow": 0.5,
+     "attention_factor": 1.3},
+    {"factor": 2.5, "original_max_position_embeddings": 24, "mscale": 2.0, "mscale_all_dim": 0.7,
+     "truncate": False},
+)
+SEEDS = range(80, 96)  # chosen so that they vary everything, which a test checks
+
+
+def random_hf_config(seed: int) -> dict:
+    """The fields of a random config.json; a quarter each Qwen2 and Qwen3, the rest Qwen3-MoE."""
+    rng = np.random.default_rng(seed)
+    pick = lambda *options: options[rng.integers(len(options))]
+    kind = ("qwen2", "qwen3", "qwen3_moe", "qwen3_moe")[seed % 4]
+    kv_heads, head_dim = pick(1, 2, 3), pick(8, 12, 20)
+    heads = kv_heads * pick(1, 2, 3)
+    scaling = pick(None, *YARN)
+    rope = {"rope_type": "yarn", **scaling} if scaling else {"rope_type": "default"}
+    fields = dict(
+        model_type=kind,
+        vocab_size=88,
+        hidden_size=heads * head_dim if kind == "qwen2" else pick(24, 40),
+        intermediate_size=pick(36, 56),
+        num_hidden_layers=2,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=pick(1e-6, 1e-3),
+        tie_word_embeddings=pick(True, False),
+        max_position_embeddings=64,
+        rope_parameters={**rope, "rope_theta": pick(1e3, 1e6)},
+    )
+    if kind != "qwen2":
+        fields |= dict(head_dim=head_dim, attention_bias=pick(True, False))
+    if kind == "qwen3_moe":
+        fields |= dict(
+            num_hidden_layers=pick(2, 4),
+            num_experts=pick(4, 6),
+            num_experts_per_tok=pick(1, 2, 3),
+            moe_intermediate_size=pick(12, 16),
+            norm_topk_prob=pick(True, False),
+            decoder_sparse_step=pick(1, 2),
+            mlp_only_layers=pick([], [0], [1]),
+        )
+    return fields
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -50,41 +85,96 @@ def tokens_of(config: QwenConfig, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, config.vocab_size, shape, dtype=np.int32)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"), [("qwen3", s) for s in QWEN3] + [("qwen2", s) for s in QWEN2], ids=str
-)
-def test_logits_agree_with_transformers(kind, sizes, tmp_path):
+def test_the_random_configurations_vary_everything():
+    configs = [QwenConfig.from_hf(random_hf_config(seed)) for seed in SEEDS]
+    by_kind = {kind: [c for c in configs if c.model_type == kind] for kind in ("qwen2", "qwen3", "qwen3_moe")}
+    for kind, some in by_kind.items():
+        varied = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "yarn"}
+        if kind == "qwen3_moe":
+            varied |= {"attention_bias", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
+                       "num_experts", "num_experts_per_tok"}
+        for name in varied:
+            assert len({getattr(c, name) for c in some}) > 1, (kind, name)
+    assert {c.yarn for c in configs} == {None, *(Yarn(**y) for y in YARN)}
+    assert {c.attention_bias for c in by_kind["qwen3"]} == {True, False}
+    assert any(c.head_dim != c.hidden_size // c.num_attention_heads for c in by_kind["qwen3"])
+    mixed = [bool(c.sparse_layers and c.dense_layers) for c in by_kind["qwen3_moe"]]
+    assert any(mixed) and not all(mixed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_logits_agree_with_transformers(seed, tmp_path):
     torch = pytest.importorskip("torch")
     import transformers
 
-    hidden, ffn, layers, heads, kv_heads, head_dim, theta, tied, bias = sizes
-    common = dict(
-        vocab_size=88,
-        hidden_size=hidden,
-        intermediate_size=ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        rope_parameters={"rope_type": "default", "rope_theta": theta},
-        tie_word_embeddings=tied,
-        attn_implementation="eager",
-    )
-    if kind == "qwen3":
-        config = transformers.Qwen3Config(**common, head_dim=head_dim, attention_bias=bias)
-        reference = transformers.Qwen3ForCausalLM(config)
-    else:
-        reference = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**common))
-    generator = torch.Generator().manual_seed(sum(sizes[:6]))
-    for parameter in reference.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    config = transformers.AutoConfig.for_model(**random_hf_config(seed))
+    reference = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in reference.parameters():  # the norms' ones and the biases' zeros too
+        parameter.data += 0.15 * torch.randn(parameter.shape, generator=generator)
     reference.save_pretrained(tmp_path)
     ours, params = hf_io.load(tmp_path)
-    tokens = tokens_of(ours, 2, 23)
+    tokens = tokens_of(ours, 2, 33)  # beyond the unscaled length of some
     with torch.no_grad():
         expected = reference.float().eval()(torch.tensor(tokens.astype(np.int64))).logits.numpy()
     logits = forward(Qwen(ours), params, tokens)
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_config_round_trip(seed):
+    """Ours -> ours, and what transformers reads from ours: every field, the architecture's name too."""
+    transformers = pytest.importorskip("transformers")
+    fields = random_hf_config(seed)
+    config = QwenConfig.from_hf(fields)
+    written = config.to_hf()
+    assert QwenConfig.from_hf(json.loads(json.dumps(written))) == config
+    names = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+    assert written["architectures"] == [names[fields["model_type"]]]
+    assert ("num_experts" in written) == (fields["model_type"] == "qwen3_moe")
+    theirs = transformers.AutoConfig.for_model(**written)
+    for name, value in fields.items():
+        got = getattr(theirs, name)
+        assert (got.items() >= value.items()) if name == "rope_parameters" else got == value, name
+
+
+def test_yarn_of_an_older_config():
+    """rope_scaling beside a top-level rope_theta, and the defaults of what it leaves out."""
+    old = random_hf_config(1) | {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    del old["rope_parameters"]
+    config = QwenConfig.from_hf(old)
+    assert (config.rope_theta, config.yarn) == (5e5, Yarn(4.0, 64))
+    assert config.yarn.scale == pytest.approx(0.1 * np.log(4.0) + 1)
+    old["original_max_position_embeddings"] = 32
+    assert QwenConfig.from_hf(old).yarn == Yarn(4.0, 32)
+    old["rope_scaling"]["factor"] = None
+    assert QwenConfig.from_hf(old).yarn == Yarn(2.0, 32)
+    old["rope_scaling"]["partial_rotary_factor"] = 0.5
+    with pytest.raises(ValueError, match="partial_rotary_factor 0.5"):
+        QwenConfig.from_hf(old)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 .* num_experts"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
+        ({"num_experts": None}, "lacks num_experts"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "type 'dynamic'"),
+    ],
+)
+def test_config_refuses_what_does_not_fit(changes, message):
+    with pytest.raises(ValueError, match=message):
+        QwenConfig.from_hf(random_hf_config(2) | changes)
+
+
+@pytest.fixture(params=["dense", "experts"])
+def any_config(request, tiny_config):
+    if request.param == "dense":
+        return tiny_config
+    return dataclasses.replace(tiny_config, model_type="qwen3_moe", num_experts=5, num_experts_per_tok=2,
+                               moe_intermediate_size=20, norm_topk_prob=True, mlp_only_layers=(0,))
 
 
 def test_rope_theta_of_the_checkpoint_matters(tiny_config):
@@ -108,10 +198,10 @@ def packed_row(config):
 
 
 @pytest.mark.parametrize("remat", [False, True])
-def test_packed_equals_unpacked(tiny_config, remat):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
-    parts, starts, row, segments = packed_row(tiny_config)
-    packed = forward(Qwen(tiny_config, remat=remat), params, row, segment_ids=segments)[0]
+def test_packed_equals_unpacked(any_config, remat):
+    model, params = Qwen(any_config), random_params(any_config)
+    parts, starts, row, segments = packed_row(any_config)
+    packed = forward(Qwen(any_config, remat=remat), params, row, segment_ids=segments)[0]
     for start, part in zip(starts, parts, strict=True):
         alone = forward(model, params, part[None])[0]
         np.testing.assert_allclose(packed[start : start + len(part)], alone, atol=1e-5, rtol=0)
@@ -130,9 +220,9 @@ def test_given_positions_are_used(tiny_config):
     assert np.abs(doubled - given)[segments > 0].max() > 1e-3
 
 
-def test_pads_do_not_matter_and_stay_finite(tiny_config):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
-    _, _, row, segments = packed_row(tiny_config)
+def test_pads_do_not_matter_and_stay_finite(any_config):
+    model, params = Qwen(any_config), random_params(any_config)
+    _, _, row, segments = packed_row(any_config)
 
     def loss(params, row):
         logits = forward(model, params, row, segment_ids=segments)
@@ -147,11 +237,11 @@ def test_pads_do_not_matter_and_stay_finite(tiny_config):
 
 
 @pytest.mark.parametrize("change", [0, 3, 11, 22])
-def test_nothing_leaks_from_the_future(tiny_config, change):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
-    tokens = tokens_of(tiny_config, 1, 23)
+def test_nothing_leaks_from_the_future(any_config, change):
+    model, params = Qwen(any_config), random_params(any_config)
+    tokens = tokens_of(any_config, 1, 23)
     other = tokens.copy()
-    other[0, change] = (other[0, change] + 1) % tiny_config.vocab_size
+    other[0, change] = (other[0, change] + 1) % any_config.vocab_size
     a, b = (forward(model, params, t)[0] for t in (tokens, other))
     np.testing.assert_array_equal(a[:change], b[:change])
     assert np.abs(a[change:] - b[change:]).max(axis=-1).min() > 1e-4  # every later token sees the change
@@ -171,18 +261,23 @@ def test_attention_agrees_with_the_obvious_loop(length):
         np.testing.assert_allclose(ours[b, t, h], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_decode_equals_the_full_forward(tiny_config, dtype):
+def test_decode_equals_the_full_forward(any_config):
+    check_decode(any_config, jnp.float32, tolerance=1e-5)
+
+
+def test_decode_equals_the_full_forward_in_bfloat16(tiny_config):
+    check_decode(tiny_config, jnp.bfloat16, tolerance=0.15)
+
+
+def check_decode(config, dtype, tolerance):
     """Ragged prefill, then one token at a time, then a ragged chunk, over a cache that holds rubbish."""
-    params = random_params(tiny_config)
-    model = Qwen(tiny_config, dtype=dtype)
-    tokens, capacity = tokens_of(tiny_config, 3, 20), 24
+    params = random_params(config)
+    model = Qwen(config, dtype=dtype)
+    tokens, capacity = tokens_of(config, 3, 20), 24
     full = forward(model, params, tokens)
     decode = jax.jit(functools.partial(model.apply, method=Qwen.decode))
     unembed = jax.jit(functools.partial(model.apply, method=Qwen.unembed))
-    cache = jax.tree.map(lambda x: x + 7.0, init_cache(tiny_config, 3, capacity, dtype))
-    tolerance = 1e-5 if dtype == jnp.float32 else 0.15
-
+    cache = jax.tree.map(lambda x: x + 7.0, init_cache(config, 3, capacity, dtype))
     lengths = np.zeros(3, int)
     for counts in ([7, 2, 5], *[[1, 1, 1]] * 4, [3, 6, 0], [1, 0, 1]):
         width = max(counts)
@@ -231,12 +326,12 @@ def test_norms_and_logits_are_float32_in_bfloat16(tiny_config):
     assert forward(model, params, tokens).dtype == jnp.float32
 
 
-def test_remat_gives_the_same_gradient(tiny_config):
-    params = random_params(tiny_config)
-    tokens = tokens_of(tiny_config, 2, 9)
+def test_remat_gives_the_same_gradient(any_config):
+    params = random_params(any_config)
+    tokens = tokens_of(any_config, 2, 9)
 
     def gradient(remat):
-        model = Qwen(tiny_config, remat=remat)
+        model = Qwen(any_config, remat=remat)
         loss = lambda p: jnp.mean(jax.nn.logsumexp(forward(model, p, tokens), axis=-1))
         return jax.jit(jax.grad(loss))(params)
 

@@ -33,10 +33,13 @@ INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-# Parameter path -> tensor; the first match wins. {layer} and {expert} run over the parameter's leading axes.
+# Parameter path -> tensor; the first match wins. The names in braces run over the parameter's leading axes:
+# all layers, those with experts or those without, and the experts.
 NAMES = (
     (r"lm_head\.kernel", HEAD),
-    (r"layers\.mlp\.experts\.(\w+)\.kernel", r"model.layers.{layer}.mlp.experts.{expert}.\1.weight"),
+    (r"layers\.mlp\.experts\.(\w+)\.kernel", r"model.layers.{sparse}.mlp.experts.{expert}.\1.weight"),
+    (r"layers\.mlp\.gate\.kernel", r"model.layers.{sparse}.mlp.gate.weight"),
+    (r"layers\.mlp\.(\w+)\.kernel", r"model.layers.{dense}.mlp.\1.weight"),
     (r"layers\.(.*)\.(?:kernel|scale)", r"model.layers.{layer}.\1.weight"),
     (r"layers\.(.*)\.bias", r"model.layers.{layer}.\1.bias"),
     (r"(.*)\.(?:embedding|scale)", r"model.\1.weight"),
@@ -71,24 +74,17 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
     lists every tensor that is missing, unknown or of another shape than config.json says.
     """
     config = load_config(path)
-    return config, load_params(path, abstract_params(config, dtype), mesh, tied=config.tie_word_embeddings)
-
-
-def load_params(
-    path: str | os.PathLike, abstract: Any, mesh: jax.sharding.Mesh | None = None, tied: bool = False
-) -> Any:
-    """Reads the parameters whose shapes and dtypes `abstract` gives. tied: lm_head.weight may repeat, or
-    stand in for, the embedding. See `load`."""
-    path = Path(path)
-    entries = _entries(abstract)
+    path, abstract, tied = Path(path), abstract_params(config, dtype), config.tie_word_embeddings
+    entries = _entries(config, abstract)
     shardings = jax.tree.leaves(sharding.param_shardings(mesh, abstract)) if mesh else [None] * len(entries)
     with contextlib.ExitStack() as stack:
         tensors = _open(path, stack)
+        # A tied model's file may repeat the embedding under the head's name, or have it only there.
         if tied and EMBEDDING not in tensors and HEAD in tensors:
             tensors[EMBEDDING] = tensors.pop(HEAD)
         _check_tensors(path, entries, tensors, tied)
         leaves = [_stream(entry, tensors, where) for entry, where in zip(entries, shardings)]
-    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    return config, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def load_config(path: str | os.PathLike) -> QwenConfig:
@@ -128,7 +124,7 @@ def save(
     writes = jax.process_index() == 0
     with _folder_beside(path) if writes else contextlib.nullcontext() as temporary:
         weight_map, total = {}, 0
-        files = _split(_entries(flax.core.unfreeze(params)), dtype, max_shard_bytes)
+        files = _split(_entries(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
         for number, file in enumerate(files, start=1):
             tensors = {name: _to_host(*source, dtype) for name, source in file.items()}
             name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
@@ -154,8 +150,10 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
                          f"{config.vocab_size}; use the tokenizer that belongs to this model.")
 
 
-def _entries(params: Any) -> list[Entry]:
+def _entries(config: QwenConfig, params: Any) -> list[Entry]:
     """The parameters in the order of the tree's leaves."""
+    numbers = {"layer": range(config.num_hidden_layers), "dense": config.dense_layers,
+               "sparse": config.sparse_layers, "expert": range(config.num_experts or 0)}
     entries = []
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = jax.tree_util.keystr(key_path, simple=True, separator=".")
@@ -167,7 +165,7 @@ def _entries(params: Any) -> list[Entry]:
         axes = re.findall(r"\{(\w+)\}", template)
         names = np.empty(leaf.shape[: len(axes)], object)
         for index in np.ndindex(names.shape):
-            names[index] = template.format(**dict(zip(axes, index)))
+            names[index] = template.format(**{axis: numbers[axis][i] for axis, i in zip(axes, index)})
         entries.append(Entry(path, leaf, names))
     return entries
 

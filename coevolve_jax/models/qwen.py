@@ -1,119 +1,26 @@
-"""Qwen2 / Qwen2.5 and Qwen3 (dense) as Flax linen modules.
+"""Qwen2 / Qwen2.5, Qwen3 and Qwen3-MoE as Flax linen modules.
 
 Modules carry the names of the Hugging Face checkpoint (self_attn, q_proj, ...), so that `hf_io` maps
-one to the other by rule. The layers are scanned: each of their parameters is stacked on a leading axis.
+one to the other by rule. The layers are scanned: each of their parameters is stacked on a leading axis,
+over the layers that have it. Where dense and sparse layers are mixed, mlp/gate and mlp/experts are stacked
+over the sparse ones, the rest of mlp over the dense ones, and what is not under mlp over all.
 
-B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; D: hidden size; V: vocabulary.
+B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; D: hidden size; V: vocabulary;
+A: sparse layers; K: experts per token.
 """
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import itertools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from coevolve_jax.models.attention import attention, cached_attention
-
-
-@dataclasses.dataclass(frozen=True)
-class QwenConfig:
-    """What a checkpoint's config.json says about the architecture, under the names used there.
-
-    model_type: "qwen2" (Qwen2 and Qwen2.5) or "qwen3". The token ids are kept only to be written back.
-    """
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    initializer_range: float = 0.02
-    max_position_embeddings: int = 32768
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
-
-    @property
-    def qk_norm(self) -> bool:
-        return self.model_type == "qwen3"
-
-    @property
-    def qkv_bias(self) -> bool:
-        return self.model_type == "qwen2" or self.attention_bias
-
-    @property
-    def output_bias(self) -> bool:
-        return self.model_type == "qwen3" and self.attention_bias
-
-    @classmethod
-    def from_hf(cls, data: Mapping[str, Any]) -> QwenConfig:
-        """Parses a Hugging Face config.json.
-
-        Raises ValueError, in one sentence, on an architecture or option that this code does not implement.
-        """
-        _check_supported(data)
-        fields = {f.name: data[f.name] for f in dataclasses.fields(cls) if data.get(f.name) is not None}
-        fields["rope_theta"] = _rope_theta(data)
-        heads = fields.get("num_attention_heads")
-        if heads and "hidden_size" in fields:
-            fields.setdefault("num_key_value_heads", heads)
-            fields.setdefault("head_dim", fields["hidden_size"] // heads)
-        if isinstance(fields.get("eos_token_id"), list):
-            fields["eos_token_id"] = tuple(fields["eos_token_id"])
-        needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
-        if missing := [name for name in needed if name not in fields]:
-            raise ValueError(f"The model's config.json lacks {', '.join(missing)}.")
-        if fields["num_attention_heads"] % fields["num_key_value_heads"]:
-            raise ValueError(f"num_attention_heads {fields['num_attention_heads']} in config.json is not a "
-                             f"multiple of num_key_value_heads {fields['num_key_value_heads']}.")
-        return cls(**fields)
-
-    def to_hf(self) -> dict[str, Any]:
-        """The config.json that transformers, SGLang and `from_hf` read."""
-        data = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        name = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.model_type]
-        if isinstance(self.eos_token_id, tuple):
-            data["eos_token_id"] = list(self.eos_token_id)
-        # transformers 5 reads rope_parameters, everything older the top-level rope_theta.
-        rope = {"rope_type": "default", "rope_theta": self.rope_theta}
-        return {"architectures": [name], **data, "hidden_act": "silu", "rope_parameters": rope}
-
-
-def _check_supported(data: Mapping[str, Any]) -> None:
-    kind = data.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise ValueError(f"model_type {kind!r} in config.json is not supported; use a qwen2 (Qwen2, Qwen2.5) "
-                         "or qwen3 (dense Qwen3) checkpoint.")
-    if data.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
-    if data.get("use_sliding_window") or set(data.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError("use_sliding_window or layer_types in config.json ask for sliding-window attention, "
-                         "which is not supported; use a checkpoint with full attention.")
-    for place in ("rope_parameters", "rope_scaling"):
-        rope = data.get(place) or {}
-        scaling = rope.get("rope_type", rope.get("type", "default"))
-        if scaling != "default":
-            raise ValueError(f"{place} type {scaling!r} in config.json is not supported; only unscaled "
-                             "rotary embeddings ('default') are, so remove the scaling.")
-
-
-def _rope_theta(data: Mapping[str, Any]) -> float:
-    """transformers 5 keeps it in rope_parameters, older versions at the top level."""
-    theta = (data.get("rope_parameters") or {}).get("rope_theta", data.get("rope_theta"))
-    if theta is None:
-        raise ValueError("The model's config.json names no rope_theta, neither in rope_parameters nor at the "
-                         "top level; take it from the checkpoint's model card.")
-    return float(theta)
+from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.moe import MoE, Routing
 
 
 class KVCache(NamedTuple):
@@ -145,11 +52,18 @@ def init_cache(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.fl
     return KVCache(empty(), empty())
 
 
-def rope(positions: jax.Array, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...] (arXiv 2104.09864, eq. 34)."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...] (arXiv 2104.09864, eq. 34; with YaRN
+    2309.00071, eq. 23)."""
+    dim, yarn = config.head_dim, config.yarn
+    frequencies = config.rope_theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
+    if yarn:
+        low, high = yarn.bounds(dim, config.rope_theta)
+        slowed = jnp.clip((jnp.arange(dim // 2, dtype=jnp.float32) - low) / (high - low), 0, 1)
+        frequencies = frequencies / yarn.factor * slowed + frequencies * (1 - slowed)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos * yarn.scale, sin * yarn.scale) if yarn else (cos, sin)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -238,65 +152,132 @@ class Block(nn.Module):
     config: QwenConfig
     dtype: Any
     param_dtype: Any
+    sparse: bool = False
+    mesh: Mesh | None = None
 
     def setup(self):
         args = self.dtype, self.param_dtype
         self.input_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
         self.self_attn = Attention(self.config, *args)
         self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
-        self.mlp = MLP(self.config, *args)
+        self.mlp = MoE(self.config, *args, self.mesh) if self.sparse else MLP(self.config, *args)
 
-    def __call__(self, x, cos, sin, segment_ids):
+    def __call__(self, x, cos, sin, segment_ids, routing):
+        """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         x = x + self.self_attn.output(attention(q, k, v, segment_ids))
-        return x + self.mlp(self.post_attention_layernorm(x)), None
+        real = jnp.ones(len(x), bool) if segment_ids is None else segment_ids.reshape(-1) != 0
+        return self._feed_forward(x, real, routing)
 
     def decode(self, x, cos, sin, positions, cache):
-        """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated."""
+        """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         place = jnp.arange(len(positions))[:, None], slice(None), positions
+        real = (positions < cache[0].shape[2]).reshape(-1)
         cache = [old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v))]
         x = x + self.self_attn.output(cached_attention(q, *cache, positions).astype(self.dtype))
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        return *self._feed_forward(x, real, None), cache
+
+    def _feed_forward(self, x, real, routing):
+        normed = self.post_attention_layernorm(x)
+        if not self.sparse:
+            return x + self.mlp(normed), None
+        out, routed = self.mlp(normed, real, None if routing is None else routing.reshape(len(x), -1))
+        return x + out, routed
 
 
 class Qwen(nn.Module):
-    """A causal language model. dtype: of the computation; norms, softmax, rotary embeddings and logits
-    are float32 whatever it is. remat: recompute each layer in the backward pass instead of keeping
-    its activations."""
+    """A causal language model.
+
+    dtype: of the computation; norms, softmax, router, rotary embeddings and logits are float32 whatever it
+    is. remat: recompute each layer in the backward pass instead of keeping its activations. mesh: where a
+    model with experts is spread over devices, that mesh; dense models need not know it.
+
+    Forwards of a model with experts give their Routing to whoever asks:
+    `out, state = model.apply(variables, ..., mutable=["intermediates"])`, state["intermediates"]["routing"].
+    """
 
     config: QwenConfig
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     remat: bool = False
+    mesh: Mesh | None = None
 
     def setup(self):
         c = self.config
         init = nn.initializers.normal(c.initializer_range)
         self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, self.dtype, self.param_dtype, init)
-        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
-        scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
-                       in_axes=nn.broadcast, length=c.num_hidden_layers)
-        self.layers = scan(c, self.dtype, self.param_dtype)
+        if c.dense_layers and c.sparse_layers:
+            self.layers = self.param("layers", self._init_mixed)
+        else:
+            self.layers = self._scan(bool(c.sparse_layers), c.num_hidden_layers)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
         if not c.tie_word_embeddings:
             self.lm_head = LMHead(c, self.dtype, self.param_dtype)
 
-    def __call__(self, tokens, positions=None, segment_ids=None):
-        """tokens: int32 [B, L] -> logits, float32 [B, L, V]. See `hidden`."""
-        return self.unembed(self.hidden(tokens, positions, segment_ids))
+    def _scan(self, sparse: bool, length: int, **kwargs):
+        """A module of `length` layers of one kind."""
+        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
+                       in_axes=(*[nn.broadcast] * 3, 0), length=length)
+        return scan(self.config, self.dtype, self.param_dtype, sparse, self.mesh, **kwargs)
 
-    def hidden(self, tokens, positions=None, segment_ids=None):
+    def _init_mixed(self, key):
+        """The parameters of layers of both kinds, stacked as the module's docstring says."""
+        c = self.config
+        x, positions = jnp.zeros((1, c.hidden_size), self.dtype), jnp.zeros((1, 1), jnp.int32)
+
+        def stack(key, sparse, length):
+            scan = self._scan(sparse, length, parent=None)
+            return scan.init(key, x, *rope(positions, c), None, None)["params"]
+
+        keys = jax.random.split(key, 3)
+        both = [stack(keys[0], False, len(c.dense_layers)), stack(keys[1], True, len(c.sparse_layers))]
+        return stack(keys[2], False, c.num_hidden_layers) | {"mlp": both[0]["mlp"] | both[1]["mlp"]}
+
+    def __call__(self, tokens, positions=None, segment_ids=None, routing=None):
+        """tokens: int32 [B, L] -> logits, float32 [B, L, V]. See `hidden`."""
+        return self.unembed(self.hidden(tokens, positions, segment_ids, routing))
+
+    def hidden(self, tokens, positions=None, segment_ids=None, routing=None):
         """Hidden states after the final norm, [B, L, D].
 
         tokens: int32 [B, L]. positions: int32 [B, L], by default counted from each segment's start.
-        segment_ids: int32 [B, L], 0 on padding; None where each row is one sequence.
+        segment_ids: int32 [B, L], 0 on padding; None where each row is one sequence. routing: int32 [A, B, L,
+        K], the experts that each sparse layer uses for each token, such as those that the sampler used
+        (arXiv 2510.11370), in place of the router's choice; their weights still are the router's, with
+        gradient. -1 leaves the choice to the router.
         """
         if positions is None:
             positions = default_positions(tokens, segment_ids)
-        cos, sin = rope(positions, self.config.head_dim, self.config.rope_theta)
-        x, _ = self.layers(self.embed_tokens(tokens.reshape(-1)), cos, sin, segment_ids)
+        cos, sin = rope(positions, self.config)
+        x, routed = self._layers(self.embed_tokens(tokens.reshape(-1)), cos, sin, segment_ids, routing)
+        self._tell(routed, tokens.shape)
         return self.norm(x).reshape(*tokens.shape, -1)
+
+    def _layers(self, x, cos, sin, segment_ids, routing):
+        c = self.config
+        if not (c.dense_layers and c.sparse_layers):
+            return self.layers(x, cos, sin, segment_ids, routing)
+        parts = []
+        start, first = 0, {False: 0, True: 0}  # of all layers, and of those of each kind
+        for sparse, run in itertools.groupby(i in c.sparse_layers for i in range(c.num_hidden_layers)):
+            count = len(list(run))
+            own = slice(first[sparse], first[sparse] + count)
+            params = _part(self.layers, sparse, slice(start, start + count), own)
+            scan = self._scan(sparse, count, parent=None)
+            given = routing[own] if sparse and routing is not None else None
+            x, routed = scan.apply({"params": params}, x, cos, sin, segment_ids, given)
+            parts += [routed] if sparse else []
+            start, first[sparse] = start + count, own.stop
+        return x, jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+    def _tell(self, routed: Routing | None, shape: tuple[int, int]):
+        """Lays the Routing of all sparse layers out for whoever asks."""
+        if routed is not None:
+            experts = routed.experts.reshape(-1, *shape, self.config.num_experts_per_tok)
+            self.sow("intermediates", "routing", routed._replace(experts=experts),
+                     init_fn=lambda: None, reduce_fn=lambda _, new: new)
 
     def unembed(self, hidden):
         """hidden [..., D] -> logits, float32 [..., V]."""
@@ -312,16 +293,28 @@ class Qwen(nn.Module):
         and attends to the columns up to it. Padding has position S or more: it is not written, and
         its output means nothing. Returns (hidden [B, T, D], cache); donate the cache to update it in place.
         """
-        cos, sin = rope(positions, self.config.head_dim, self.config.rope_theta)
+        c = self.config
+        cos, sin = rope(positions, c)
         x = self.embed_tokens(tokens.reshape(-1))
-        stacked = self.layers.variables["params"]
-        block = Block(self.config, self.dtype, self.param_dtype, parent=None)
-        layers = []
+        stacked = self.variables["params"]["layers"]
+        layers, parts = [], []
         for i, layer in enumerate(zip(*cache, strict=True)):
-            variables = {"params": jax.tree.map(lambda p: p[i], stacked)}
-            x, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
+            sparse = i in c.sparse_layers
+            own = (c.sparse_layers if sparse else c.dense_layers).index(i)
+            block = Block(c, self.dtype, self.param_dtype, sparse, self.mesh, parent=None)
+            variables = {"params": _part(stacked, sparse, i, own)}
+            x, routed, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
             layers.append(layer)
+            parts += [routed] if sparse else []
+        self._tell(jax.tree.map(lambda *x: jnp.stack(x), *parts) if parts else None, tokens.shape)
         return self.norm(x).reshape(*tokens.shape, -1), KVCache(*zip(*layers))
+
+
+def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:
+    """The parameters of layers `every` of all, which are layers `own` of those of their kind."""
+    mlp = {name: p for name, p in stacked["mlp"].items() if (name in ("gate", "experts")) == sparse}
+    parts = {name: jax.tree.map(lambda p: p[every], tree) for name, tree in stacked.items() if name != "mlp"}
+    return parts | {"mlp": jax.tree.map(lambda p: p[own], mlp)}
 
 
 class LMHead(nn.Module):

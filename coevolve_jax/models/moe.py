@@ -1,0 +1,180 @@
+"""The mixture of experts of Qwen3-MoE: router, sorted grouped matmul, expert parallelism, statistics.
+
+N: tokens; D: hidden size; E: experts; K: experts per token; F: hidden size of an expert; A: the layers that
+have experts; B, L: rows and tokens per row.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from coevolve_jax import sharding
+from coevolve_jax.models.config import QwenConfig
+
+
+class Routing(NamedTuple):
+    """What a forward's routers did. Padding counts in none of it. Sums, not means, so that the routing of
+    several micro-batches can be added (all but `experts`).
+
+    experts: int32 [A, B, L, K], those of each token, -1 on padding; `Qwen.hidden` takes them as `routing`.
+    load: float32 [A, E], how often each expert was chosen. probability: float32 [A, E], the router's
+    probability of each expert. entropy: float32 [A], of the router's distribution, in nats.
+    tokens: float32 [A], how many tokens were routed.
+    """
+
+    experts: jax.Array
+    load: jax.Array
+    probability: jax.Array
+    entropy: jax.Array
+    tokens: jax.Array
+
+
+def load_balancing_loss(routing: Routing) -> jax.Array:
+    """E * sum over experts of (choices per token) * (mean probability), over all layers together; float32.
+
+    K where the load is even, more where it is not. The gradient goes through the probabilities. Multiplied
+    with the config's router_aux_loss_coef it is added to the loss. Switch Transformer (arXiv 2101.03961),
+    eq. 4 to 6, as transformers' load_balancing_loss_func has it.
+    """
+    tokens = jnp.maximum(jnp.sum(routing.tokens), 1)
+    load = jax.lax.stop_gradient(jnp.sum(routing.load, axis=0)) / tokens
+    return load.shape[0] * jnp.sum(load * jnp.sum(routing.probability, axis=0) / tokens)
+
+
+def router_metrics(routing: Routing) -> dict[str, jax.Array]:
+    """Scalars for the log: the mean entropy in nats; of the experts of any one layer, the largest and the
+    smallest share of the load as a multiple of the even share; and the load-balancing loss."""
+    even = jnp.sum(routing.load, axis=-1, keepdims=True) / routing.load.shape[-1]
+    share = routing.load / jnp.maximum(even, 1)
+    return {
+        "router_entropy": jnp.sum(routing.entropy) / jnp.maximum(jnp.sum(routing.tokens), 1),
+        "router_load_max": jnp.max(share),
+        "router_load_min": jnp.min(share),
+        "router_balance_loss": load_balancing_loss(routing),
+    }
+
+
+class Kernel(nn.Module):
+    """A matrix, or a stack of them, under the name that a linear layer would have given it."""
+
+    shape: tuple[int, ...]
+    scale: float
+    param_dtype: Any
+
+    @nn.compact
+    def __call__(self):
+        return self.param("kernel", nn.initializers.normal(self.scale), self.shape, self.param_dtype)
+
+
+class Experts(nn.Module):
+    """The matrices of all experts; gate_proj and up_proj [E, D, F], down_proj [E, F, D]."""
+
+    config: QwenConfig
+    param_dtype: Any
+
+    def setup(self):
+        c = self.config
+        wide = (c.num_experts, c.hidden_size, c.moe_intermediate_size)
+        kernel = lambda *shape: Kernel(shape, c.initializer_range, self.param_dtype)
+        self.gate_proj, self.up_proj = kernel(*wide), kernel(*wide)
+        self.down_proj = kernel(wide[0], wide[2], wide[1])
+
+    def __call__(self):
+        return self.gate_proj(), self.up_proj(), self.down_proj()
+
+
+class MoE(nn.Module):
+    """The sparse block that takes the place of the MLP. mesh: where it is spread over devices, that mesh."""
+
+    config: QwenConfig
+    dtype: Any
+    param_dtype: Any
+    mesh: Mesh | None = None
+
+    def setup(self):
+        c = self.config
+        self.gate = Kernel((c.hidden_size, c.num_experts), c.initializer_range, self.param_dtype)
+        self.experts = Experts(c, self.param_dtype)
+
+    def __call__(self, x, real, routing=None):
+        """x: [N, D]. real: bool [N], False on padding, which goes to no expert and gives 0. routing: int32
+        [N, K], experts to use instead of the router's choice; -1 leaves the choice to the router.
+        Returns [N, D] and the Routing of this layer: experts [N, K], the others without their axis A.
+        """
+        c = self.config
+        logits = jnp.dot(x.astype(jnp.float32), self.gate().astype(jnp.float32),
+                         precision=jax.lax.Precision.HIGHEST)
+        probs = jax.nn.softmax(logits)
+        experts = jax.lax.top_k(jax.lax.stop_gradient(probs), c.num_experts_per_tok)[1]
+        if routing is not None:
+            experts = jnp.where(routing < 0, experts, routing)
+        weights = jnp.take_along_axis(probs, experts, axis=-1)
+        if c.norm_topk_prob:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        experts = jnp.where(real[:, None], experts, -1)
+        kernels = [k.astype(self.dtype) for k in self.experts()]
+        out = mix(x.astype(self.dtype), weights, experts, *kernels, mesh=self.mesh)
+        return out, _statistics(probs, logits, experts, real)
+
+
+def _statistics(probs, logits, experts, real) -> Routing:
+    E = probs.shape[-1]
+    counted = real.astype(jnp.float32)
+    load = jnp.sum(experts[..., None] == jnp.arange(E), axis=(0, 1), dtype=jnp.float32)
+    entropy = jax.nn.logsumexp(logits, axis=-1) - jnp.sum(probs * logits, axis=-1)
+    return Routing(experts, load, counted @ probs, counted @ entropy, jnp.sum(counted))
+
+
+def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax.Array:
+    """The weighted sum of each token's experts: y_n = sum_k weights[n, k] * MLP_{experts[n, k]}(x_n).
+
+    x: [N, D]. weights: float32 [N, K]. experts: int32 [N, K], negative for none. gate, up: [E, D, F]; down:
+    [E, F, D]. Returns [N, D] in x's dtype.
+
+    On a mesh every device holds the tokens of its data shard and the experts of its expert shard, sorts the
+    (token, expert) pairs that are its own to the front and sums what its experts give; the sum over the
+    expert shards completes it. No pair can be dropped, and no program waits for the slowest router. The cost:
+    one all-reduce of [N / data shards, D] per layer (an all-to-all would move K / expert shards of that each
+    way), and room for N * K pairs on each device though about N * K / expert shards are used.
+    """
+    if mesh is None:
+        return _mix(x, weights, experts, gate, up, down)
+    rows, wide, narrow, shards = sharding.expert_specs(mesh, len(x))
+
+    def one_device(x, weights, experts, *kernels):
+        # Each shard has its own part of x's gradient: they are to be added here, where they are [N, D].
+        x = jax.lax.pcast(x, shards, to="varying")
+        first = jax.lax.axis_index(shards[0]) * len(kernels[0])
+        return jax.lax.psum(_mix(x, weights, experts - first, *kernels), shards)
+
+    return jax.shard_map(one_device, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow),
+                         out_specs=rows)(x, weights, experts, gate, up, down)
+
+
+def _mix(x, weights, experts, gate, up, down) -> jax.Array:
+    """`mix` for the experts 0 to E - 1 that are given; what is for others adds nothing."""
+    E, K = gate.shape[0], experts.shape[1]
+    group = jnp.where((experts >= 0) & (experts < E), experts, E).reshape(-1)
+    order = jnp.argsort(group, stable=True)
+    inverse = jnp.argsort(order)
+    sizes = jnp.sum(group[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
+    # What a grouped product gives for rows beyond its groups is not defined, neither forward nor backward.
+    ours = (jnp.arange(len(order)) < jnp.sum(sizes))[:, None]
+    rows = jnp.where(ours, _permute(jnp.repeat(x, K, axis=0), order, inverse), 0)
+    hidden = nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
+    out = jnp.where(ours, jax.lax.ragged_dot(hidden, down, sizes), 0)
+    out = _permute(out, inverse, order).reshape(*experts.shape, -1)
+    return jnp.einsum("nkd,nk->nd", out, weights, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _permute(x, order, inverse):
+    """x[order], whose gradient is a gather too and not, as JAX would have it, a scatter."""
+    return x[order]
+
+
+_permute.defvjp(lambda x, order, inverse: (x[order], inverse), lambda inverse, g: (g[inverse], None, None))
