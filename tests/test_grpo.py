@@ -29,7 +29,7 @@ def learner_config(**changes) -> ConfigDict:
         **dict(
             learning_rate=1e-2, warmup_steps=0, adam_b1=0.9, adam_b2=0.95, weight_decay=0.0, max_grad_norm=1.0,
             clip_low=0.2, clip_high=0.2, kl_coef=0.1, row_length=32, rows_per_microbatch=2, logprob_chunk=16,
-            remat=False,
+            remat=False, dtype="float32", attention="auto",
         ),
         **changes,
     })

@@ -49,7 +49,10 @@ class Learner:
     def __init__(
         self, model_config: QwenConfig, config: ConfigDict, reference: Any, *, temperature: float, mesh: Mesh
     ):
-        self._model = Qwen(model_config, remat=config.remat)
+        self._model = Qwen(
+            model_config, dtype=jnp.dtype(config.dtype), remat=config.remat, attention=config.attention
+        )
+        self._mesh = mesh
         self._config = config
         self._temperature = temperature
         self._optimizer = make_optimizer(config)
@@ -82,7 +85,8 @@ class Learner:
         Where the loss, the gradient or the step is not finite the returned state equals the given one and
         metrics["finite"] is False. Metrics are scalars on the device.
         """
-        return self._update(state, self._reference, batch)
+        with jax.set_mesh(self._mesh):  # the attention kernels run on each device's own part
+            return self._update(state, self._reference, batch)
 
     def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
         """[R, L] log-probabilities of the targets, and entropies."""
