@@ -19,6 +19,7 @@ AXES = ("data", "fsdp", "tensor")
 RULES = (
     (r"embed_tokens/embedding", P("tensor", "fsdp")),
     (r"lm_head/kernel", P("fsdp", "tensor")),
+    (r"layers/mlp/gate/kernel", P(None, "fsdp")),
     (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, "fsdp", "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
     (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", "fsdp")),

@@ -88,6 +88,14 @@ class Learner:
         with jax.set_mesh(self._mesh):  # the attention kernels run on each device's own part
             return self._update(state, self._reference, batch)
 
+    def lower(self, batch: Batch) -> jax.stages.Lowered:
+        """The update's program for batches of this shape; `.compile().memory_analysis()` is its memory.
+
+        Neither the batch nor the reference need hold numbers: shapes and types do.
+        """
+        with jax.set_mesh(self._mesh):
+            return self._update.lower(self.abstract_state, self._reference, batch)
+
     def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
         """[R, L] log-probabilities of the targets, and entropies."""
         variables = {"params": params}
