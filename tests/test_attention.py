@@ -175,13 +175,16 @@ want = jax.jit(run(attn.plain))(q, k, v)
 mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
 args = jax.device_put((q, k, v), sharding.head_sharding(mesh))
 kernels = [functools.partial(f, interpret=True) for f in (attn.flash, attn.splash)]
-for f in (attn.chunked, *kernels):
-    with jax.set_mesh(mesh):
-        got = jax.jit(run(f))(*args)
+for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernels]):
+    got = jax.jit(run(f))(*args)
     assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
-with jax.set_mesh(sharding.make_mesh(tensor=4)), pytest.raises(ValueError, match="2 key-value.*axis of 4"):
-    jax.jit(attn.flash)(q, k, v, segments)
+for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
+    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh))
+    text = spread.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    assert call in text and "manual_computation" in text, text
+with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
+    attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4))
 """
     flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(attn.__file__).parents[2], env=flags)

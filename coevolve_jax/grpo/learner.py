@@ -50,9 +50,9 @@ class Learner:
         self, model_config: QwenConfig, config: ConfigDict, reference: Any, *, temperature: float, mesh: Mesh
     ):
         self._model = Qwen(
-            model_config, dtype=jnp.dtype(config.dtype), remat=config.remat, attention=config.attention
+            model_config, dtype=jnp.dtype(config.dtype), remat=config.remat, attention=config.attention,
+            mesh=mesh,
         )
-        self._mesh = mesh
         self._config = config
         self._temperature = temperature
         self._optimizer = make_optimizer(config)
@@ -85,16 +85,14 @@ class Learner:
         Where the loss, the gradient or the step is not finite the returned state equals the given one and
         metrics["finite"] is False. Metrics are scalars on the device.
         """
-        with jax.set_mesh(self._mesh):  # the attention kernels run on each device's own part
-            return self._update(state, self._reference, batch)
+        return self._update(state, self._reference, batch)
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
         """The update's program for batches of this shape; `.compile().memory_analysis()` is its memory.
 
         Neither the batch nor the reference need hold numbers: shapes and types do.
         """
-        with jax.set_mesh(self._mesh):
-            return self._update.lower(self.abstract_state, self._reference, batch)
+        return self._update.lower(self.abstract_state, self._reference, batch)
 
     def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
         """[R, L] log-probabilities of the targets, and entropies."""

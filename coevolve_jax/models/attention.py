@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import attention as gpu_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from jax.sharding import Mesh
 
 from coevolve_jax import sharding
 
@@ -30,6 +31,7 @@ def attention(
     v: jax.Array,
     segment_ids: jax.Array | None = None,
     implementation: str = "auto",
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Causal attention within packed rows.
 
@@ -39,6 +41,7 @@ def attention(
 
     implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
     takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
+    mesh: where q, k and v are spread over devices, that mesh; "plain" and "chunked" need not know it.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(q.shape[:2], jnp.int32)
@@ -46,7 +49,10 @@ def attention(
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
                          f"{', '.join(IMPLEMENTATIONS)}.")
-    return IMPLEMENTATIONS[name](q, k, v, segment_ids)
+    attend = IMPLEMENTATIONS[name]
+    if name in KERNELS and mesh is not None and mesh.size > 1:
+        attend = on_each_device(attend, mesh)
+    return attend(q, k, v, segment_ids)
 
 
 def choose(platform: str, length: int) -> str:
@@ -154,40 +160,32 @@ def flash(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
     """`attention` by JAX's Pallas (Triton) kernel for NVIDIA GPUs. interpret: run it on a CPU, slowly."""
-
-    def kernel(q, k, v, segment_ids):
-        L, D = q.shape[1], q.shape[3]
-        # The kernel has no groups of heads, and its products take head dimensions of 16, 32, 64, ...
-        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-        q, k, v = _pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
-        q, k, v, segment_ids = _pad_rows(128, q, k, v, segment_ids)
-        out = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
-        return out[:, :L, :, :D]
-
-    return _on_each_device(kernel, q, k, v, segment_ids)
+    L, D = q.shape[1], q.shape[3]
+    # The kernel has no groups of heads, and its products take head dimensions of 16, 32, 64, ...
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    q, k, v = _pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
+    q, k, v, segment_ids = _pad_rows(128, q, k, v, segment_ids)
+    out = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
+    return out[:, :L, :, :D]
 
 
 def splash(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
     """`attention` by JAX's splash kernel for TPUs. interpret: run it on a CPU, slowly."""
-
-    def kernel(q, k, v, segment_ids):
-        L, H, D = q.shape[1:]
-        size = min(512, -(-L // 128) * 128)  # lanes are 128 wide
-        q, k, v = _pad_heads(-(-D // 128) * 128, q * D**-0.5, k, v)
-        q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
-        # Computed block by block inside the kernel; what is above the diagonal is never visited.
-        causal = splash_attention_mask.CausalMask((q.shape[1], q.shape[1]))
-        attend = splash_attention_kernel.make_splash_mha(
-            splash_attention_mask.MultiHeadMask([causal] * H), block_sizes=_splash_blocks(size),
-            head_shards=1, q_seq_shards=1, interpret=interpret,
-        )
-        row = lambda q, k, v, s: attend(q, k, v, splash_attention_kernel.SegmentIds(s, s))
-        out = jax.vmap(row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segment_ids)
-        return out.swapaxes(1, 2)[:, :L, :, :D]
-
-    return _on_each_device(kernel, q, k, v, segment_ids)
+    L, H, D = q.shape[1:]
+    size = min(512, -(-L // 128) * 128)  # lanes are 128 wide
+    q, k, v = _pad_heads(-(-D // 128) * 128, q * D**-0.5, k, v)
+    q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
+    # Computed block by block inside the kernel; what is above the diagonal is never visited.
+    causal = splash_attention_mask.CausalMask((q.shape[1], q.shape[1]))
+    attend = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([causal] * H), block_sizes=_splash_blocks(size),
+        head_shards=1, q_seq_shards=1, interpret=interpret,
+    )
+    row = lambda q, k, v, s: attend(q, k, v, splash_attention_kernel.SegmentIds(s, s))
+    out = jax.vmap(row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segment_ids)
+    return out.swapaxes(1, 2)[:, :L, :, :D]
 
 
 def _splash_blocks(size: int) -> splash_attention_kernel.BlockSizes:
@@ -196,7 +194,8 @@ def _splash_blocks(size: int) -> splash_attention_kernel.BlockSizes:
     return splash_attention_kernel.BlockSizes(**dict.fromkeys(names, size))
 
 
-IMPLEMENTATIONS: dict[str, Callable] = {"plain": plain, "chunked": chunked, "flash": flash, "splash": splash}
+KERNELS = {"flash": flash, "splash": splash}
+IMPLEMENTATIONS: dict[str, Callable] = {"plain": plain, "chunked": chunked, **KERNELS}
 
 
 def _pad_rows(multiple: int, *arrays: jax.Array) -> list[jax.Array]:
@@ -210,20 +209,26 @@ def _pad_heads(size: int, *arrays: jax.Array) -> list[jax.Array]:
     return [jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, size - x.shape[3]))) for x in arrays]
 
 
-def _on_each_device(kernel: Callable, q, k, v, segment_ids) -> jax.Array:
-    """Runs a kernel, which the compiler cannot split, on each device's own rows and heads."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return kernel(q, k, v, segment_ids)
+def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
+    """A kernel, which the compiler cannot split, as a function that runs on each device's own rows and heads.
+
+    It raises ValueError where the mesh would cut a key-value head.
+    """
     heads, rows = sharding.head_sharding(mesh).spec, sharding.batch_sharding(mesh).spec
-    if k.shape[2] % mesh.shape[heads[2]]:
-        raise ValueError(f"{k.shape[2]} key-value heads do not divide by the mesh's {heads[2]} axis of "
-                         f"{mesh.shape[heads[2]]}: choose a smaller config.mesh.{heads[2]}, or "
-                         "config.learner.attention='chunked'.")
-    split = jax.shard_map(
-        kernel, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
-    )
-    return split(q, k, v, segment_ids)
+    axis = heads[2]
+
+    def run(q, k, v, segment_ids):
+        if k.shape[2] % mesh.shape[axis]:
+            raise ValueError(
+                f"{k.shape[2]} key-value heads do not divide by the mesh's {axis} axis of "
+                f"{mesh.shape[axis]}: choose a smaller config.mesh.{axis}, or "
+                "config.learner.attention='chunked'."
+            )
+        specs = (heads, heads, heads, rows)
+        split = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+        return split(q, k, v, segment_ids)
+
+    return run
 
 
 def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from coevolve_jax.models.attention import attention, cached_attention
 
@@ -239,6 +240,7 @@ class Block(nn.Module):
     dtype: Any
     param_dtype: Any
     attention: str = "auto"
+    mesh: Mesh | None = None
 
     def setup(self):
         args = self.dtype, self.param_dtype
@@ -249,7 +251,7 @@ class Block(nn.Module):
 
     def __call__(self, x, cos, sin, segment_ids):
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        x = x + self.self_attn.output(attention(q, k, v, segment_ids, self.attention))
+        x = x + self.self_attn.output(attention(q, k, v, segment_ids, self.attention, self.mesh))
         return x + self.mlp(self.post_attention_layernorm(x)), None
 
     def decode(self, x, cos, sin, positions, cache):
@@ -264,13 +266,15 @@ class Block(nn.Module):
 class Qwen(nn.Module):
     """A causal language model. dtype: of the computation; norms, softmax, rotary embeddings and logits
     are float32 whatever it is. remat: recompute each layer in the backward pass instead of keeping
-    its activations. attention: the implementation of `attention` that `hidden` takes."""
+    its activations. attention: the implementation of `attention` that `hidden` takes. mesh: where the
+    model is spread over devices, that mesh."""
 
     config: QwenConfig
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     remat: bool = False
     attention: str = "auto"
+    mesh: Mesh | None = None
 
     def setup(self):
         c = self.config
@@ -279,7 +283,7 @@ class Qwen(nn.Module):
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
         scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
                        in_axes=nn.broadcast, length=c.num_hidden_layers)
-        self.layers = scan(c, self.dtype, self.param_dtype, self.attention)
+        self.layers = scan(c, self.dtype, self.param_dtype, self.attention, self.mesh)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
         if not c.tie_word_embeddings:
             self.lm_head = LMHead(c, self.dtype, self.param_dtype)
