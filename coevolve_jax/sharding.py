@@ -93,6 +93,11 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, P(*[None] * axis, ROWS))
 
 
+def head_sharding(mesh: Mesh) -> NamedSharding:
+    """For queries, keys and values [rows, length, heads, head_dim]: rows as in a batch, heads over tensor."""
+    return NamedSharding(mesh, P(batch_sharding(mesh).spec[0], None, "tensor", None))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole (scalars, keys)."""
     return NamedSharding(mesh, P())

@@ -46,6 +46,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.skip_dead_groups = False
     c.learner.row_length = 25600
     c.learner.rows_per_microbatch = 8
+    c.learner.dtype = "bfloat16"  # ours
     c.learner.remat = True
     c.mesh.fsdp = 8
 

@@ -79,6 +79,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.row_length = 512  # tokens of a packed row
     c.learner.rows_per_microbatch = 8
     c.learner.logprob_chunk = 4096  # tokens whose logits exist at once
+    c.learner.attention = "auto"  # by platform; or plain, chunked, flash (NVIDIA GPU), splash (TPU)
     c.learner.remat = False  # recompute layers in the backward pass
     c.learner.dtype = "float32"  # of the computation; or "bfloat16", as the next two
     c.learner.param_dtype = "float32"  # of the master weights

@@ -49,7 +49,7 @@ class Learner:
     ):
         self._model = Qwen(
             model_config, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
-            remat=config.remat,
+            remat=config.remat, attention=config.attention, mesh=mesh,
         )
         self._config = config
         self._temperature = temperature
@@ -117,6 +117,13 @@ class Learner:
         batch = sharding.place_batch(self._mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None else old_logprobs
         return self._update(state, self._reference, batch, old)
+
+    def lower(self, batch: Batch) -> jax.stages.Lowered:
+        """The update's program for batches of this shape; `.compile().memory_analysis()` is its memory.
+
+        Neither the batch nor the reference need hold numbers: shapes and types do.
+        """
+        return self._update.lower(self.abstract_state, self._reference, batch, batch.sampler_logprobs)
 
     def gradients(
         self, params: Any, reference: Any, batch: Batch, old_logprobs: jax.Array

@@ -1,26 +1,68 @@
-"""Grouped-query attention in plain XLA: of packed rows to themselves, and of new tokens to a KV cache.
+"""Grouped-query attention: of packed rows to themselves, and of new tokens to a KV cache.
 
-B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension.
+B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension;
+C: tokens of a block.
 """
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.gpu import attention as gpu_kernel
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+from jax.sharding import Mesh
+
+from coevolve_jax import sharding
 
 # Its exponential is 0 and, unlike that of an infinity, no difference of two of them is NaN.
 MASKED = -1e30
-# Queries are taken in this many blocks, each against the keys up to its end, which skips nearly half
-# of the masked products. More blocks skip little more and compile longer.
+# `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
+# half of the masked products. More blocks skip little more and compile longer.
 BLOCKS = 4
+# Above this many tokens of a row the CPU takes `chunked`, which then is faster and smaller.
+PLAIN_LENGTH = 1024
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array | None = None,
+    implementation: str = "auto",
+    mesh: Mesh | None = None,
+) -> jax.Array:
     """Causal attention within packed rows.
 
     q: [B, L, H, D]; k, v: [B, L, K, D] with H a multiple of K. segment_ids: int [B, L]; tokens attend
     to themselves and to earlier tokens of their own segment. Padding is segment 0: no token of another
     segment attends to it, and its outputs are finite. None: a row is one segment. Returns [B, L, H, D].
+
+    implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
+    takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
+    mesh: where q, k and v are spread over devices, that mesh; "plain" and "chunked" need not know it.
     """
+    if segment_ids is None:
+        segment_ids = jnp.ones(q.shape[:2], jnp.int32)
+    name = choose(jax.default_backend(), q.shape[1]) if implementation == "auto" else implementation
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
+                         f"{', '.join(IMPLEMENTATIONS)}.")
+    attend = IMPLEMENTATIONS[name]
+    if name in KERNELS and mesh is not None and mesh.size > 1:
+        attend = on_each_device(attend, mesh)
+    return attend(q, k, v, segment_ids)
+
+
+def choose(platform: str, length: int) -> str:
+    """What "auto" means for rows of `length` tokens on a JAX platform ("cpu", "gpu", "tpu")."""
+    accelerated = {"gpu": "flash", "tpu": "splash"}
+    return accelerated.get(platform) or ("plain" if length <= PLAIN_LENGTH else "chunked")
+
+
+def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """`attention` as products of whole matrices; fastest where these are small."""
     L = q.shape[1]
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     size = -(-L // BLOCKS)
@@ -28,10 +70,165 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array |
     for start in range(0, L, size):
         end = min(start + size, L)
         mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
-        if segment_ids is not None:
-            mask = mask & (segment_ids[:, start:end, None] == segment_ids[:, None, :end])
+        mask = mask & (segment_ids[:, start:end, None] == segment_ids[:, None, :end])
         outputs.append(_attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
     return jnp.concatenate(outputs, axis=1)
+
+
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int = 256) -> jax.Array:
+    """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
+
+    Blocks are `size` tokens square and those above the diagonal are skipped, so memory grows with L.
+    """
+    L = q.shape[1]
+    size = min(size, L)
+    q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
+    B, padded, K, D = k.shape
+    split = lambda x: x.reshape(B, -1, size, K, x.shape[2] // K, D).transpose(1, 0, 3, 4, 2, 5)
+    segments = segment_ids.reshape(B, -1, size).swapaxes(0, 1)
+    out = _blockwise(split(q), split(k)[:, :, :, 0], split(v)[:, :, :, 0], segments)
+    return out.transpose(1, 0, 4, 2, 3, 5).reshape(B, padded, -1, D)[:, :L]
+
+
+@jax.custom_vjp
+def _blockwise(q, k, v, segments):
+    """q [n, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]; segments [n, B, C]."""
+    return _blockwise_forward(q, k, v, segments)[0]
+
+
+def _block_scores(q, k, segments, i, j):
+    """Scores of query block i with key block j, float32 [B, K, G, C, C]; masked ones are MASKED."""
+    C, D = q.shape[-2:]
+    scores = jnp.einsum("bkgcd,bksd->bkgcs", q[i], k[j], preferred_element_type=jnp.float32) * D**-0.5
+    mask = i * C + jnp.arange(C)[:, None] >= j * C + jnp.arange(C)
+    mask = mask & (segments[i][:, :, None] == segments[j][:, None])
+    return jnp.where(mask[:, None, None], scores, MASKED)
+
+
+def _blockwise_forward(q, k, v, segments):
+    n, *rows, D = q.shape
+
+    def queries(i):
+        def keys(j, carry):
+            total, norm, peak = carry
+            scores = _block_scores(q, k, segments, i, j)
+            higher = jnp.maximum(peak, scores.max(-1))
+            weights, fade = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
+            part = jnp.einsum(
+                "bkgcs,bksd->bkgcd", weights.astype(v.dtype), v[j], preferred_element_type=jnp.float32
+            )
+            return total * fade[..., None] + part, norm * fade + weights.sum(-1), higher
+
+        start = jnp.zeros((*rows, D)), jnp.zeros(rows), jnp.full(rows, MASKED)
+        total, norm, peak = jax.lax.fori_loop(0, i + 1, keys, start)
+        return (total / norm[..., None]).astype(v.dtype), peak + jnp.log(norm)
+
+    out, logsumexp = jax.lax.map(queries, jnp.arange(n))
+    return out, (q, k, v, segments, out, logsumexp)
+
+
+def _blockwise_backward(saved, d_out):
+    q, k, v, segments, out, logsumexp = saved
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    scale = q.shape[-1] ** -0.5
+
+    def queries(carry, i):
+        d = d_out[i]
+        drift = jnp.sum(d.astype(jnp.float32) * out[i].astype(jnp.float32), -1, keepdims=True)
+
+        def keys(j, carry):
+            dq, dk, dv = carry
+            weights = jnp.exp(_block_scores(q, k, segments, i, j) - logsumexp[i][..., None])
+            d_scores = weights * (product("bkgcd,bksd->bkgcs", d, v[j]) - drift) * scale
+            weights, d_scores = weights.astype(v.dtype), d_scores.astype(v.dtype)
+            dv = dv.at[j].add(product("bkgcs,bkgcd->bksd", weights, d))
+            dk = dk.at[j].add(product("bkgcs,bkgcd->bksd", d_scores, q[i]))
+            return dq + product("bkgcs,bksd->bkgcd", d_scores, k[j]), dk, dv
+
+        dq, dk, dv = jax.lax.fori_loop(0, i + 1, keys, (jnp.zeros(q.shape[1:]), *carry))
+        return (dk, dv), dq.astype(q.dtype)
+
+    zeros = jnp.zeros(k.shape), jnp.zeros(v.shape)
+    (dk, dv), dq = jax.lax.scan(queries, zeros, jnp.arange(len(q)))
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_blockwise.defvjp(_blockwise_forward, _blockwise_backward)
+
+
+def flash(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """`attention` by JAX's Pallas (Triton) kernel for NVIDIA GPUs. interpret: run it on a CPU, slowly."""
+    L, D = q.shape[1], q.shape[3]
+    # The kernel has no groups of heads, and its products take head dimensions of 16, 32, 64, ...
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    q, k, v = _pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
+    q, k, v, segment_ids = _pad_rows(128, q, k, v, segment_ids)
+    out = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
+    return out[:, :L, :, :D]
+
+
+def splash(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
+) -> jax.Array:
+    """`attention` by JAX's splash kernel for TPUs. interpret: run it on a CPU, slowly."""
+    L, H, D = q.shape[1:]
+    size = min(512, -(-L // 128) * 128)  # lanes are 128 wide
+    q, k, v = _pad_heads(-(-D // 128) * 128, q * D**-0.5, k, v)
+    q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
+    # Computed block by block inside the kernel; what is above the diagonal is never visited.
+    causal = splash_attention_mask.CausalMask((q.shape[1], q.shape[1]))
+    attend = splash_attention_kernel.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([causal] * H), block_sizes=_splash_blocks(size),
+        head_shards=1, q_seq_shards=1, interpret=interpret,
+    )
+    row = lambda q, k, v, s: attend(q, k, v, splash_attention_kernel.SegmentIds(s, s))
+    out = jax.vmap(row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segment_ids)
+    return out.swapaxes(1, 2)[:, :L, :, :D]
+
+
+def _splash_blocks(size: int) -> splash_attention_kernel.BlockSizes:
+    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute",
+             "block_q_dq", "block_kv_dq")
+    return splash_attention_kernel.BlockSizes(**dict.fromkeys(names, size))
+
+
+KERNELS = {"flash": flash, "splash": splash}
+IMPLEMENTATIONS: dict[str, Callable] = {"plain": plain, "chunked": chunked, **KERNELS}
+
+
+def _pad_rows(multiple: int, *arrays: jax.Array) -> list[jax.Array]:
+    """Zeros after the tokens of [B, L, ...]: the last positions, to which causality lets no token attend."""
+    pad = -arrays[0].shape[1] % multiple
+    return [jnp.pad(x, [(0, pad if axis == 1 else 0) for axis in range(x.ndim)]) for x in arrays]
+
+
+def _pad_heads(size: int, *arrays: jax.Array) -> list[jax.Array]:
+    """Zeros after the head dimension of [B, L, H, D]: they change no product."""
+    return [jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, size - x.shape[3]))) for x in arrays]
+
+
+def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
+    """A kernel, which the compiler cannot split, as a function that runs on each device's own rows and heads.
+
+    It raises ValueError where the mesh would cut a key-value head.
+    """
+    heads, rows = sharding.head_sharding(mesh).spec, sharding.batch_sharding(mesh).spec
+    axis = heads[2]
+
+    def run(q, k, v, segment_ids):
+        if k.shape[2] % mesh.shape[axis]:
+            raise ValueError(
+                f"{k.shape[2]} key-value heads do not divide by the mesh's {axis} axis of "
+                f"{mesh.shape[axis]}: choose a smaller config.mesh.{axis}, or "
+                "config.learner.attention='chunked'."
+            )
+        specs = (heads, heads, heads, rows)
+        split = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+        return split(q, k, v, segment_ids)
+
+    return run
 
 
 def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:

@@ -153,6 +153,7 @@ class Block(nn.Module):
     dtype: Any
     param_dtype: Any
     sparse: bool = False
+    attention: str = "auto"
     mesh: Mesh | None = None
 
     def setup(self):
@@ -165,7 +166,7 @@ class Block(nn.Module):
     def __call__(self, x, cos, sin, segment_ids, routing):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        x = x + self.self_attn.output(attention(q, k, v, segment_ids))
+        x = x + self.self_attn.output(attention(q, k, v, segment_ids, self.attention, self.mesh))
         real = jnp.ones(len(x), bool) if segment_ids is None else segment_ids.reshape(-1) != 0
         return self._feed_forward(x, real, routing)
 
@@ -190,8 +191,8 @@ class Qwen(nn.Module):
     """A causal language model.
 
     dtype: of the computation; norms, softmax, router, rotary embeddings and logits are float32 whatever it
-    is. remat: recompute each layer in the backward pass instead of keeping its activations. mesh: where a
-    model with experts is spread over devices, that mesh; dense models need not know it.
+    is. remat: recompute each layer in the backward pass instead of keeping its activations. attention: the
+    implementation of `attention` that `hidden` takes. mesh: where the model is spread over devices, that mesh.
 
     Forwards of a model with experts give their Routing to whoever asks:
     `out, state = model.apply(variables, ..., mutable=["intermediates"])`, state["intermediates"]["routing"].
@@ -201,6 +202,7 @@ class Qwen(nn.Module):
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     remat: bool = False
+    attention: str = "auto"
     mesh: Mesh | None = None
 
     def setup(self):
@@ -220,7 +222,7 @@ class Qwen(nn.Module):
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
         scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
                        in_axes=(*[nn.broadcast] * 3, 0), length=length)
-        return scan(self.config, self.dtype, self.param_dtype, sparse, self.mesh, **kwargs)
+        return scan(self.config, self.dtype, self.param_dtype, sparse, self.attention, self.mesh, **kwargs)
 
     def _init_mixed(self, key):
         """The parameters of layers of both kinds, stacked as the module's docstring says."""
@@ -301,7 +303,7 @@ class Qwen(nn.Module):
         for i, layer in enumerate(zip(*cache, strict=True)):
             sparse = i in c.sparse_layers
             own = (c.sparse_layers if sparse else c.dense_layers).index(i)
-            block = Block(c, self.dtype, self.param_dtype, sparse, self.mesh, parent=None)
+            block = Block(c, self.dtype, self.param_dtype, sparse, mesh=self.mesh, parent=None)
             variables = {"params": _part(stacked, sparse, i, own)}
             x, routed, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
             layers.append(layer)

@@ -1,0 +1,183 @@
+"""Bytes per device of one update of a model on a machine, from shapes alone.
+
+Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from
+the rules of sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md explains and
+tests/test_plan.py compares with the compiler's own account.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from ml_collections import ConfigDict
+
+from coevolve_jax import sharding
+from coevolve_jax.grpo.optimizer import make_optimizer
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+
+GB = 10**9
+USABLE = 0.9  # of a device's memory; the rest is the runtime's, the collectives' and fragmentation
+PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """devices: as JAX counts them. memory: bytes of each, as its vendor states it."""
+
+    devices: int
+    memory: int
+
+
+TOPOLOGIES = {
+    "gpu-8x80": Topology(8, 80 * GB),
+    "gpu-8x141": Topology(8, 141 * GB),
+    "v5e-16": Topology(16, 16 * GB),
+    "v5p-8": Topology(4, 95 * GB),  # the name counts cores; two make a chip, which is one device
+    "v6e-16": Topology(16, 32 * GB),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes per device while one micro-batch is differentiated, when most is alive.
+
+    parameters: the policy. reference: the frozen start. optimizer: Adam's moments. gradients: the float32 sum
+    over micro-batches and the present one. activations: what every layer keeps for its backward pass. layer:
+    the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
+    gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
+    """
+
+    parameters: int
+    reference: int
+    optimizer: int
+    gradients: int
+    activations: int
+    layer: int
+    logprobs: int
+
+    @property
+    def total(self) -> int:
+        state = self.parameters + self.reference + self.optimizer + self.gradients
+        return state + self.activations + max(self.layer, self.logprobs)
+
+    def fits(self, topology: Topology) -> bool:
+        return self.total <= USABLE * topology.memory
+
+
+def load_model(name: str) -> QwenConfig:
+    """The architecture of a Hugging Face folder, or of a published model in configs/models by its name."""
+    for path in (Path(name) / "config.json", PUBLISHED / f"{Path(name).name}.json"):
+        if path.is_file():
+            return QwenConfig.from_hf(json.loads(path.read_text()))
+    known = ", ".join(sorted(path.stem for path in PUBLISHED.glob("*.json")))
+    raise ValueError(f"config.model is {name!r}: neither a folder with a config.json nor one of {known}.")
+
+
+def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
+    """The config's mesh on the topology's devices: fsdp takes what the other axes leave.
+
+    Raises ValueError where they do not divide the devices.
+    """
+    others = {axis: sizes.get(axis, 1) for axis in sharding.AXES if axis != "fsdp"}
+    fsdp, rest = divmod(topology.devices, math.prod(others.values()))
+    if rest or not fsdp:
+        named = ", ".join(f"config.mesh.{axis}={size}" for axis, size in others.items())
+        raise ValueError(f"{named} do not divide {topology.devices} devices: choose other sizes.")
+    return AbstractMesh(tuple((others | {"fsdp": fsdp})[axis] for axis in sharding.AXES), sharding.AXES)
+
+
+def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length: int) -> Plan:
+    """learner: that section of a config. rows: of a micro-batch, per device. length: tokens of a row.
+    Raises ValueError where the mesh does not divide a parameter."""
+    params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
+    opt_state = jax.eval_shape(make_optimizer(learner).init, params)
+    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
+    activations, work = _activations(model, learner, mesh, rows * length)
+    return Plan(
+        parameters=shard_bytes(mesh, params),
+        reference=shard_bytes(mesh, params),
+        optimizer=shard_bytes(mesh, opt_state),
+        gradients=shard_bytes(mesh, gradients) + shard_bytes(mesh, params),
+        activations=activations,
+        layer=work + _gathered(params["layers"], learner, mesh),
+        logprobs=_logprobs(model, learner, mesh, rows * length),
+    )
+
+
+def shard_bytes(mesh: Any, tree: Any) -> int:
+    """Bytes that each device holds of a tree of parameters or of optimiser state."""
+    shardings = sharding.param_shardings(mesh, tree)
+    size = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+    return sum(jax.tree.leaves(jax.tree.map(size, tree, shardings)))
+
+
+def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
+    """The layer at work in the compute type, the next one on its way, the gradient before it is scattered."""
+    parts = mesh.shape["tensor"] * mesh.shape.get("expert", 1)
+    layer = sum(math.prod(p.shape[1:]) for p in jax.tree.leaves(layers)) // parts
+    copies = 3 if mesh.shape["fsdp"] > 1 else 1
+    return copies * layer * jnp.dtype(learner.dtype).itemsize
+
+
+def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:
+    """What all layers keep from the forward to the backward pass, and what the backward pass of one takes."""
+    tensor = mesh.shape["tensor"]
+    stream = c.hidden_size
+    heads = c.num_attention_heads * c.head_dim // tensor
+    kv_heads = c.num_key_value_heads * c.head_dim // tensor
+    if c.sparse_layers:  # every token once per expert that it goes to, before and after
+        chosen = c.num_experts_per_tok
+        hidden, copies = chosen * c.moe_intermediate_size // tensor, 2 * chosen * stream
+    else:
+        hidden, copies = c.intermediate_size // tensor, 0
+    # Layer input, both norms' outputs and the stream between; queries, keys and values before and after the
+    # rotation, and the heads' output; gate, up and their product.
+    kept = 4 * stream + 3 * heads + 3 * kv_heads + 3 * hidden + copies
+    # The gradients of the MLP's three hidden arrays and of the stream, which norms take in float32.
+    work = 3 * hidden + copies + 4 * stream
+    size = tokens * jnp.dtype(learner.dtype).itemsize
+    if learner.remat:  # a layer's input is kept, the rest of it computed again
+        return size * c.num_hidden_layers * stream, size * (kept + work)
+    return size * c.num_hidden_layers * kept, size * work
+
+
+def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
+    """Logits, their exponentials and their gradient in float32; the unembedding and its gradient."""
+    tensor, shards = mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
+    chunk = min(-(-learner.logprob_chunk // shards), tokens)
+    table = c.vocab_size * c.hidden_size // tensor
+    gathered = jnp.dtype(learner.dtype).itemsize + 4
+    return 3 * chunk * (c.vocab_size // tensor) * 4 + table * gathered
+
+
+def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:
+    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device."""
+    model, learner = load_model(config.model), config.learner
+    count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
+    names = [field.name for field in dataclasses.fields(Plan)]
+    lines = [
+        f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
+        f"{rows} row(s) per device, GB per device", "",
+        "| topology | mesh | tokens per row | " + " | ".join(names) + " | total | of | fits |",
+        "|---|---|" + "---:|" * (len(names) + 3) + "---|",
+    ]
+    for name in topologies:
+        topology = TOPOLOGIES[name]
+        mesh = make_mesh(topology, config.mesh)
+        axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
+        for length in lengths:
+            p = plan(model, learner, mesh, rows=rows, length=length)
+            cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
+            fits = "yes" if p.fits(topology) else "no"
+            row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
+            lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines)

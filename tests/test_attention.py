@@ -1,0 +1,190 @@
+"""Every implementation of attention against the plain formula, forward and backward.
+
+The GPU and TPU kernels run interpreted on the CPU, and are lowered for their platform without running.
+"""
+import functools
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from coevolve_jax.models import attention as attn
+from coevolve_jax.models.qwen import Qwen
+
+VARIANTS = {
+    "plain": attn.plain,
+    "chunked": functools.partial(attn.chunked, size=8),
+    "flash": functools.partial(attn.flash, interpret=True),
+    "splash": functools.partial(attn.splash, interpret=True),
+}
+
+
+def formula(q, k, v, segment_ids):
+    """softmax(q k / sqrt(D)) v with every head and the whole mask written out."""
+    L, D = q.shape[1], q.shape[3]
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    seen = (segment_ids[:, :, None] == segment_ids[:, None]) & (jnp.arange(L)[:, None] >= jnp.arange(L))
+    scores = jnp.einsum("blhd,bshd->bhls", q, k) / math.sqrt(D)
+    return jnp.einsum("bhls,bshd->blhd", jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf)), v)
+
+
+def with_gradient(f):
+    """jitted (q, k, v, segment_ids, weight) -> output and gradients of its product with weight."""
+
+    def run(q, k, v, segment_ids, weight):
+        out, pull = jax.vjp(lambda *x: f(*x, segment_ids), q, k, v)
+        return out, pull(weight.astype(out.dtype))
+
+    return jax.jit(run)
+
+
+def inputs(length, heads, kv_heads, head_dim, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda n: rng.normal(size=(2, length, n, head_dim)).astype(np.float32)
+    segments = np.array([[1] * 9 + [2] + [3] * (length - 14) + [0] * 4, [1] * length], np.int32)
+    return draw(heads), draw(kv_heads), draw(kv_heads), segments, draw(heads)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("shape", [(23, 6, 2, 12), (150, 2, 2, 32)], ids=str)
+def test_equals_the_formula_forward_and_backward(name, shape):
+    """Grouped heads, head dimensions and lengths that are no multiple of a block, packed rows, padding."""
+    args = inputs(*shape)
+    want, want_grads = with_gradient(formula)(*args)
+    got, grads = with_gradient(VARIANTS[name])(*args)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    for a, b in zip(grads, want_grads, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
+def test_bfloat16_stays_close_and_keeps_its_type(name):
+    q, k, v, segments, weight = inputs(23, 6, 2, 12)
+    want, want_grads = with_gradient(formula)(q, k, v, segments, weight)
+    half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+    got, grads = with_gradient(VARIANTS[name])(*half, segments, weight)
+    assert {x.dtype for x in (got, *grads)} == {jnp.dtype(jnp.bfloat16)}
+    for a, b in zip((got, *grads), (want, *want_grads), strict=True):
+        np.testing.assert_allclose(a.astype(np.float32), b, atol=0.12)
+
+
+CASES = st.tuples(st.lists(st.integers(1, 23), min_size=1, max_size=8), st.integers(0, 2**31))
+JITTED = {name: with_gradient(VARIANTS[name]) for name in ("plain", "chunked")}
+REFERENCE = with_gradient(formula)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CASES)
+def test_any_packing_of_segments(case):
+    lengths, seed = case
+    q, k, v, segments, weight = inputs(23, 6, 2, 12, seed)
+    packed = np.repeat(np.arange(1, len(lengths) + 1), lengths)[:23]
+    segments[1] = np.pad(packed, (0, 23 - len(packed)))
+    want, want_grads = REFERENCE(q, k, v, segments, weight)
+    for f in JITTED.values():
+        got, grads = f(q, k, v, segments, weight)
+        for a, b in zip((got, *grads), (want, *want_grads), strict=True):
+            np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
+def test_nothing_crosses_segments_or_comes_from_the_future(name):
+    q, k, v, segments, _ = inputs(23, 6, 2, 12)
+    attend = jax.jit(VARIANTS[name])
+    before = attend(q, k, v, segments)
+    here = (np.arange(23) == 12)[:, None, None]  # in segment 3 of row 0, which begins at 10 and ends at 18
+    after = attend(q, np.where(here, 7, k), np.where(here, -7, v), segments)
+    changed = np.abs(after - before).max((2, 3)) > 0
+    np.testing.assert_array_equal(np.flatnonzero(changed[0]), np.arange(12, 19))
+    np.testing.assert_array_equal(np.flatnonzero(changed[1]), np.arange(12, 23))
+
+
+def largest_tensor(text: str) -> int:
+    """Elements of the largest array that a StableHLO module names."""
+    sizes = re.findall(r"tensor<((?:\d+x)+)[a-z]", text)
+    return max(math.prod(map(int, size.rstrip("x").split("x"))) for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("f", "platform", "kernel"),
+    [(attn.flash, "cuda", "triton"), (attn.splash, "tpu", "tpu_custom_call"), (attn.chunked, "cuda", None),
+     (attn.chunked, "tpu", None), (attn.plain, "cpu", None)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
+def test_lowers_for_its_platform_without_an_l_by_l_array(f, platform, kernel):
+    """Qwen3-4B's heads and 16,384 tokens, forward and backward; `plain` shows that the measure sees them."""
+    L, shape = 16384, lambda heads: jax.ShapeDtypeStruct((1, 16384, heads, 128), jnp.bfloat16)
+    args = shape(32), shape(8), shape(8), jax.ShapeDtypeStruct((1, L), jnp.int32), shape(32)
+    text = with_gradient(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    assert (kernel or "") in text
+    if f is attn.plain:
+        assert largest_tensor(text) >= L * L
+    else:
+        assert largest_tensor(text) <= L * 32 * 128 < L * L
+
+
+def test_auto_takes_the_platforms_own():
+    assert [attn.choose(p, 16384) for p in ("gpu", "tpu", "cpu")] == ["flash", "splash", "chunked"]
+    assert attn.choose("cpu", 512) == "plain"
+    q, k, v, segments, _ = inputs(23, 6, 2, 12)
+    np.testing.assert_array_equal(attn.attention(q, k, v, segments), attn.plain(q, k, v, segments))
+    np.testing.assert_array_equal(attn.attention(q, k, v), attn.plain(q, k, v, jnp.ones((2, 23), jnp.int32)))
+
+
+def test_an_unknown_name_is_refused():
+    q, k, v, segments, _ = inputs(23, 6, 2, 12)
+    with pytest.raises(ValueError, match="Attention 'fast' .*use auto, plain, chunked, flash, splash"):
+        attn.attention(q, k, v, segments, "fast")
+
+
+def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
+    tokens = np.arange(32, dtype=np.int32)[None] % tiny_config.vocab_size
+    params = jax.jit(Qwen(tiny_config).init)(jax.random.key(0), tokens)["params"]
+    used = []
+    noted = lambda *x: used.append(1) or attn.chunked(*x, size=8)
+    monkeypatch.setitem(attn.IMPLEMENTATIONS, "chunked", noted)
+    logits = {n: jax.jit(Qwen(tiny_config, attention=n).apply)({"params": params}, tokens)
+              for n in ("plain", "chunked")}
+    assert used
+    np.testing.assert_allclose(logits["chunked"], logits["plain"], atol=1e-5)
+
+
+def test_kernels_run_on_each_devices_rows_and_heads():
+    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    program = """
+import functools, jax, numpy as np, pytest
+from coevolve_jax import sharding
+from coevolve_jax.models import attention as attn
+rng = np.random.default_rng(0)
+q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))
+segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0]], 4, 0)
+def run(f):
+    def both(q, k, v):
+        out, pull = jax.vjp(lambda *x: f(*x, segments), q, k, v)
+        return out, pull(w)
+    return both
+want = jax.jit(run(attn.plain))(q, k, v)
+mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
+args = jax.device_put((q, k, v), sharding.head_sharding(mesh))
+kernels = [functools.partial(f, interpret=True) for f in (attn.flash, attn.splash)]
+for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernels]):
+    got = jax.jit(run(f))(*args)
+    assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
+    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh))
+    text = spread.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    assert call in text and "manual_computation" in text, text
+with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
+    attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4))
+"""
+    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(attn.__file__).parents[2], env=flags)

@@ -1,0 +1,126 @@
+"""The plan of an update's memory against published sizes, shards and the compiler's own account."""
+import importlib.util
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coevolve_jax import plan, sharding
+from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+
+ROOT = Path(plan.__file__).parents[1]
+SIZES = {  # as published with the checkpoints
+    "bfcl_qwen2_5_7b": 7_615_616_512,
+    "bfcl_qwen3_4b": 4_022_468_096,
+    "bfcl_qwen3_30b_a3b": 30_532_122_624,
+}
+SMALL = {
+    "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+
+
+def load_config(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+@pytest.fixture(scope="module")
+def configs():
+    return {name: load_config(name) for name in SIZES}
+
+
+def fsdp(devices: int):
+    return plan.make_mesh(plan.Topology(devices, 80 * plan.GB), {})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_devices(configs, name):
+    config = configs[name]
+    model = plan.load_model(config.model)
+    params = hf_io.abstract_params(model)
+    assert sum(math.prod(p.shape) for p in jax.tree.leaves(params)) == SIZES[name]
+    whole, split = (plan.plan(model, config.learner, fsdp(n), rows=1, length=16384) for n in (1, 8))
+    assert whole.parameters == 4 * SIZES[name] and whole.gradients == 8 * SIZES[name]
+    assert 8 * SIZES[name] <= whole.optimizer < 8 * SIZES[name] + 1000  # and step counters
+    for part in ("parameters", "reference", "optimizer", "gradients"):  # norms are on every device
+        assert getattr(split, part) == pytest.approx(getattr(whole, part) / 8, rel=0.01)
+    assert whole.activations == split.activations
+    gathered = split.layer - whole.layer
+    assert gathered > 0  # weights of one layer, whole on each device while it works
+
+
+def measured_bytes(length: int, learner) -> int:
+    """Peak of the compiled update: what it is given, what it returns in other places, what it works with."""
+    model = QwenConfig.from_hf(SMALL)
+    made = Learner(model, learner, hf_io.abstract_params(model), temperature=1.0, mesh=sharding.make_mesh())
+    rows = (1, 1, length)
+    shape = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
+    batch = Batch(*[shape(jnp.int32)] * 4, shape(bool), *[shape(jnp.float32)] * 2, jax.ShapeDtypeStruct((), jnp.int32))
+    m = made.lower(batch).compile().memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
+def test_the_arithmetic_agrees_with_the_compilers_account(configs):
+    """Where layers take most, where logits do, and in what twice the tokens cost, which is activations alone."""
+    learner = configs["bfcl_qwen3_4b"].learner.copy_and_resolve_references()
+    learner.update(dtype="float32", attention="chunked", remat=True)
+    planned, measured = [], []
+    for length, learner.logprob_chunk in ((1024, 256), (2048, 256), (1024, 1024)):
+        planned.append(plan.plan(QwenConfig.from_hf(SMALL), learner, fsdp(1), rows=1, length=length))
+        measured.append(measured_bytes(length, learner))
+    assert [p.layer > p.logprobs for p in planned] == [True, True, False]
+    totals = [p.total for p in planned]
+    assert totals == pytest.approx(measured, rel=0.2)
+    assert totals[1] - totals[0] == pytest.approx(measured[1] - measured[0], rel=0.2)
+
+
+def test_options_cost_what_they_should(configs):
+    learner, mesh = configs["bfcl_qwen3_4b"].learner, fsdp(8)
+    model = plan.load_model("Qwen3-4B-Instruct-2507")
+    base = plan.plan(model, learner, mesh, rows=1, length=16384)
+    assert plan.plan(model, learner, mesh, rows=2, length=16384).activations == 2 * base.activations
+    assert plan.plan(model, learner, mesh, rows=1, length=32768).logprobs == base.logprobs
+    wide = learner.copy_and_resolve_references()
+    wide.dtype = "float32"
+    assert plan.plan(model, wide, mesh, rows=1, length=16384).activations == 2 * base.activations
+    wide.remat = False
+    kept = plan.plan(model, wide, mesh, rows=1, length=16384)
+    assert kept.activations > 10 * base.activations and kept.layer < 2 * base.layer
+    split = plan.make_mesh(plan.Topology(8, 0), {"tensor": 4})
+    assert dict(split.shape)["fsdp"] == 2
+    assert plan.plan(model, learner, split, rows=1, length=16384).layer < base.layer / 2
+
+
+def test_a_plan_fits_where_room_is_left():
+    p = plan.Plan(*[10 * plan.GB] * 5, layer=20 * plan.GB, logprobs=10 * plan.GB)
+    assert p.total == 70 * plan.GB
+    assert p.fits(plan.Topology(1, 80 * plan.GB)) and not p.fits(plan.Topology(1, 77 * plan.GB))
+
+
+def test_what_cannot_be_planned_is_named():
+    with pytest.raises(ValueError, match="tensor=3 do not divide 8 devices"):
+        plan.make_mesh(plan.TOPOLOGIES["gpu-8x80"], {"tensor": 3})
+    with pytest.raises(ValueError, match="config.model is 'nowhere/Some-Model'.*Qwen3-4B-Instruct-2507"):
+        plan.load_model("nowhere/Some-Model")
+
+
+def test_the_command_prints_a_line_per_topology_and_length():
+    command = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", "--topology=v5p-8",
+               "--row_length=16384,32768"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, check=True)
+    lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
+    assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
+    assert {line[-1] for line in lines} == {"yes |"}
