@@ -18,7 +18,7 @@ from coevolve_jax import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.types import Outcome, Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
