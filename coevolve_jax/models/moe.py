@@ -137,9 +137,13 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
 
     On a mesh every device holds the tokens of its data shard and the experts of its expert shard, sorts the
     (token, expert) pairs that are its own to the front and sums what its experts give; the sum over the
-    expert shards completes it. No pair can be dropped, and no program waits for the slowest router. The cost:
-    one all-reduce of [N / data shards, D] per layer (an all-to-all would move K / expert shards of that each
-    way), and room for N * K pairs on each device though about N * K / expert shards are used.
+    expert shards completes it. No pair can be dropped, however uneven the routing. The cost: one all-reduce
+    of [N / data shards, D] per layer and pass, where an all-to-all would move only what is routed elsewhere,
+    and room for N * K pairs on each device though about N * K / expert shards are its own.
+
+    The grouped products are jax.lax.ragged_dot: an instruction of its own on TPU; on GPU a kernel where JAX's
+    jax_ragged_dot_use_gpu_pallas_triton_lowering is set; else, as on CPU, a masked product that costs E times
+    the operations.
     """
     if mesh is None:
         return _mix(x, weights, experts, gate, up, down)

@@ -167,14 +167,13 @@ class Block(nn.Module):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         x = x + self.self_attn.output(attention(q, k, v, segment_ids, self.attention, self.mesh))
-        real = jnp.ones(len(x), bool) if segment_ids is None else segment_ids.reshape(-1) != 0
-        return self._feed_forward(x, real, routing)
+        return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
     def decode(self, x, cos, sin, positions, cache):
         """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         place = jnp.arange(len(positions))[:, None], slice(None), positions
-        real = (positions < cache[0].shape[2]).reshape(-1)
+        real = positions < cache[0].shape[2] if self.sparse else None
         cache = [old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v))]
         x = x + self.self_attn.output(cached_attention(q, *cache, positions).astype(self.dtype))
         return *self._feed_forward(x, real, None), cache
@@ -183,6 +182,7 @@ class Block(nn.Module):
         normed = self.post_attention_layernorm(x)
         if not self.sparse:
             return x + self.mlp(normed), None
+        real = jnp.ones(len(x), bool) if real is None else real.reshape(-1)
         out, routed = self.mlp(normed, real, None if routing is None else routing.reshape(len(x), -1))
         return x + out, routed
 
@@ -315,8 +315,8 @@ class Qwen(nn.Module):
 def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:
     """The parameters of layers `every` of all, which are layers `own` of those of their kind."""
     mlp = {name: p for name, p in stacked["mlp"].items() if (name in ("gate", "experts")) == sparse}
-    parts = {name: jax.tree.map(lambda p: p[every], tree) for name, tree in stacked.items() if name != "mlp"}
-    return parts | {"mlp": jax.tree.map(lambda p: p[own], mlp)}
+    take = lambda tree, layers: jax.tree.map(lambda p: p[layers], tree)
+    return {name: take(mlp, own) if name == "mlp" else take(tree, every) for name, tree in stacked.items()}
 
 
 class LMHead(nn.Module):
