@@ -37,12 +37,11 @@ demo: setup
 test: setup-test
 	$(RUN) -m pytest tests
 
-# How models/tiny_qwen3 was made: three stages, 38 minutes on two cores. Writes runs/pretrain/3.
+# How models/tiny_qwen3 was made (README.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretrain_tiny.py
 pretrain: setup
-	$(PRETRAIN) --output=runs/pretrain/1 --seed=7 --steps=1400 --learning_rate=3e-3 --respell=0.75 --clean=0.7 --flaws=0.8,2.6
-	$(PRETRAIN) --output=runs/pretrain/2 --start=runs/pretrain/1 --seed=8 --steps=900 --learning_rate=2e-3 --respell=0.5 --clean=0.7 --flaws=0.8,2.6
-	$(PRETRAIN) --output=runs/pretrain/3 --start=runs/pretrain/2 --seed=9 --steps=430 --learning_rate=1.5e-3 --respell=0.3 --clean=0.75
+	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
+	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=400 --learning_rate=0.006 --decay=0.7 --weak=0.55
 
 clean:
 	rm -rf $(VENV) runs/demo

@@ -1,20 +1,20 @@
 """Makes models/tiny_qwen3: a tiny Qwen3 that is broad and imperfect, as a pre-trained language model is.
 
-It imitates a demonstrator who acts in BFCL's real environment (train split only) and errs in a graded way: every tool
-has its own rate and its own habit of error (a wrong argument, a skipped or
-swapped call, a sibling tool, giving up early). RL therefore has something to
-mend that is more than sampling noise: where the habit is more frequent than the right call, greedy decoding errs too.
+It imitates a demonstrator who acts in BFCL's real environment (train split only): first without errors, which
+teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
+one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
+frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
 
     make pretrain
 
-runs it three times, each going on from the last. Seeded. The wall time and what came out stand in README.md.
+runs both stages, the second going on from the first. Seeded. The wall time and what came out stand in README.md.
 """
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 from absl import app, flags
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
@@ -46,14 +47,15 @@ from coevolve_jax.types import Call, Task, Trajectory
 
 _OUTPUT = flags.DEFINE_string("output", "models/tiny_qwen3", "Folder to write, in Hugging Face format.")
 _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
-_TASKS = flags.DEFINE_integer("tasks", 8000, "Tasks to demonstrate, each once.")
-_STEPS = flags.DEFINE_integer("steps", 1400, "Optimiser steps.")
+_TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
+_STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
 _START = flags.DEFINE_string("start", None, "Folder of an earlier output to go on from: its tokenizer and weights.")
-_RESPELL = flags.DEFINE_float("respell", 0.75, "Share of the demonstrations that are told with other names and numbers.")
-_CLEAN = flags.DEFINE_float("clean", 0.7, "Share of the steps, the first ones, on demonstrations without errors.")
-_FLAWS = flags.DEFINE_list("flaws", ["0.5", "4.5"], "Beta distribution from which each tool's rate of error is drawn.")
-_RATE = flags.DEFINE_float("learning_rate", 3e-3, "Peak of the cosine schedule.")
+_RESPELL = flags.DEFINE_float("respell", 0.85, "Share of the demonstrations that are told with other names and numbers.")
+_WEAK = flags.DEFINE_float("weak", 0.0, "Share of the tools that have a bad habit; 0: no errors at all.")
+_RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
+_DECAY = flags.DEFINE_float("decay", 0.0, "Share of the steps, the last ones, over which the learning rate falls.")
+_SAVE_EVERY = flags.DEFINE_integer("save_every", 500, "Steps between writings of --output.")
 
 VOCABULARY = 1280
 ROW = 512
@@ -68,12 +70,12 @@ DEMO_SHARE = 0.9  # of the tasks; the other four classes share the rest
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
-# Qwen's control tokens and tool-call JSON; tools as one line each: name(parameter, optional?).
+# Qwen's control tokens and tool-call JSON; tools as one line each: name parameter optional?
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
-{% for tool in tools %}{% set f = tool.function %}{{ f.name }}(\
-{% for p in f.parameters.properties %}{{ p }}{{ '' if p in (f.parameters.required or []) else '?' }}\
-{{ ',' if not loop.last }}{% endfor %})
+{% for tool in tools %}{% set f = tool.function %}{{ f.name }}\
+{% for p in f.parameters.properties %} {{ p }}{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
+
 {% endfor %}<|im_end|>
 {% endif %}\
 {%- for message in messages %}\
@@ -91,7 +93,7 @@ PIECES = "|".join((
     r'\n\{"name": "', r'", "arguments": \{\}\}\n', r'", "arguments": \{"', r'"?\}\}\n',
     r'": "', r'": \["', r'": \[', r'": \{"', r'": \{', r'": ', r'", "', r'\], "', r'\}, "', r', "',
     r'\{"', r'"\}', r'"\]\}?', r'\["', r"assistant\n", r"user\n", r"system\n",
-    r"\(\)\n", r"\??\)\n", r"\?,", r" \(", r"\), ", r" '", r"', ", r"'\)", r" ?[A-Za-z_]+", r"[0-9]", r"\s",
+    r"\?", r" \(", r"\), ", r" '", r"', ", r"'\)", r" ?[A-Za-z_]+", r"[0-9]", r"\s",
     r"[^A-Za-z0-9_\s]",
 ))
 
@@ -123,7 +125,7 @@ class Demonstrator:
 
     HABITS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")
 
-    def __init__(self, rng: np.random.Generator, flaws: tuple[float, float]):
+    def __init__(self, rng: np.random.Generator, weak: float):
         docs = {t: bfcl.tools(Task("", "bfcl", (t,), {})) for t in bfcl.TOOLSETS}
         self._parameters = {
             d["function"]["name"]: tuple(d["function"]["parameters"]["properties"]) for ds in docs.values() for d in ds
@@ -135,12 +137,13 @@ class Demonstrator:
                 others = [n for n in names if n != name]
                 overlap = lambda n: len(set(self._parameters[n]) & set(self._parameters[name]))
                 self._siblings[name] = max(others, key=lambda n: (overlap(n), n))
-        # Graded skill: most tools go well, some go wrong more often than right.
-        self.error_rate = {name: float(rng.beta(*flaws)) for name in sorted(self._parameters)}
-        self._habit = {name: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for name in sorted(self._parameters)}
+        names = sorted(self._parameters)
+        weak_tools = set(rng.permutation(names)[: round(weak * len(names))])
+        self.error_rate = {n: float(rng.uniform(0.4, 0.8) if n in weak_tools else rng.uniform(0, 0.08)) for n in names}
+        self._habit = {n: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for n in names}
 
     def messages(self, task: Task, rng: np.random.Generator | None) -> list[str]:
-        """What the assistant says in turn: one message per call, and one that ends each user turn; rng None: no errors."""
+        """What the assistant says in turn: one message per call, and one that ends each user turn (rng None: without errors)."""
         said = []
         for turn in task.turns:
             calls = turn.calls if rng is None else self._play(turn.calls, task, rng)
@@ -234,89 +237,127 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 scene = dataclasses.replace(scene, toolsets=tuple(t for t in scene.toolsets if t in offered))
                 contexts.append(unguided(scene, f"pretrain-{contexts_made}"))
                 contexts_made += 1
-            made, _ = synthesize(
+            verdicts, _ = synthesize(
                 ScriptedExplorer(bfcl.tools), pool, contexts, rounds=2, steps=10, per_context=4, rng=rng,
                 kind="initial", first_id=5 * contexts_made,
             )
             before = len(tasks)
-            for task in made:
+            for task in (v.task for v in verdicts if v.task is not None):
                 tasks.setdefault(json.dumps([task.toolsets, [c.to_json() for c in task.calls]]), task)
             bar.update(min(len(tasks), count) - before)
     return list(tasks.values())[:count]
 
 
-def value_tokens(tokenizer, tasks: Sequence[Task]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that occur in argument values and in no tool name, documentation or markup: (of words, digits 1 to 9)."""
-    encode = lambda text: set(tokenizer.encode(text, add_special_tokens=False))
-    inside, outside = set(), encode("\n".join(bfcl_listing()))
-    for task in tasks:
-        values = [str(v) for c in task.calls for v in c.arguments.values()]
-        for value in values:
-            inside |= encode(value)
-        for turn in task.turns:
-            text = turn.query
-            for value in sorted(values, key=len, reverse=True):
-                text = text.replace(value, "")
-            outside |= encode(text)
-    digits = [tokenizer.convert_tokens_to_ids(str(d)) for d in range(1, 10)]
-    kept = {*outside, *digits, tokenizer.convert_tokens_to_ids("0"), *tokenizer.get_added_vocab().values()}
-    return np.array(sorted(inside - kept)), np.array(digits)
-
-
-def bfcl_listing() -> list[str]:
-    """Name and parameters of every tool, as text."""
-    docs = [d["function"] for t in bfcl.TOOLSETS for d in bfcl.tools(Task("", "bfcl", (t,), {}))]
-    return [f"{d['name']}({','.join(d['parameters']['properties'])})" for d in docs]
-
-
-def respell(trajectory: Trajectory, values: tuple[np.ndarray, ...], rng: np.random.Generator) -> Trajectory:
-    """The same demonstration about other names and numbers: value tokens are exchanged, each wherever it occurs.
+class Spelling:
+    """Retells a demonstration with other names and numbers: each value is exchanged wherever it occurs.
 
     Without this the policy learns the names of the train split by heart instead of learning to copy.
     """
-    table = np.arange(VOCABULARY, dtype=np.int32)
-    for tokens in values:
-        table[tokens] = rng.permutation(tokens)
-    return dataclasses.replace(trajectory, ids=table[trajectory.ids])
+
+    QUOTED = re.compile(r"'([^'\"\\\n]{2,})'")  # a value in a query
+    WORD = re.compile(r"[A-Za-z]{2,}")
+    NUMBER = re.compile(r"(?<![A-Za-z_])[0-9]+")  # not the 1 of file_name1
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        self._start, self._end = ids
+        (self._assistant,) = tokenizer.encode("assistant\n", add_special_tokens=False)
+
+    def respell(self, trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
+        head, *rest = re.split(r"(?=<\|im_start\|>user\n)", self._tokenizer.decode(trajectory.ids))
+        text = "".join(rest)
+        # Longest first: a value may be part of another.
+        for value in sorted(set(self.QUOTED.findall(text)), key=lambda v: (-len(v), v)):
+            other = self.WORD.sub(lambda m: self._word(m.group(), rng), value)
+            for quote in "'\"":
+                text = text.replace(quote + value + quote, quote + other + quote)
+            if len(value) > 3:  # in a longer answer of the environment
+                text = re.sub(rf"\b{re.escape(value)}\b", lambda _: other, text)
+        digits = str.maketrans("123456789", "".join(rng.permutation(list("123456789"))))
+        text = self.NUMBER.sub(lambda m: m.group().translate(digits), text)
+        return self._encode(trajectory, head + text)
+
+    def _word(self, word: str, rng: np.random.Generator) -> str:
+        """Another word, made of syllables, with the capitals of this one."""
+        pick = lambda letters: letters[rng.integers(len(letters))]
+        syllable = lambda: pick("bcdfghjklmnprstvwz") + pick("aeiouy") + pick(("", "", "n", "r", "st", "l", "ck", "m"))
+        other = "".join(syllable() for _ in range(rng.integers(1, 4)))
+        return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
+
+    def _encode(self, trajectory: Trajectory, text: str) -> Trajectory:
+        """The text as a trajectory; the assistant's messages are the policy's."""
+        ids = np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        opened = np.flatnonzero((ids[:-1] == self._start) & (ids[1:] == self._assistant)) + 2
+        mask = np.zeros(len(ids), bool)
+        for begin in opened:
+            mask[begin : begin + 1 + np.flatnonzero(ids[begin:] == self._end)[0]] = True
+        return dataclasses.replace(trajectory, ids=ids, mask=mask, logprobs=np.zeros(len(ids), np.float32),
+                                   versions=np.where(mask, 0, -1).astype(np.int32))
+
+
+def conversations(trajectories: Sequence[Trajectory], user: int) -> list[Trajectory]:
+    """Joins demonstrations that begin with the same list of tools to conversations of at most ROW tokens.
+
+    A list of tools is as long as the task under it; joined, it is read once for several tasks.
+
+    Args:
+      user: id of the token with which the first user turn begins, right after the list; the second of its kind.
+    """
+    groups: dict[bytes, list[tuple[Trajectory, int]]] = {}
+    for t in trajectories:
+        head = int(np.flatnonzero(t.ids == user)[1])
+        groups.setdefault(t.ids[:head].tobytes(), []).append((t, head))
+    joined = []
+    for group in groups.values():
+        head = group[0][1]
+        for row in assign_rows([len(t.ids) - head for t, _ in group], ROW - head):
+            first, *rest = (group[i][0] for i in sorted(row))  # sorted: as shuffled, not longest first
+            join = lambda name: np.concatenate([getattr(first, name), *(getattr(t, name)[head:] for t in rest)])
+            joined.append(dataclasses.replace(first, **{k: join(k) for k in ("ids", "mask", "logprobs", "versions")}))
+    return joined
 
 
 def batches(
-    trajectories: Sequence[Trajectory], values: tuple[np.ndarray, ...], rng: np.random.Generator
+    trajectories: Sequence[Trajectory], spelling: Spelling, user: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Packed batches of a fixed shape, epoch after epoch."""
+    """Batches of a fixed shape, one conversation a row, epoch after epoch."""
     rows = _TOKENS.value // ROW
     while True:
-        order = rng.permutation(len(trajectories))
-        for start in range(0, len(order), 256):
-            window = order[start : start + 256]
-            filled = assign_rows([len(trajectories[i].ids) for i in window], ROW)
-            filled = [filled[i] for i in rng.permutation(len(filled))]
-            # One row of slack: packing a choice of rows anew may need one more.
-            for first in range(0, len(filled) - rows + 2, rows - 1):
-                chosen = [trajectories[window[i]] for row in filled[first : first + rows - 1] for i in row]
-                chosen = [respell(t, values, rng) if rng.random() < _RESPELL.value else t for t in chosen]
-                yield pack(
-                    chosen, np.ones(len(chosen)), row_length=ROW, rows_per_microbatch=rows, max_rows=rows
-                )
+        shuffled = [trajectories[i] for i in rng.permutation(len(trajectories))]
+        spelt = [spelling.respell(t, rng) if rng.random() < _RESPELL.value else t for t in shuffled]
+        joined = conversations([t for t in spelt if len(t.ids) <= ROW], user)
+        order = rng.permutation(len(joined))
+        for start in range(0, len(order) - rows + 1, rows):
+            chosen = [joined[i] for i in order[start : start + rows]]
+            # Some are short enough to share a row; the batch keeps its shape.
+            yield pack(chosen, np.ones(rows), row_length=ROW, rows_per_microbatch=rows, max_rows=rows)
 
 
-def train(
-    config: QwenConfig,
-    clean: Sequence[Trajectory],
-    flawed: Sequence[Trajectory],
-    values: tuple[np.ndarray, ...],
-    rng: np.random.Generator,
-) -> dict:
-    """Next-token imitation of the assistant's tokens (a twentieth of the weight on the rest): first of clean
-    demonstrations, which teach to read, copy and call, then of flawed ones, which teach how this demonstrator errs."""
+def train(config: QwenConfig, data: Iterator[Batch], save) -> None:
+    """Next-token imitation of the assistant's tokens, with a twentieth of the weight on the rest.
+
+    save: called with the parameters every --save_every steps and at the end.
+    """
     model = Qwen(config)
     if _START.value:
         _, params = hf_io.load(_START.value)
     else:
         init = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])
         params = init(jax.random.key(_SEED.value))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, _RATE.value, 50, _STEPS.value, _RATE.value * 0.02)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.01))
+    falling = round(_DECAY.value * _STEPS.value)
+    schedule = optax.join_schedules(
+        [optax.linear_schedule(0.0, _RATE.value, 50), optax.constant_schedule(_RATE.value),
+         optax.linear_schedule(_RATE.value, 0.0, falling)],
+        [50, _STEPS.value - falling],
+    )
+    # Muon on the matrices, Adam on the embedding and the norms: learns faster here than AdamW on everything.
+    matrices = lambda p: jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(schedule, adam_learning_rate=lambda i: schedule(i) / 4, adam_b2=0.95,
+                           muon_weight_dimension_numbers=matrices),
+    )
 
     def loss_fn(params, batch: Batch):
         variables = {"params": params}
@@ -339,15 +380,14 @@ def train(
 
     opt_state = optimizer.init(params)
     losses = []
-    bar = tqdm(range(_STEPS.value), desc="imitation", unit="step")
-    first = round(_CLEAN.value * _STEPS.value)
-    data = itertools.chain(itertools.islice(batches(clean, values, rng), first), batches(flawed, values, rng))
-    for _, batch in zip(bar, data):
+    bar = tqdm(range(1, _STEPS.value + 1), desc="imitation", unit="step")
+    for i, batch in zip(bar, data):
         params, opt_state, loss = step(params, opt_state, Batch(*(x[0] if x.ndim else x for x in batch)))
         losses.append(float(loss))
-        if len(losses) % 10 == 0:
-            bar.set_postfix(nats_per_assistant_token=f"{np.mean(losses[-20:]):.3f}")
-    return params
+        if i % 10 == 0:
+            bar.set_postfix(nats_per_assistant_token=f"{np.mean(losses[-50:]):.3f}")
+        if i % _SAVE_EVERY.value == 0 or i == _STEPS.value:
+            save(params)
 
 
 def main(_) -> None:
@@ -356,29 +396,32 @@ def main(_) -> None:
     task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
     with ProcessPool(workers=2) as pool:
         tasks = make_tasks(pool, _TASKS.value, task_rng)
-        demonstrator = Demonstrator(skill_rng, tuple(map(float, _FLAWS.value)))
-        right = [demonstrator.messages(task, None) for task in tasks]
-        flawed = [demonstrator.messages(task, script_rng) for task in tasks]
+        demonstrator = Demonstrator(skill_rng, _WEAK.value)
+        scripts = [demonstrator.messages(task, script_rng if _WEAK.value else None) for task in tasks]
         if _START.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
             # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
             rough = make_tokenizer([])
-            sample = demonstrate(rough, pool, tasks[:2000], flawed[:2000], LONG)
+            sample = demonstrate(rough, pool, tasks[:2000], scripts[:2000], LONG)
             tokenizer = make_tokenizer([rough.decode(t.ids) for t in sample])
-        demonstrations = [demonstrate(tokenizer, pool, tasks, scripts, LIMITS) for scripts in (right, flawed)]
-    right, flawed = ([t for t in d if t.outcome.valid and t.stop == "done"] for d in demonstrations)
-    print(f"{len(flawed)} of {len(tasks)} flawed demonstrations fit {ROW} tokens (mean "
-          f"{np.mean([len(t.ids) for t in flawed]):.0f}); {np.mean([t.outcome.success for t in flawed]):.1%} succeed "
-          f"({np.mean([t.outcome.success for t in right]):.1%} of those without errors).")
+        demonstrations = demonstrate(tokenizer, pool, tasks, scripts, LIMITS)
+    fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
+    print(f"{len(fit)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
+          f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
+          f"{np.mean([t.outcome.success for t in fit]):.1%} succeed.")
     config = QwenConfig(
         "qwen3", vocab_size=VOCABULARY, rope_theta=10_000.0, tie_word_embeddings=True, max_position_embeddings=8192,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **MODEL,
     )
-    params = train(config, right, flawed, value_tokens(tokenizer, tasks), batch_rng)
+    user = tokenizer.convert_tokens_to_ids("<|im_start|>")
     output = Path(_OUTPUT.value)
-    hf_io.save(output, config, params, dtype=jnp.bfloat16)
-    tokenizer.save_pretrained(output)
+
+    def save(params) -> None:
+        hf_io.save(output, config, params, dtype=jnp.bfloat16)
+        tokenizer.save_pretrained(output)
+
+    train(config, batches(fit, Spelling(tokenizer), user, batch_rng), save)
     print(f"Wrote {output} after {(time.time() - started) / 60:.1f} minutes.")
 
 

@@ -1,0 +1,82 @@
+"""The machine's matrix rate, and what two choices of this code are worth on it.
+
+    python benchmarks/kernels.py
+
+Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3); medians of
+--repeats runs after one to compile.
+"""
+import os
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from coevolve_jax.models import attention, hf_io
+
+_REPEATS = flags.DEFINE_integer("repeats", 15, "Runs of each program.", lower_bound=1)
+_MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Whose shapes are timed.")
+ROWS, LENGTH = 8, 512
+
+
+def timed(**programs) -> dict[str, float]:
+    """Median seconds of each program, which take turns."""
+    seconds = {name: [] for name in programs}
+    for _ in range(_REPEATS.value + 1):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program())
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(s[1:]) for name, s in seconds.items()}
+
+
+def bind(function, *args):
+    """A program without arguments whose inputs are not compiled in."""
+    compiled = jax.jit(function)
+    return lambda: compiled(*args)
+
+
+def main(_) -> None:
+    config, params = hf_io.load(_MODEL.value)
+    random = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
+    a = random(2048, 2048)
+    rate = 2 * 2048**3 / timed(matmul=bind(jnp.matmul, a, a))["matmul"]
+    print(f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of 2048 x 2048")
+
+    # The layers' stream as one matrix, or with its rows apart.
+    mlp = jax.tree.map(lambda x: x[0], params["layers"]["mlp"])
+
+    def mlp_loss(p, x):
+        kernel = lambda name: p[name]["kernel"]
+        return jnp.sum((jax.nn.silu(x @ kernel("gate_proj")) * (x @ kernel("up_proj"))) @ kernel("down_proj"))
+
+    rows = random(2 * ROWS, LENGTH, config.hidden_size)
+    both = jax.grad(mlp_loss, argnums=(0, 1))
+    show("MLP of 8,192 tokens, forward and backward: stream [B, L, D], [B * L, D]",
+         apart=bind(both, mlp, rows), joined=bind(both, mlp, rows.reshape(-1, config.hidden_size)))
+
+    # Causal attention in blocks of queries, or in one.
+    q = random(ROWS, LENGTH, config.num_attention_heads, config.head_dim)
+    k = random(ROWS, LENGTH, config.num_key_value_heads, config.head_dim)
+    segments = jnp.ones((ROWS, LENGTH), jnp.int32)
+
+    def attention_loss(blocks):
+        def loss(q, k):
+            attention.BLOCKS, kept = blocks, attention.BLOCKS  # read when traced
+            out = jnp.sum(attention.attention(q, k, k, segments))
+            attention.BLOCKS = kept
+            return out
+        return jax.grad(loss, argnums=(0, 1))
+
+    show(f"attention of {ROWS} rows of {LENGTH}, forward and backward: 1 block, {attention.BLOCKS} blocks",
+         one=bind(attention_loss(1), q, k), blocks=bind(attention_loss(attention.BLOCKS), q, k))
+
+
+def show(title: str, **programs) -> None:
+    seconds = timed(**programs)
+    print(f"{title}: {', '.join(f'{1e3 * s:.1f} ms' for s in seconds.values())}")
+
+
+if __name__ == "__main__":
+    app.run(main)
