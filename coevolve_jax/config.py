@@ -62,7 +62,7 @@ def check(config: ConfigDict) -> None:
     learner = config.learner
     for name in ("epochs", "constant_length", "rows_per_microbatch", "logprob_chunk"):
         require(learner[name] >= 1, f"learner.{name}", "at least 1")
-    for name in ("kl_coef", "tis_cap", "dynamic_sampling", "lora_rank", "warmup_steps", "final_rate"):
+    for name in ("kl_coef", "tis_cap", "router_balance", "dynamic_sampling", "lora_rank", "warmup_steps", "final_rate"):
         require(learner[name] >= 0, f"learner.{name}", "0 or more")
     require(
         learner.schedule == "constant" or learner.decay_steps > learner.warmup_steps,

@@ -30,6 +30,9 @@ QWEN3 = QwenConfig(
 MODELS = {
     "qwen3": QWEN3,
     "qwen2": dataclasses.replace(QWEN3, model_type="qwen2", tie_word_embeddings=False),
+    "qwen3_moe": dataclasses.replace(
+        QWEN3, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        norm_topk_prob=True),
 }
 # Name -> (model, mesh). tensor=8 cuts heads of 16 in halves and in quarters.
 MESHES = {
@@ -38,7 +41,9 @@ MESHES = {
     "tensor": ("qwen3", dict(tensor=8)),
     "fsdp and tensor": ("qwen2", dict(fsdp=4, tensor=2)),
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
-    "data, fsdp and expert": ("qwen3", dict(data=2, fsdp=2, expert=2)),
+    "rows over expert": ("qwen3", dict(data=2, fsdp=2, expert=2)),
+    "expert": ("qwen3_moe", dict(data=2, expert=4)),
+    "fsdp, expert and tensor": ("qwen3_moe", dict(fsdp=2, expert=2, tensor=2)),
 }
 
 
@@ -51,6 +56,7 @@ def settings(config):
     c = get_config().learner
     c.row_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
     c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
+    c.router_balance = 0.1
     # Adam turns the rounding of a gradient that is nearly zero into a good part of a step.
     c.learning_rate = 3e-5
     return c
@@ -121,9 +127,11 @@ def check_shards(state, learner, mesh):
         assert leaf.sharding == wanted.sharding, (leaf.sharding, wanted.sharding)
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
     for tree in (state.params, first_moment(state)):
-        kernel = tree["layers"]["mlp"]["up_proj"]["kernel"]
+        mlp = tree["layers"]["mlp"]
+        kernel = mlp.get("experts", mlp)["up_proj"]["kernel"]
+        parts = split * (mesh.shape["expert"] if "experts" in mlp else 1)
         assert len(kernel.addressable_shards) == mesh.size
-        assert all(shard.data.size * split == kernel.size for shard in kernel.addressable_shards)
+        assert all(shard.data.size * parts == kernel.size for shard in kernel.addressable_shards)
 
 
 def main(folder):

@@ -14,6 +14,7 @@ from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import moe
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
@@ -132,16 +133,20 @@ class Learner:
         c = self._config
         total = losses.denominator(batch.mask, batch.segment_ids, c.aggregate, c.constant_length)
         policy_tokens = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
+        real_tokens = jnp.maximum(jnp.sum(batch.segment_ids > 0), 1).astype(jnp.float32)
         grad_of = jax.grad(self._loss, has_aux=True)
 
         def one_microbatch(i, carry):
             micro = _micro(batch, i)
-            grads, (sums, peaks) = grad_of(params, reference, micro, old_logprobs[i], total, policy_tokens)
-            total_grads, total_sums, total_peaks = carry
+            grads, (sums, peaks, routing) = grad_of(
+                params, reference, micro, old_logprobs[i], total, policy_tokens, real_tokens
+            )
+            total_grads, total_sums, total_peaks, total_routing = carry
             return (
                 jax.tree.map(jnp.add, total_grads, grads),
                 jax.tree.map(jnp.add, total_sums, sums),
                 jax.tree.map(jnp.maximum, total_peaks, peaks),
+                jax.tree.map(jnp.add, total_routing, routing),
             )
 
         zeros = lambda names: {name: jnp.zeros(()) for name in names}
@@ -149,11 +154,12 @@ class Learner:
         no_grads = jax.lax.with_sharding_constraint(
             jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), self._shardings.params
         )
-        start = no_grads, zeros(SUMS), zeros(PEAKS)
-        grads, sums, peaks = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
-        return grads, {**sums, **peaks, "policy_tokens": policy_tokens}
+        start = no_grads, zeros(SUMS), zeros(PEAKS), moe.no_routing(self._model.config)
+        grads, sums, peaks, routing = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
+        routers = moe.router_metrics(routing) if routing else {}
+        return grads, {**sums, **peaks, **routers, "policy_tokens": policy_tokens}
 
-    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
+    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch):
         """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters."""
         if not self._lora:
             return self._logprobs(params, micro)
@@ -167,24 +173,26 @@ class Learner:
     def _merged(self, adapters: Any, base: Any) -> Any:
         return lora.merge(base, adapters, self._scale)
 
-    def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array]:
-        """[R, L] log-probabilities of the targets, and entropies."""
+    def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
+        """[R, L] log-probabilities of the targets, and entropies; and what the routers did, if there are any."""
         variables = {"params": params}
-        hidden = self._model.apply(
-            variables, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden
+        hidden, told = self._model.apply(
+            variables, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden,
+            mutable=["intermediates"],
         )
-        return token_logprobs(
+        logprobs, entropy = token_logprobs(
             lambda h: self._model.apply(variables, h, method=Qwen.unembed), hidden, micro.targets,
             mask=micro.mask, temperature=self._temperature, chunk=self._config.logprob_chunk,
         )
+        return logprobs, entropy, told.get("intermediates", {}).get("routing")
 
     def _loss(
         self, params: Any, reference: Any, micro: Batch, old_logprobs: jax.Array, total: jax.Array,
-        policy_tokens: jax.Array,
+        policy_tokens: jax.Array, real_tokens: jax.Array,
     ):
         """Sum over the micro-batch of weighted token losses / `total` of the whole batch."""
         c = self._config
-        logprobs, entropy = self._policy_logprobs(params, reference, micro)
+        logprobs, entropy, routing = self._policy_logprobs(params, reference, micro)
         frozen = jax.lax.stop_gradient(logprobs)
         share = lambda x: jnp.sum(jnp.where(micro.mask, x, 0)) / policy_tokens
         if c.aggregate == "token":
@@ -199,9 +207,13 @@ class Learner:
             surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())
         if self._uses_kl:
-            pulled_to, _ = self._logprobs(reference, micro)
+            pulled_to, *_ = self._logprobs(reference, micro)
             kl = loss_of(losses.kl(logprobs, jax.lax.stop_gradient(pulled_to), c.kl))
         loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
+        if routing:
+            routing = routing._replace(experts=None)
+            share_of_batch = jnp.mean(routing.tokens) / real_tokens
+            loss += c.router_balance * share_of_batch * moe.load_balancing_loss(routing)
         mismatch = jnp.abs(frozen - micro.sampler_logprobs)
         sums = {
             "loss": loss,
@@ -216,7 +228,7 @@ class Learner:
             "mismatch_max": jnp.max(jnp.where(micro.mask, mismatch, 0)),
             "ratio_max": jnp.max(jnp.where(micro.mask, ratio, 0)),
         }
-        return loss, (sums, peaks)
+        return loss, (sums, peaks, routing)
 
     def _update_step(self, state: TrainState, reference: Any, batch: Batch, old_logprobs: jax.Array):
         grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)

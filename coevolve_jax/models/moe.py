@@ -26,11 +26,20 @@ class Routing(NamedTuple):
     tokens: float32 [A], how many tokens were routed.
     """
 
-    experts: jax.Array
+    experts: jax.Array | None
     load: jax.Array
     probability: jax.Array
     entropy: jax.Array
     tokens: jax.Array
+
+
+def no_routing(config: QwenConfig) -> Routing | None:
+    """Sums of nothing, without `experts`; None for a model without experts."""
+    if not config.sparse_layers:
+        return None
+    layers = len(config.sparse_layers)
+    per_expert, per_layer = jnp.zeros((layers, config.num_experts)), jnp.zeros(layers)
+    return Routing(None, per_expert, per_expert, per_layer, per_layer)
 
 
 def load_balancing_loss(routing: Routing) -> jax.Array:
