@@ -47,7 +47,7 @@ def start_processes(spec: str) -> None:
     elif match and int(match[3]) < int(match[2]):
         jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
     else:
-        raise ValueError(f"--distributed={spec!r} names no place in a run: use 'auto' or "
+        raise ValueError(f"{spec!r} names no process's place in a run: use 'auto' or "
                          "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")
 
 

@@ -2,8 +2,6 @@
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
     python experiments/main.py --config=configs/bfcl_tiny.py:mode=random --workdir=runs/random --config.steps=30
-
-Where several hosts share a mesh, each runs this with --distributed.
 """
 import os
 import sys
@@ -15,9 +13,6 @@ from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
-_DISTRIBUTED = flags.DEFINE_string(
-    "distributed", None, "Place among many processes: HOST:PORT,PROCESSES,INDEX, or auto on a cluster."
-)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -25,13 +20,9 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
-    from coevolve_jax import sharding  # after the flags are known: --help needs no JAX
+    from coevolve_jax.train import train  # after the flags are known: --help needs no JAX
 
     try:
-        if _DISTRIBUTED.value is not None:
-            sharding.start_processes(_DISTRIBUTED.value)
-        from coevolve_jax.train import train
-
         train(_CONFIG.value, _WORKDIR.value)
     except (ValueError, FloatingPointError) as error:
         sys.exit(f"Error: {error}")

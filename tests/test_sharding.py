@@ -200,7 +200,7 @@ def test_rows_that_the_mesh_does_not_divide_are_named():
 
 @pytest.mark.parametrize("spec", ["", "10.0.0.1:80", "host:80,2,2", "host,2,0", "automatic"])
 def test_a_place_among_processes_that_cannot_be_is_refused(spec):
-    with pytest.raises(ValueError, match="--distributed=.*HOST:PORT,PROCESSES,INDEX"):
+    with pytest.raises(ValueError, match="place in a run.*HOST:PORT,PROCESSES,INDEX"):
         sharding.start_processes(spec)
 
 
