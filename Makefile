@@ -41,7 +41,7 @@ test: setup-test
 PRETRAIN := $(RUN) experiments/pretrain_tiny.py
 pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
-	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=400 --learning_rate=0.006 --decay=0.7 --weak=0.55
+	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7 --weak=0.45
 
 clean:
 	rm -rf $(VENV) runs/demo
