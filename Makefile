@@ -9,12 +9,13 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test demo test pretrain clean
+.PHONY: help setup setup-test demo test pretrain bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make test   set up and run the tests"
-	@echo "make clean  remove the virtual environment and runs/demo"
+	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
+	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
@@ -44,5 +45,14 @@ pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/2 --start=runs/pretrain/1 --seed=8 --steps=900 --learning_rate=2e-3 --respell=0.5 --clean=0.7 --flaws=0.8,2.6
 	$(PRETRAIN) --output=runs/pretrain/3 --start=runs/pretrain/2 --seed=9 --steps=430 --learning_rate=1.5e-3 --respell=0.3 --clean=0.75
 
+# Each library has a virtual environment of its own; one that pip cannot install is left out.
+PEERS := tunix trl
+bench: setup $(PEERS:%=.bench/%/.installed)
+	$(RUN) benchmarks/compare.py $(BENCH)
+
+.bench/%/.installed: requirements/bench-%.txt
+	-$(PYTHON) -m venv .bench/$* \
+	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
+
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) .bench runs/demo

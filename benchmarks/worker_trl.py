@@ -56,6 +56,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
             model_init_kwargs={"dtype": torch.float32}, gradient_checkpointing=False,
             per_device_train_batch_size=micro, gradient_accumulation_steps=steps, num_generations=8,
             max_completion_length=case.completion, loss_type="dapo", beta=cases.KL, epsilon=cases.CLIP, temperature=1.0,
+            use_bias_correction_kl=False,  # k3 itself, as in the other implementations
             learning_rate=adamw["learning_rate"], adam_beta1=adamw["b1"], adam_beta2=adamw["b2"],
             weight_decay=adamw["weight_decay"], max_grad_norm=adamw["max_grad_norm"]),
         train_dataset=datasets.Dataset.from_list([{"prompt": "<eos>"}] * case.rows), processing_class=tokenizer())
