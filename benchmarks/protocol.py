@@ -57,6 +57,10 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
         return self._exchange({"do": do})
 
+    def state(self) -> str:
+        """As in /proc/PID/stat: "T" is stopped."""
+        return Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -78,4 +82,5 @@ class Worker:
             end = self._log.read_text(errors="replace")[-1500:]
             raise RuntimeError(f"The worker that logs to {self._log} ended with code {code}; its last words: {end}")
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it stands still
         return json.loads(answer)
