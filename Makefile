@@ -9,12 +9,13 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test demo test pretrain clean
+.PHONY: help setup setup-test demo test pretrain bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make test   set up and run the tests"
-	@echo "make clean  remove the virtual environment and runs/demo"
+	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
+	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
@@ -43,5 +44,14 @@ pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
 	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7 --weak=0.45
 
+# Each library has a virtual environment of its own; one that pip cannot install is left out.
+PEERS := tunix trl
+bench: setup $(PEERS:%=.bench/%/.installed)
+	$(RUN) benchmarks/compare.py $(BENCH)
+
+.bench/%/.installed: requirements/bench-%.txt
+	-$(PYTHON) -m venv .bench/$* \
+	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
+
 clean:
-	rm -rf $(VENV) runs/demo
+	rm -rf $(VENV) .bench runs/demo

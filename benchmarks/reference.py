@@ -1,0 +1,81 @@
+"""Qwen3 and the GRPO loss in float64 numpy, slow and obvious: what every implementation must agree with."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from cases import CLIP, KL, Case
+
+
+class Model:
+    """Reads a Hugging Face folder of a dense Qwen3."""
+
+    def __init__(self, folder: Path):
+        self.config = json.loads((folder / "config.json").read_text())
+        self._tensors = {name: x.astype(np.float64) for name, x in load_file(folder / "model.safetensors").items()}
+
+    def __call__(self, ids: np.ndarray) -> np.ndarray:
+        """ids [T] of one sequence -> log-probabilities of the next token, [T, V]."""
+        c, w = self.config, self._tensors
+        x = w["model.embed_tokens.weight"][ids]
+        for i in range(c["num_hidden_layers"]):
+            layer = lambda name: w[f"model.layers.{i}.{name}.weight"]
+            x = x + self._attention(self._norm(x, layer("input_layernorm")), layer)
+            h = self._norm(x, layer("post_attention_layernorm"))
+            gate = h @ layer("mlp.gate_proj").T
+            x = x + (gate / (1 + np.exp(-gate)) * (h @ layer("mlp.up_proj").T)) @ layer("mlp.down_proj").T
+        head = w["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
+        logits = self._norm(x, w["model.norm.weight"]) @ head.T
+        logits -= logits.max(axis=-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+    def _norm(self, x, scale):
+        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["rms_norm_eps"]) * scale
+
+    def _attention(self, x, layer):
+        c, T = self.config, len(x)
+        heads = lambda name: (x @ layer(name).T).reshape(T, -1, c["head_dim"])
+        q = self._rotate(self._norm(heads("self_attn.q_proj"), layer("self_attn.q_norm")))
+        k = self._rotate(self._norm(heads("self_attn.k_proj"), layer("self_attn.k_norm")))
+        v = heads("self_attn.v_proj")
+        group, future, outputs = q.shape[1] // k.shape[1], np.triu(np.ones((T, T), bool), 1), []
+        for h in range(q.shape[1]):
+            scores = q[:, h] @ k[:, h // group].T / np.sqrt(c["head_dim"])
+            weights = np.exp(np.where(future, -np.inf, scores - scores.max(axis=-1, keepdims=True)))
+            outputs.append(weights / weights.sum(axis=-1, keepdims=True) @ v[:, h // group])
+        return np.concatenate(outputs, axis=-1) @ layer("self_attn.o_proj").T
+
+    def _rotate(self, x):
+        T, _, D = x.shape
+        angles = np.arange(T)[:, None] * self.config["rope_theta"] ** (-np.arange(0, D, 2) / D)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = x[..., : D // 2], x[..., D // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
+    """The GRPO loss before the first update: mean over all completion tokens of the clipped surrogate
+    (arXiv 2402.03300, eq. 3) plus KL times Schulman's k3."""
+    policy, reference, total = Model(folder / "policy"), Model(folder / "reference"), 0.0
+    for i, n in enumerate(data["lengths"]):
+        ids = np.concatenate([data["prompts"][i], data["completions"][i, :n]])
+        predicts, targets = np.arange(case.prompt - 1, len(ids) - 1), ids[case.prompt :]
+        logp, ref = policy(ids)[predicts, targets], reference(ids)[predicts, targets]
+        ratio, a = np.exp(logp - data["sampler_logprobs"][i, :n]), float(data["advantages"][i])
+        surrogate = -np.minimum(ratio * a, np.clip(ratio, 1 - CLIP, 1 + CLIP) * a)
+        total += np.sum(surrogate + KL * (np.exp(ref - logp) - 1 - (ref - logp)))
+    return float(total / data["lengths"].sum())
+
+
+def greedy_share(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> float:
+    """Share of `completions` [N, C] that are the likeliest token after `prompts` [N, P] and what precedes them,
+    to within float32's resolution of the log-probability."""
+    policy, right = Model(folder / "policy"), []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = np.concatenate([prompt, completion])
+        logp = policy(ids)[len(prompt) - 1 : -1]
+        right.append(logp[np.arange(len(completion)), completion] >= logp.max(axis=-1) - 1e-4)
+    return float(np.mean(right))

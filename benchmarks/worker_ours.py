@@ -1,0 +1,94 @@
+"""This repository's update and generation, as a worker of benchmarks/compare.py."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import jax
+import numpy as np
+
+import cases
+import protocol
+from coevolve_jax import sharding
+from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.packing import pack
+from coevolve_jax.models import hf_io
+from coevolve_jax.rollout.engine import Request, Sampling
+from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.types import Outcome, Trajectory
+from configs.bfcl_tiny import get_config
+
+
+def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
+    """The case's sequences as rollouts, without their padding."""
+    made = []
+    for i, n in enumerate(data["lengths"]):
+        prompt, completion = data["prompts"][i], data["completions"][i, :n]
+        nothing = np.zeros(len(prompt), np.float32)
+        sampled = np.arange(len(prompt) + n) >= len(prompt)
+        made.append(Trajectory(
+            task_id=str(i), member=0, ids=np.concatenate([prompt, completion]), mask=sampled,
+            logprobs=np.concatenate([nothing, data["sampler_logprobs"][i, :n]]),
+            versions=np.where(sampled, 0, -1).astype(np.int32), turn_starts=(0,), steps=(), stop="done",
+            outcome=Outcome(reward=1.0, success=True)))
+    return made
+
+
+def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
+    """setting: row_length and rows_per_microbatch of the packed batch, logprob_chunk."""
+    c = get_config()
+    with c.learner.unlocked():
+        c.learner.update({
+            **{k: cases.ADAMW[k] for k in ("learning_rate", "weight_decay", "max_grad_norm")},
+            "adam_b1": cases.ADAMW["b1"], "adam_b2": cases.ADAMW["b2"], "clip_low": cases.CLIP,
+            "clip_high": cases.CLIP, "kl_coef": cases.KL, "warmup_steps": 0, **setting})
+    model_config, params = hf_io.load(folder / "policy")
+    _, reference = hf_io.load(folder / "reference")
+    learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
+    state = learner.init(params)
+    del params
+    rollouts = trajectories(data)
+
+    def update() -> dict:
+        nonlocal state
+        batch = pack(rollouts, data["advantages"], row_length=c.learner.row_length,
+                     rows_per_microbatch=c.learner.rows_per_microbatch, max_rows=case.rows)
+        state, metrics = learner.update(state, batch)
+        jax.block_until_ready(state)
+        return {"loss": float(metrics["loss"])}
+
+    return ["coevolve_jax.grpo.packing.pack", "coevolve_jax.grpo.learner.Learner.update"], {"run": update}
+
+
+def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
+    model_config, params = hf_io.load(folder / "policy")
+    engine = NativeEngine(model_config, params, slots=case.rows, max_length=case.prompt + case.completion,
+                          max_new_tokens=case.completion, seed=0)
+    served = 0
+
+    def generate(temperature: float) -> list:
+        nonlocal served
+        sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
+        sessions = range(served, served + case.rows)
+        served += case.rows
+        completions = engine.generate(
+            [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)])
+        engine.release(sessions)
+        return [c.ids.tolist() for c in completions]
+
+    return ["coevolve_jax.rollout.native.NativeEngine.generate"], {
+        "run": lambda: {"tokens": sum(map(len, generate(1.0)))}, "greedy": lambda: {"ids": generate(0.0)}}
+
+
+def prepare(job: dict):
+    folder = Path(job["folder"])
+    case, data = cases.read(folder)
+    calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
+        folder, case, data, job["setting"])
+    return {"versions": {"jax": jax.__version__}, "calls": calls}, functions
+
+
+if __name__ == "__main__":
+    protocol.serve(prepare)
