@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer
@@ -126,6 +127,7 @@ def engine(config: ConfigDict, policy: Policy) -> Engine:
         max_length=config.rollout.max_length,
         max_new_tokens=config.rollout.max_new_tokens,
         seed=config.seed,
+        dtype=jnp.dtype(config.engine.dtype),
     )
 
 

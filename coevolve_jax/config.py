@@ -16,6 +16,8 @@ CHOICES = {
     "learner.aggregate": ("token", "sequence", "constant"),
     "learner.kl": ("k1", "k2", "k3", "none"),
     "learner.schedule": ("constant", "cosine", "linear"),
+    "learner.attention": ("auto", "plain", "chunked", "flash", "splash"),
+    "engine.dtype": FLOATS,
     "learner.dtype": FLOATS,
     "learner.param_dtype": FLOATS,
     "learner.moment_dtype": FLOATS,
@@ -68,6 +70,23 @@ def check(config: ConfigDict) -> None:
         learner.schedule == "constant" or learner.decay_steps > learner.warmup_steps,
         "learner.decay_steps",
         f"more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
+    )
+    require(
+        learner.moment_dtype == "float32" or learner.adam_b2 <= 0.99,
+        "learner.adam_b2", "at most 0.99 with bfloat16 moments, which cannot hold smaller changes",
+    )
+    require(
+        learner.param_dtype == "float32" or learner.learning_rate >= 1e-4,
+        "learner.param_dtype", "float32 at so small a learning rate: bfloat16 weights would round the steps away",
+    )
+    parts = config.mesh.data * config.mesh.fsdp * config.mesh.expert
+    require(
+        learner.rows_per_microbatch % parts == 0,
+        "learner.rows_per_microbatch", f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {parts}",
+    )
+    require(
+        config.data.initial_tasks >= config.rollout.tasks_per_step,
+        "data.initial_tasks", f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")

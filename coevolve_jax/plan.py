@@ -48,7 +48,7 @@ TOPOLOGIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes per device while one micro-batch is differentiated, when most is alive.
+    """Bytes per device of an update, when most is alive: in a backward pass or in the optimiser's step.
 
     parameters: the policy. reference: the frozen start. optimizer: Adam's moments. gradients: the float32 sum
     over micro-batches and the present one. activations: what every layer keeps for its backward pass. layer:
@@ -67,7 +67,9 @@ class Plan:
     @property
     def total(self) -> int:
         state = self.parameters + self.reference + self.optimizer + self.gradients
-        return state + self.activations + max(self.layer, self.logprobs)
+        # New parameters, in the place of the present micro-batch's gradient, and moments lie beside the old ones
+        # until it is known that they are finite.
+        return state + max(self.optimizer, self.activations + max(self.layer, self.logprobs))
 
     def fits(self, topology: Topology) -> bool:
         return self.total <= USABLE * topology.memory
@@ -97,14 +99,16 @@ def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
 
 def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length: int) -> Plan:
     """learner: that section of a config. rows: of a micro-batch, per device. length: tokens of a row.
-    Raises ValueError where the mesh does not divide a parameter."""
+    Raises ValueError where the mesh does not divide a parameter, and for adapters."""
+    if learner.lora_rank:
+        raise ValueError(f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0.")
     params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
     gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
     activations, work = _activations(model, learner, mesh, rows * length)
     return Plan(
         parameters=shard_bytes(mesh, params),
-        reference=shard_bytes(mesh, params),
+        reference=shard_bytes(mesh, hf_io.abstract_params(model)),  # loaded in float32
         optimizer=shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients) + shard_bytes(mesh, params),
         activations=activations,

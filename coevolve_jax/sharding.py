@@ -103,13 +103,18 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def row_parts(mesh: Mesh) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(mesh.shape[name] for name in ROWS)
+
+
 def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
     """A tree of numpy arrays on the mesh: rows (`axis`) by `batch_sharding`, scalars replicated.
 
     Every process passes the whole batch, equal everywhere, and copies to its devices the rows that they hold.
     Raises ValueError where the rows do not divide by the axes that split them.
     """
-    parts = math.prod(mesh.shape[name] for name in ROWS)
+    parts = row_parts(mesh)
 
     def place(x):
         x = np.asarray(x)

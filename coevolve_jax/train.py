@@ -104,6 +104,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 # 1. K rollouts for each of a batch of tasks from D_t
                 with timed(seconds, "rollout"):
                     batch, trajectories = sample(c, agent, run.tasks, step)
+                    check_sampler(trajectories)
 
                 # 2. GRPO update of the policy
                 with timed(seconds, "update"):
@@ -156,7 +157,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         # ---- What the policy has become ------------------------------------------------------------
         with timed(run.seconds, "evaluation"):
             after = held_out_result(c, agent, run.held_out)
-        hf_io.save(workdir / "policy", policy.config, jax.device_get(learner.policy(state)))
+        hf_io.save(workdir / "policy", policy.config, learner.policy(state))
         policy.tokenizer.save_pretrained(workdir / "policy")
     return finish(c, workdir, run, after)
 
@@ -228,6 +229,15 @@ def group_spreads(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return spreads(*zip(*((t.outcome.reward, t.task_id, t.outcome.valid) for t in trajectories)))
 
 
+def check_sampler(trajectories: Sequence[Trajectory]) -> None:
+    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
+    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+        raise FloatingPointError(
+            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
+            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+        )
+
+
 def choose(
     config: ConfigDict, trajectories: Sequence[Trajectory], state: FilterState
 ) -> tuple[list[Trajectory], FilterState]:
@@ -245,11 +255,6 @@ def update(
 ) -> tuple[TrainState, dict[str, Any]]:
     """config.learner.epochs updates. Raises FloatingPointError where one is not finite."""
     c = config.learner
-    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
-        raise FloatingPointError(
-            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
-            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
-        )
     advantages = group_advantages(
         [t.outcome.reward for t in trajectories],
         [t.task_id for t in trajectories],

@@ -2,7 +2,8 @@
 
 Paper: arXiv 2604.15840. BFCL-v3 multi-turn base, success in percent: zero-shot 43.5, GRPO on static synthetic
 tasks 64.0, CoEvolve 67.0. Hardware there: 16 GPUs. Not run here: no weights and no accelerator were at hand, so
-time and score of this code are not known; docs/memory.md says what it fits on.
+time and score of this code are not known; docs/memory.md says on what the update fits, and why rollouts of this
+size need a server, for which there is no engine here yet.
 
     python experiments/main.py --config=configs/bfcl_qwen3_30b_a3b.py --workdir=runs/qwen3_30b_a3b \\
         --config.model=PATH_TO/Qwen3-30B-A3B-Instruct-2507
@@ -21,6 +22,4 @@ def get_config(arg: str = "") -> ConfigDict:
     c = smaller.get_config(arg)  # the paper's settings do not differ between its models
 
     c.model = "Qwen3-30B-A3B-Instruct-2507"
-    c.mesh.fsdp = 16
-    c.learner.rows_per_microbatch = 16
     return c

@@ -2,7 +2,8 @@
 
 Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot 26.5,
 GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and no
-accelerator were at hand, so time and score of this code are not known.
+accelerator were at hand, so time and score of this code are not known; docs/memory.md says on what the update
+fits, and why rollouts of this size need a server, for which there is no engine here yet.
 
     python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
         --config.model=PATH_TO/Qwen3-4B-Instruct-2507
@@ -38,6 +39,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_new_tokens = 4096  # ours
     c.rollout.max_observation = 12000  # ours, characters
     c.engine.slots = 256
+    c.engine.dtype = "bfloat16"  # ours
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999  # ours

@@ -50,6 +50,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine = ConfigDict()
     c.engine.name = "native"
     c.engine.slots = 64  # conversations at once
+    c.engine.dtype = "float32"  # of its computation and its cache, or "bfloat16"
 
     c.learner = ConfigDict()
     c.learner.learning_rate = 3e-4

@@ -65,7 +65,7 @@ def run() -> None:
         "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
         "rollout": {"max_length": _LENGTH.value, "max_new_tokens": _NEW.value, "max_steps": OFFICIAL_STEPS,
                     "max_observation": _OBSERVATION.value},
-        "engine": {"slots": _SLOTS.value},
+        "engine": {"slots": _SLOTS.value, "dtype": "float32"},
     })
     with build.worlds(config) as worlds:
         agent = build.agent(config, policy, build.engine(config, policy), worlds)

@@ -45,7 +45,7 @@ from coevolve_jax.rollout.chat import Chat, render_call
 from coevolve_jax.rollout.engine import Completion, Request
 from coevolve_jax.types import Call, Task, Trajectory
 
-_OUTPUT = flags.DEFINE_string("output", "models/tiny_qwen3", "Folder to write, in Hugging Face format.")
+_OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
 _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
 _TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
 _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")

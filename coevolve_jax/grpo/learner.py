@@ -60,12 +60,15 @@ class Learner:
         self._lora = bool(config.lora_rank)
         self._uses_kl = config.kl != "none" and config.kl_coef > 0
 
+        if self._lora and model_config.dense_layers and model_config.sparse_layers:
+            raise ValueError("config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
+                             "such layers cannot have adapters.")
         abstract = jax.eval_shape(self._fresh, reference)
         everywhere = sharding.replicated(mesh)
         whole = sharding.param_shardings(mesh, jax.eval_shape(lambda params: params, reference))
         if self._lora:
-            lora.check_reached(lambda p: self._model.apply({"params": p}, jnp.zeros((1, 1), jnp.int32)),
-                               reference, abstract.params)
+            tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
+            lora.check_reached(lambda p: self._model.apply({"params": p}, tokens), reference, abstract.params)
             shardings = jax.tree.map(lambda _: everywhere, abstract)
         else:
             shardings = sharding.param_shardings(mesh, abstract)
@@ -208,7 +211,9 @@ class Learner:
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())
         if self._uses_kl:
             pulled_to, *_ = self._logprobs(reference, micro)
-            kl = loss_of(losses.kl(logprobs, jax.lax.stop_gradient(pulled_to), c.kl))
+            # Where no token counts the two are made equal: an overflow there would be 0 * inf in the gradient.
+            pulled_to = jnp.where(micro.mask, jax.lax.stop_gradient(pulled_to), frozen)
+            kl = loss_of(losses.kl(logprobs, pulled_to, c.kl))
         loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
         if routing:
             routing = routing._replace(experts=None)

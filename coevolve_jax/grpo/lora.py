@@ -36,7 +36,8 @@ def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.
     for path, key in zip(sorted(kernels), jax.random.split(key, len(kernels))):
         if kernels[path].ndim != 3:
             raise ValueError(f"config.learner.lora_targets {targets!r} matches {'/'.join(path)} of shape "
-                             f"{kernels[path].shape}: only [layers, in, out] kernels can have adapters.")
+                             f"{kernels[path].shape}: only [layers, in, out] kernels can have adapters; "
+                             "narrow it, for instance to '(q|k|v|o)_proj'.")
         layers, width, out = kernels[path].shape
         adapters[*path[:-1], "lora_a"] = jax.random.normal(key, (layers, width, rank), dtype) * width**-0.5
         adapters[*path[:-1], "lora_b"] = jnp.zeros((layers, rank, out), dtype)

@@ -8,10 +8,10 @@ Which settings of `config.learner` are which paper's method:
 | Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length |
 | DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
-| RLOO, arXiv 2402.14740 | leave_one_out | sequence or token | sequence | - | k1 | |
+| RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 |
 | CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
 
-RLOO's clip is never reached in one update on fresh rollouts.
+RLOO's clip is never reached in one update on fresh rollouts; the KL that it puts into the reward is not there.
 """
 from __future__ import annotations
 

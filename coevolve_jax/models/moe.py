@@ -152,7 +152,7 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
 
     The grouped products are jax.lax.ragged_dot: an instruction of its own on TPU; on GPU a kernel where JAX's
     jax_ragged_dot_use_gpu_pallas_triton_lowering is set; else, as on CPU, a masked product that costs E times
-    the operations.
+    the operations and, on GPU, E times the memory of the tokens' copies.
     """
     if mesh is None:
         return _mix(x, weights, experts, gate, up, down)
