@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def serve(prepare: Callable[[dict], tuple[dict, dict[str, Callable[[], dict]]]]) -> None:
-    """The worker's side. prepare: job -> (what it is, functions by name, each of which waits for its work)."""
+    """The worker's side. prepare: job -> (what it is, functions by name, each of which waits for its end)."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to standard error
 
