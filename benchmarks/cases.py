@@ -20,8 +20,8 @@ ADAMW = {"learning_rate": 1e-5, "b1": 0.9, "b2": 0.95, "weight_decay": 0.0, "max
 class Case:
     """One comparison.
 
-    kind: "update" (one GRPO step) or "generate". vocab_size, tied: of the Qwen3 model. rows: sequences. prompt,
-    completion: tokens of each; ragged: completions have uniform lengths in completion / 16 .. completion.
+    kind: "update" (one GRPO step) or "generate". vocab_size, tied: of the Qwen3 model. rows: sequences.
+    prompt, completion: tokens of each; ragged: completions are uniform in completion / 16 .. completion.
     """
 
     name: str
@@ -36,13 +36,15 @@ class Case:
 
     def shrunk(self) -> Case:
         """The same case in small, to try the machinery with; its times mean nothing."""
-        return dataclasses.replace(self, vocab_size=self.vocab_size // 16, rows=8, prompt=32, completion=32, layers=2)
+        return dataclasses.replace(
+            self, vocab_size=self.vocab_size // 16, rows=8, prompt=32, completion=32, layers=2)
 
 
 def _both(size: str, vocab_size: int, tied: bool) -> list[Case]:
     update = Case(f"{size}-even", "update", vocab_size, tied, rows=32, prompt=128, completion=128)
     ragged = dataclasses.replace(update, name=f"{size}-ragged", ragged=True)
-    return [update, ragged, Case(f"generate-{size}", "generate", vocab_size, tied, rows=64, prompt=64, completion=64)]
+    generate = Case(f"generate-{size}", "generate", vocab_size, tied, rows=64, prompt=64, completion=64)
+    return [update, ragged, generate]
 
 
 CASES = {c.name: c for c in _both("small", 4096, False) + _both("large", 151936, True)}
@@ -52,11 +54,13 @@ def model_config(case: Case) -> dict:
     """config.json. rope_theta stands where transformers 4 and where transformers 5 look for it."""
     return {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": case.vocab_size,
-        "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": case.layers, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": case.tied,
+        "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": case.layers,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": case.tied,
         "rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
-        "max_position_embeddings": 4096, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
-        "initializer_range": 0.02, "use_cache": True, "use_sliding_window": False, "dtype": "float32",
+        "max_position_embeddings": 4096, "hidden_act": "silu", "attention_bias": False,
+        "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "use_sliding_window": False,
+        "dtype": "float32",
         "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None,
     }
 
@@ -70,14 +74,16 @@ def random_weights(case: Case, seed: int) -> dict[str, np.ndarray]:
     q, kv = c["num_attention_heads"] * head, c["num_key_value_heads"] * head
     matrix = lambda *shape, scale=0.06: (scale * rng.standard_normal(shape)).astype(np.float32)
     norm = lambda size: (1 + 0.1 * rng.standard_normal(size)).astype(np.float32)
-    weights = {"model.embed_tokens.weight": matrix(case.vocab_size, d, scale=0.02), "model.norm.weight": norm(d)}
+    table = lambda: matrix(case.vocab_size, d, scale=0.02)
+    weights = {"model.embed_tokens.weight": table(), "model.norm.weight": norm(d)}
     if not case.tied:
-        weights["lm_head.weight"] = matrix(case.vocab_size, d, scale=0.02)
+        weights["lm_head.weight"] = table()
     for i in range(case.layers):
         layer = {
             "input_layernorm": norm(d), "post_attention_layernorm": norm(d),
-            "self_attn.q_proj": matrix(q, d), "self_attn.k_proj": matrix(kv, d), "self_attn.v_proj": matrix(kv, d),
-            "self_attn.o_proj": matrix(d, q), "self_attn.q_norm": norm(head), "self_attn.k_norm": norm(head),
+            "self_attn.q_proj": matrix(q, d), "self_attn.k_proj": matrix(kv, d),
+            "self_attn.v_proj": matrix(kv, d), "self_attn.o_proj": matrix(d, q),
+            "self_attn.q_norm": norm(head), "self_attn.k_norm": norm(head),
             "mlp.gate_proj": matrix(f, d), "mlp.up_proj": matrix(f, d), "mlp.down_proj": matrix(d, f),
         }
         weights |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
@@ -137,7 +143,8 @@ def operations(case: Case, data: dict[str, np.ndarray]) -> float:
     """Floating-point operations that the useful tokens need: the products with weights and of attention.
 
     2 per weight and token forward, 4 more backward. Update: the policy forward and backward and the reference
-    forward, the unembedding on completion tokens only. Generation: forward, the unembedding once per sampled token.
+    forward, the unembedding on completion tokens only. Generation: forward, the unembedding once per token
+    that is sampled.
     """
     c = model_config(case)
     d, f, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]

@@ -5,7 +5,8 @@
 
 Every implementation runs in a process and a virtual environment of its own, on the same random Qwen3 weights
 and the same data in float32, one after the other and never at the same time. Each is first tried with several
-settings (micro-batches above all) and then measured with its fastest. `--shrink` tries the machinery on small shapes.
+settings (micro-batches above all) and then measured with its fastest. `--shrink` tries the machinery on small
+shapes.
 """
 import dataclasses
 import datetime
@@ -34,7 +35,7 @@ _CASE = flags.DEFINE_list("case", list(CASES), "Cases to run.")
 _PEER = flags.DEFINE_list("peer", ["tunix", "trl"], "Libraries to compare with; none: only ours.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each implementation.")
 _SHRINK = flags.DEFINE_boolean("shrink", False, "Small shapes, to try the machinery; the times mean nothing.")
-_OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to which the results are appended.")
+_OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to append the results to.")
 
 # What to try, by implementation, kind and size of the vocabulary; the first timed run decides.
 _ROWS = lambda *pairs: [{"row_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
@@ -79,7 +80,7 @@ def implementations() -> list[Implementation]:
         if (folder / ".installed").exists():
             found.append(Implementation(name, folder / "bin" / "python"))
         else:
-            print(f"{name} is left out: it is not installed below {folder}. `make bench` installs it where pip can.")
+            print(f"{name} is left out: {folder} holds none. `make bench` makes one where pip can.")
     return found
 
 
@@ -125,9 +126,10 @@ def compare(case: Case, chosen: list[Implementation], folder: Path, logs: Path) 
     for name, worker in workers.items():
         seconds = [answers[name]["seconds"] for answers in rounds]
         results[name] = {
-            **worker.about, "setting": settings[name], "seconds": seconds, "median": statistics.median(seconds),
-            "tokens_per_second": tokens / statistics.median(seconds), "peak_bytes": rounds[-1][name]["peak"],
-            "losses": [a[name].get("loss") for a in (first, *rounds)], **agreement[name]}
+            **worker.about, "setting": settings[name], "seconds": seconds,
+            "median": statistics.median(seconds), "tokens_per_second": tokens / statistics.median(seconds),
+            "peak_bytes": rounds[-1][name]["peak"],
+            "losses": [answers[name].get("loss") for answers in (first, *rounds)], **agreement[name]}
     return {"case": dataclasses.asdict(case), "useful_tokens": tokens, "operations": operations(case, data),
             "matmul_rate": rate, "floor_seconds": operations(case, data) / rate, "implementations": results}
 
@@ -145,7 +147,8 @@ def check(case: Case, folder: Path, data: dict, workers: dict[str, Worker], firs
     apart = {name: abs(answer["loss"] - truth) for name, answer in first.items()}
     wrong = {name: value for name, value in apart.items() if not value <= TOLERANCE}
     if wrong and not case.ragged:
-        raise ValueError(f"{case.name}: the loss is {truth:.8f} and these differ by more than {TOLERANCE:g}: {wrong}.")
+        raise ValueError(
+            f"{case.name}: the loss is {truth:.8f} and these differ by more than {TOLERANCE:g}: {wrong}.")
     return {name: {"loss_difference": value, "against": "float64 reference" if small else "ours"}
             for name, value in apart.items()}
 
@@ -155,9 +158,11 @@ def show(result: dict) -> None:
     case, found = result["case"], result["implementations"]
     print(f"\n{case['name']}: {result['useful_tokens']} useful tokens, floor {result['floor_seconds']:.2f} s "
           f"({result['operations'] / 1e9:.0f} GFLOP at {result['matmul_rate'] / 1e9:.0f} GFLOP/s)")
-    print(f"{'':<8}{'median s':>10}{'tokens/s':>11}{'of floor':>10}{'peak GiB':>10}  {'setting':<48} agreement")
+    print(f"{'':<8}{'median s':>10}{'tokens/s':>11}{'of floor':>10}{'peak GiB':>10}  {'setting':<48} "
+          "agreement")
     for name, r in found.items():
-        agreement = f"loss {r['loss_difference']:.1e}" if case["kind"] == "update" else f"greedy {r['greedy_share']:.1%}"
+        update = case["kind"] == "update"
+        agreement = f"loss {r['loss_difference']:.1e}" if update else f"greedy {r['greedy_share']:.1%}"
         print(f"{name:<8}{r['median']:>10.2f}{r['tokens_per_second']:>11.0f}"
               f"{result['floor_seconds'] / r['median']:>10.1%}{r['peak_bytes'] / 2**30:>10.2f}"
               f"  {json.dumps(r['setting']):<48} {agreement}")
@@ -165,13 +170,16 @@ def show(result: dict) -> None:
     if peers:
         print(f"ours is {min(peers) / found['ours']['median']:.2f} x as fast as the fastest other")
     for name, r in found.items():
-        print(f"  {name} called {', '.join(r['calls'])} ({', '.join(f'{k} {v}' for k, v in r['versions'].items())})")
+        versions = ", ".join(f"{library} {version}" for library, version in r["versions"].items())
+        print(f"  {name} called {', '.join(r['calls'])} ({versions})")
 
 
 def machine() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(),
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": models[0] if models else platform.machine(), "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),  # the same for every worker
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def serve(prepare: Callable[[dict], tuple[dict, dict[str, Callable[[], dict]]]]) -> None:
-    """The worker's side. prepare: job -> (what it is, functions by name); a function returns when its work is done."""
+    """The worker's side. prepare: job -> (what it is, functions by name, each of which waits for its end)."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to standard error
 
@@ -80,7 +80,7 @@ class Worker:
         if not answer:
             code = self._process.wait()
             end = self._log.read_text(errors="replace")[-1500:]
-            raise RuntimeError(f"The worker that logs to {self._log} ended with code {code}; its last words: {end}")
+            raise RuntimeError(f"The worker that logs to {self._log} ended with code {code}; its end: {end}")
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it stands still
         return json.loads(answer)

@@ -15,7 +15,8 @@ class Model:
 
     def __init__(self, folder: Path):
         self.config = json.loads((folder / "config.json").read_text())
-        self._tensors = {name: x.astype(np.float64) for name, x in load_file(folder / "model.safetensors").items()}
+        tensors = load_file(folder / "model.safetensors")
+        self._tensors = {name: x.astype(np.float64) for name, x in tensors.items()}
 
     def __call__(self, ids: np.ndarray) -> np.ndarray:
         """ids [T] of one sequence -> log-probabilities of the next token, [T, V]."""
@@ -71,8 +72,8 @@ def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
 
 
 def greedy_share(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> float:
-    """Share of `completions` [N, C] that are the likeliest token after `prompts` [N, P] and what precedes them,
-    to within float32's resolution of the log-probability."""
+    """Share of `completions` [N, C] that are the likeliest token after `prompts` [N, P] and what precedes
+    them, to within float32's resolution of the log-probability."""
     policy, right = Model(folder / "policy"), []
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = np.concatenate([prompt, completion])

@@ -1,8 +1,8 @@
-"""TRL's GRPO update and transformers' generate, as a worker of benchmarks/compare.py: run by the Python that TRL is
-installed in.
+"""TRL's GRPO update and transformers' generate, as a worker of benchmarks/compare.py: run by the Python that
+TRL is installed in.
 
-The trainer is the real one. Only the method that samples and scores is replaced, by one that returns the case's
-completions with the log-probabilities of the reference, computed as the replaced method does.
+The trainer is the real one. Only the method that samples and scores is replaced, by one that returns the
+case's completions with the log-probabilities of the reference, computed as the replaced method does.
 """
 from __future__ import annotations
 
@@ -55,18 +55,23 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
             output_dir=tempfile.mkdtemp(dir=folder), use_cpu=True, bf16=False, report_to="none",
             model_init_kwargs={"dtype": torch.float32}, gradient_checkpointing=False,
             per_device_train_batch_size=micro, gradient_accumulation_steps=steps, num_generations=8,
-            max_completion_length=case.completion, loss_type="dapo", beta=cases.KL, epsilon=cases.CLIP, temperature=1.0,
+            max_completion_length=case.completion, temperature=1.0,
+            loss_type="dapo", beta=cases.KL, epsilon=cases.CLIP,
             use_bias_correction_kl=False,  # k3 itself, as in the other implementations
             learning_rate=adamw["learning_rate"], adam_beta1=adamw["b1"], adam_beta2=adamw["b2"],
             weight_decay=adamw["weight_decay"], max_grad_norm=adamw["max_grad_norm"]),
-        train_dataset=datasets.Dataset.from_list([{"prompt": "<eos>"}] * case.rows), processing_class=tokenizer())
-    trainer.ref_model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=not case.tied)
+        train_dataset=datasets.Dataset.from_list([{"prompt": "<eos>"}] * case.rows),
+        processing_class=tokenizer())
+    reference = load_file(folder / "reference" / "model.safetensors")
+    trainer.ref_model.load_state_dict(reference, strict=not case.tied)
+    del reference
     completions = torch.tensor(data["completions"], dtype=torch.long)
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
     trainer.rollouts = {
         "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts),
         "completion_ids": completions, "completion_mask": (completions != cases.PAD).long(),
-        "advantages": torch.tensor(data["advantages"]), "old_per_token_logps": torch.tensor(data["sampler_logprobs"])}
+        "advantages": torch.tensor(data["advantages"]),
+        "old_per_token_logps": torch.tensor(data["sampler_logprobs"])}
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = steps
 
@@ -77,8 +82,9 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         trainer.model.zero_grad()
         return {"loss": float(loss), "grad_norm": float(norm)}
 
-    return ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)", "trl.GRPOTrainer.training_step (dapo)",
-            "trl.GRPOTrainer._clip_grad_norm", f"{type(trainer.optimizer).__name__}.step"], {"run": update}
+    return ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)",
+            "trl.GRPOTrainer.training_step (dapo)", "trl.GRPOTrainer._clip_grad_norm",
+            f"{type(trainer.optimizer).__name__}.step"], {"run": update}
 
 
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
@@ -104,7 +110,8 @@ def prepare(job: dict):
     case, data = cases.read(folder)
     calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
         folder, case, data, job["setting"])
-    return {"versions": {name: version(name) for name in ("trl", "transformers", "torch")}, "calls": calls}, functions
+    versions = {name: version(name) for name in ("trl", "transformers", "torch")}
+    return {"versions": versions, "calls": calls}, functions
 
 
 if __name__ == "__main__":

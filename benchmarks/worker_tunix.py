@@ -1,8 +1,9 @@
-"""Tunix's GRPO update and sampler, as a worker of benchmarks/compare.py: run by the Python that Tunix is installed in.
+"""Tunix's GRPO update and sampler, as a worker of benchmarks/compare.py: run by the Python that Tunix is
+installed in.
 
 The update is what GRPOLearner does once the rollouts are there: log-probabilities of the reference, then the
-trainer over micro-batches. Its sequence packing is not used: without the TPU's flash attention kernel, its Qwen3
-has no mask for packed rows.
+trainer over micro-batches, whose mean losses it averages: on ragged data another loss than the mean over all
+tokens. Its sequence packing is not used: without the TPU's flash attention its Qwen3 does not mask such rows.
 """
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
             examples.append(TrainExample(
                 prompt_ids=prompts, prompt_mask=prompts != cases.PAD, completion_ids=completions,
                 completion_mask=completions != cases.PAD, advantages=rows["advantages"],
-                ref_per_token_logps=reference.get_ref_per_token_logps(prompts, completions, cases.PAD, cases.EOS),
+                ref_per_token_logps=reference.get_ref_per_token_logps(
+                    prompts, completions, cases.PAD, cases.EOS),
                 old_per_token_logps=rows["sampler_logprobs"]))
         trainer.train(examples)
         jax.block_until_ready(nnx.state(actor))
@@ -98,7 +100,8 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     model, length = load(folder / "policy", case), case.prompt + case.completion
     c = cases.model_config(case)
     sampler = Sampler(model, Tokens(), CacheConfig(
-        cache_size=length, num_layers=case.layers, num_kv_heads=c["num_key_value_heads"], head_dim=c["head_dim"]))
+        cache_size=length, num_layers=case.layers, num_kv_heads=c["num_key_value_heads"],
+        head_dim=c["head_dim"]))
     texts = [Tokens().decode(row) for row in data["prompts"]]
     seed = 0
 
@@ -120,7 +123,8 @@ def prepare(job: dict):
     case, data = cases.read(folder)
     calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
         folder, case, data, job["setting"])
-    return {"versions": {"google-tunix": version("google-tunix"), "jax": jax.__version__}, "calls": calls}, functions
+    versions = {name: version(name) for name in ("google-tunix", "jax")}
+    return {"versions": versions, "calls": calls}, functions
 
 
 if __name__ == "__main__":

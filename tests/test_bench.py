@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic: its float64 reference, its count of operations, and how it speaks to workers."""
+"""The benchmark's own arithmetic: its float64 reference, its count of operations, its talk with workers."""
 import sys
 from pathlib import Path
 
@@ -17,15 +17,15 @@ import reference  # noqa: E402
 
 def tiny(kind="update", **changes) -> cases.Case:
     return cases.Case(**{
-        "name": "tiny", "kind": kind, "vocab_size": 64, "tied": False, "rows": 2, "prompt": 5, "completion": 16,
-        "layers": 2, **changes})
+        "name": "tiny", "kind": kind, "vocab_size": 64, "tied": False, "rows": 2, "prompt": 5,
+        "completion": 16, "layers": 2, **changes})
 
 
 @pytest.mark.parametrize("tied", (False, True))
 def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
     case = tiny(tied=tied)
     cases.write(case, tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32).double()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "policy").double()
     ids = np.random.default_rng(0).integers(0, case.vocab_size, 12)
     with torch.no_grad():
         logits = theirs(input_ids=torch.tensor(ids)[None]).logits[0]
@@ -40,7 +40,8 @@ def test_reference_loss_is_the_mean_over_completion_tokens_of_the_clipped_object
     cases.write(case, tmp_path)
     case_read, data = cases.read(tmp_path)
     assert case_read == case
-    policy, frozen, terms, clipped = (*(reference.Model(tmp_path / n) for n in ("policy", "reference")), [], 0)
+    policy, frozen = (reference.Model(tmp_path / name) for name in ("policy", "reference"))
+    terms, clipped = [], 0
     for i in range(case.rows):
         ids = [*data["prompts"][i], *data["completions"][i][data["completions"][i] != cases.PAD]]
         for t in range(case.prompt, len(ids)):
@@ -84,7 +85,8 @@ def test_operations_are_those_of_the_products_written_out():
     attention = sum(2 * seen * q for seen in range(1, tokens + 1))
     forward = 2 * (tokens * per_token + 2 * d * case.vocab_size + attention)
     data = cases.random_data(case, 0)
-    assert cases.operations(case, data) == forward * (1 + 2 + 1)  # policy forward and backward, reference forward
+    # the policy forward and backward, the reference forward
+    assert cases.operations(case, data) == forward * (1 + 2 + 1)
     assert cases.operations(tiny(kind="generate", rows=1, prompt=3, completion=2, layers=1), {}) == forward
 
 
