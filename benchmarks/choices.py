@@ -1,6 +1,6 @@
 """The machine's matrix rate, and what two choices of this code are worth on it.
 
-    python benchmarks/kernels.py
+    python benchmarks/choices.py
 
 Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3); medians of
 --repeats runs after one to compile.
