@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -39,6 +41,14 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
         except ValueError:
             raise ValueError(f"Config argument {key}={text!r} is not of type {type(defaults[key]).__name__}.") from None
     return values
+
+
+def inherit(file: str, name: str, arg: str) -> ConfigDict:
+    """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, Path(file).with_name(name))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(arg)
 
 
 def check(config: ConfigDict) -> None:

@@ -8,18 +8,12 @@ need a server, for which there is no engine here yet.
     python experiments/main.py --config=configs/bfcl_qwen2_5_7b.py --workdir=runs/qwen2_5_7b \\
         --config.model=PATH_TO/Qwen2.5-7B-Instruct
 """
-import importlib.util
-from pathlib import Path
-
 from ml_collections import ConfigDict
+
+from coevolve_jax.config import inherit
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    path = Path(__file__).with_name("bfcl_qwen3_4b.py")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    smaller = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(smaller)
-    c = smaller.get_config(arg)  # the paper's settings do not differ between its models
-
+    c = inherit(__file__, "bfcl_qwen3_4b.py", arg)  # the paper's settings do not differ between its models
     c.model = "Qwen2.5-7B-Instruct"
     return c

@@ -10,17 +10,13 @@ fits, and why rollouts of this size need a server, for which there is no engine 
 
 The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
 """
-import importlib.util
-from pathlib import Path
-
 from ml_collections import ConfigDict
+
+from coevolve_jax.config import inherit
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    spec = importlib.util.spec_from_file_location("bfcl_tiny", Path(__file__).with_name("bfcl_tiny.py"))
-    tiny = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tiny)
-    c = tiny.get_config(arg)  # the same keys, so that a flag works for both
+    c = inherit(__file__, "bfcl_tiny.py", arg)  # the same keys, so that a flag works for both
 
     c.model = "Qwen3-4B-Instruct-2507"
     c.steps = 120
