@@ -15,6 +15,7 @@ from coevolve_jax import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
+from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native import NativeEngine
 from coevolve_jax.types import Outcome, Trajectory
@@ -73,8 +74,8 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
         sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
         sessions = range(served, served + case.rows)
         served += case.rows
-        completions = engine.generate(
-            [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)])
+        completions = loop.run(engine.generate(
+            [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]))
         engine.release(sessions)
         return [c.ids.tolist() for c in completions]
 

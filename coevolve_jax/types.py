@@ -184,7 +184,8 @@ class Trajectory:
     logprobs: float32 [T], the sampler's log-probabilities in nats (0 where not mask).
     versions: int32 [T], the policy version that sampled each token (-1 where not mask).
     turn_starts: index in ids of the first token of each user turn.
-    stop: "done", "token_limit", "step_limit", "context_limit" or "environment".
+    stop: "done", "token_limit", "step_limit", "context_limit", "environment" or "engine"; the last two where
+    our own infrastructure failed, and the outcome is invalid.
     """
 
     task_id: str

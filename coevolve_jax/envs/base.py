@@ -49,7 +49,10 @@ class EnvPool(Protocol):
 
     A session is an integer handle. A call that hangs or kills its worker
     costs its own session (which answers valid=False from then on) and no other.
+    Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
+
+    busy: float
 
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 

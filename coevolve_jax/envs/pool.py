@@ -6,6 +6,7 @@ new one starts and a session is replayed from its log when it is used next.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -44,11 +45,13 @@ def _environ() -> dict[str, str]:
 
 
 class _Worker:
-    """A child process, started anew whenever it was lost. live: ids of the sessions that it holds."""
+    """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
+    busy: seconds for which somebody waited for its answers."""
 
     def __init__(self, timeout: float, memory_gib: float):
         self.timeout, self.memory_gib = timeout, memory_gib
         self.lock = threading.Lock()
+        self.busy = 0.0
         self.start()
 
     def start(self) -> None:
@@ -169,6 +172,11 @@ class ProcessPool:
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
 
+    @property
+    def busy(self) -> float:
+        """Seconds that the workers have spent on requests, their mean."""
+        return sum(worker.busy for worker in self._workers) / len(self._workers)
+
     def reset(self, tasks: Sequence[Task]) -> list[int]:
         """Opens a session per task, in its initial state. ValueError for a task that cannot be built."""
         sessions = [self._new() for _ in tasks]
@@ -245,7 +253,10 @@ class ProcessPool:
             for index in indices:
                 self._ask(*jobs[index], answers[index], log)
 
-        list(self._threads.map(run, groups.values()))
+        if len(groups) == 1:  # here and now: a thread of its own may be one that a hanging worker holds
+            run(*groups.values())
+        else:
+            list(self._threads.map(run, groups.values()))
         for value in itertools.chain.from_iterable(answers):
             if value[0] == "refused":
                 raise ValueError(value[1])
@@ -254,7 +265,7 @@ class ProcessPool:
     def _ask(self, session: _Session, ops: Sequence[str], answers: list[list], log: bool) -> None:
         """Appends the answers to `ops`; when the worker is lost on the way, the session is invalid."""
         worker = session.worker
-        with worker.lock:
+        with worker.lock, _adding_to(worker):
             if session.failure:
                 return
             if worker.process.poll() is not None:  # died while idle: nobody's fault
@@ -272,6 +283,16 @@ class ProcessPool:
             except _Lost as lost:
                 session.failure = str(lost)
                 worker.restart()
+
+
+@contextlib.contextmanager
+def _adding_to(worker: _Worker) -> Iterator[None]:
+    """Adds the time that its body takes to worker.busy."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        worker.busy += time.monotonic() - start
 
 
 def _resets(tasks: Sequence[Task]) -> list[str]:

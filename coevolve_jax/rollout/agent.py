@@ -1,14 +1,19 @@
 """The multi-turn agent loop: tasks in, token-exact trajectories out."""
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.chat import Chat, ParsedCall
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 from coevolve_jax.types import Observation, Outcome, Step, Task, Trajectory
 
@@ -70,8 +75,47 @@ class _Rollout:
         )
 
 
+class _Rounds:
+    """Asks an engine that serves batches: once every conversation that is going on waits for it."""
+
+    def __init__(self, generate: Callable[[Sequence[Request]], Awaitable[list[Completion]]], seats: int):
+        self._generate, self._seats = generate, seats
+        self._waiting: list[tuple[Request, asyncio.Future]] = []
+        self._serving: asyncio.Task | None = None
+
+    async def ask(self, request: Request) -> Completion:
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, answer))
+        self._start_if_complete()
+        return await answer
+
+    def leave(self) -> None:
+        """A conversation has ended and no other takes its seat."""
+        self._seats -= 1
+        self._start_if_complete()
+
+    def _start_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._seats:
+            round = sorted(self._waiting, key=lambda asked: asked[0].session)  # whoever came first: equal runs
+            self._waiting = []
+            self._serving = asyncio.ensure_future(self._serve(round))
+
+    async def _serve(self, round: Sequence[tuple[Request, asyncio.Future]]) -> None:
+        try:
+            completions = await self._generate([request for request, _ in round])
+        except BaseException as error:
+            for _, answer in round:
+                if not answer.done():
+                    answer.set_exception(error)
+            return
+        for (_, answer), completion in zip(round, completions, strict=True):
+            if not answer.done():
+                answer.set_result(completion)
+
+
 class Agent:
-    """Runs tasks in an environment with an engine. Keeps `concurrency` conversations going."""
+    """Runs tasks in an environment with an engine. Keeps `concurrency` conversations going, each at its own
+    pace; an engine that serves batches is asked in rounds."""
 
     def __init__(
         self,
@@ -84,7 +128,9 @@ class Agent:
     ):
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._sessions = 0
+        self._seconds = self._asked = self._acted = 0.0
 
     def rollouts(
         self,
@@ -99,27 +145,81 @@ class Agent:
             and differ in their seed alone.
           temperature: 0 is greedy.
           on_done: called as each trajectory ends.
+
+        Raises:
+          EngineError: the engine cannot go on.
         """
-        waiting = deque(enumerate(jobs))
-        live: dict[int, _Rollout] = {}
-        done: dict[int, Trajectory] = {}
-        while waiting or live:
-            starting = [waiting.popleft() for _ in range(min(self._concurrency - len(live), len(waiting)))]
-            worlds = self._pool.reset([task for _, (task, _, _) in starting])
-            for (i, (task, member, seed)), world in zip(starting, worlds, strict=True):
-                prompt = self._chat.prompt(self._tools(task), task.turns[0].query)
-                live[i] = _Rollout(task, member, seed, self._sessions, world, prompt)
-                self._sessions += 1
-                self._check_room(live[i])
-            self._advance([r for r in live.values() if r.stop is None], temperature)
-            ended = [i for i, r in live.items() if r.stop is not None]
-            outcomes = self._pool.score([live[i].world for i in ended])
-            self._pool.close([live[i].world for i in ended])
-            self._engine.release([live[i].session for i in ended])
-            for i, outcome in zip(ended, outcomes, strict=True):
-                done[i] = live.pop(i).finish(outcome)
+        start, busy = time.perf_counter(), self._pool.busy
+        try:
+            return loop.run(self._rollouts(jobs, temperature, on_done))
+        finally:
+            self._seconds += time.perf_counter() - start
+            self._acted += self._pool.busy - busy
+
+    def utilisation(self) -> dict[str, float]:
+        """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
+        of the environment that were busy, both averaged over time; 0 to 1."""
+        seconds = max(self._seconds, 1e-9)
+        shares = {"engine": self._asked / (self._concurrency * seconds), "workers": self._acted / seconds}
+        self._seconds = self._asked = self._acted = 0.0
+        return shares
+
+    async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
+        waiting, done = deque(enumerate(jobs)), {}
+        first = self._sessions
+        self._sessions += len(jobs)
+        rounds = _Rounds(self._generate, min(self._concurrency, len(jobs)))
+        ask = rounds.ask if self._engine.batches else self._ask
+
+        async def seat() -> None:
+            """One conversation after the other."""
+            while waiting:
+                i, (task, member, seed) = waiting.popleft()
+                done[i] = await self._converse(ask, task, member, seed, first + i, temperature)
                 on_done()
+            rounds.leave()
+
+        seats = [asyncio.ensure_future(seat()) for _ in range(min(self._concurrency, len(jobs)))]
+        try:
+            await asyncio.gather(*seats)
+        finally:  # where one fails, the others' requests and worlds are given back
+            for task in seats:
+                task.cancel()
+            await asyncio.gather(*seats, return_exceptions=True)
         return [done[i] for i in range(len(jobs))]
+
+    async def _ask(self, request: Request) -> Completion:
+        return (await self._generate([request]))[0]
+
+    async def _generate(self, requests: Sequence[Request]) -> list[Completion]:
+        start = time.perf_counter()
+        try:
+            return await self._engine.generate(requests)
+        finally:
+            self._asked += len(requests) * (time.perf_counter() - start)
+
+    async def _in_world(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """A call of the pool, which blocks its own conversation and no other."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
+
+    async def _converse(self, ask, task: Task, member: int, seed: int, session: int, temperature: float) -> Trajectory:
+        """One whole conversation."""
+        (world,) = await self._in_world(self._pool.reset, [task])
+        try:
+            r = _Rollout(task, member, seed, session, world, self._chat.prompt(self._tools(task), task.turns[0].query))
+            sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
+            self._check_room(r)
+            while r.stop is None:
+                completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, seed))
+                r.sampled(completion)
+                await self._react(r, completion)
+                self._check_room(r)
+            if r.stop == "engine":
+                return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
+            return r.finish((await self._in_world(self._pool.score, [world]))[0])
+        finally:
+            self._engine.release([session])
+            await self._in_world(self._pool.close, [world])
 
     def _check_room(self, r: _Rollout) -> None:
         """Ends a conversation that has no room for one more assistant message."""
@@ -130,58 +230,41 @@ class Agent:
                 for tokens in (r.ids, r.mask, r.logprobs, r.versions):
                     del tokens[-surplus:]
 
-    def _advance(self, live: Sequence[_Rollout], temperature: float) -> None:
-        """One assistant message for each conversation, and the environment's answers."""
-        if not live:
+    async def _react(self, r: _Rollout, completion: Completion) -> None:
+        """What follows from one assistant message: calls, the next user turn, or the end."""
+        if completion.finish != "stop":
+            r.stop = "token_limit" if completion.finish == "length" else "engine"
             return
-        sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
-        completions = self._engine.generate(
-            [Request(r.session, np.asarray(r.ids, np.int32), sampling, r.seed) for r in live]
-        )
-        acting, ending = [], []
-        for r, completion in zip(live, completions, strict=True):
-            r.sampled(completion)
-            if completion.finish != "stop":
-                r.stop = "token_limit" if completion.finish == "length" else "environment"
-                continue
-            parsed = self._chat.parse(completion.ids)
-            if not parsed:
-                ending.append(r)
-            elif r.steps_in_turn == self._limits.max_steps:
-                r.stop = "step_limit"
-            else:
-                r.steps_in_turn += 1
-                acting.append((r, parsed))
-        self._act(acting)
-        self._end_turns(ending)
-        for r in live:
-            self._check_room(r)
+        parsed = self._chat.parse(completion.ids)
+        if not parsed:
+            await self._end_turn(r)
+        elif r.steps_in_turn == self._limits.max_steps:
+            r.stop = "step_limit"
+        else:
+            r.steps_in_turn += 1
+            await self._act(r, parsed)
 
-    def _act(self, acting) -> None:
-        answers = self._pool.step(
-            [r.world for r, _ in acting], [[p.call for p in parsed if p.call] for _, parsed in acting]
-        )
-        for (r, parsed), observed in zip(acting, answers, strict=True):
-            observed = iter(observed)
-            texts = []
-            for p in parsed:
-                answer = next(observed) if p.call else Observation('{"error": "%s"}' % p.error, error=True)
-                if not answer.valid:
-                    r.stop = "environment"
-                text = answer.text
-                if len(text) > self._limits.max_observation:
-                    text = text[: self._limits.max_observation] + "..."
-                texts.append(text)
-                r.steps.append(Step(r.turn, p.text, p.call, text, answer.error))
-            r.feed(self._chat.observations(texts))
+    async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
+        calls = [p.call for p in parsed if p.call]
+        (observed,) = await self._in_world(self._pool.step, [r.world], [calls])
+        observed, texts = iter(observed), []
+        for p in parsed:
+            answer = next(observed) if p.call else Observation('{"error": "%s"}' % p.error, error=True)
+            if not answer.valid:
+                r.stop = "environment"
+            text = answer.text
+            if len(text) > self._limits.max_observation:
+                text = text[: self._limits.max_observation] + "..."
+            texts.append(text)
+            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error))
+        r.feed(self._chat.observations(texts))
 
-    def _end_turns(self, ending: Sequence[_Rollout]) -> None:
-        self._pool.end_turn([r.world for r in ending])
-        for r in ending:
-            r.turn += 1
-            r.steps_in_turn = 0
-            if r.turn == len(r.task.turns):
-                r.stop = "done"
-            else:
-                r.turn_starts.append(len(r.ids))
-                r.feed(self._chat.user(r.task.turns[r.turn].query))
+    async def _end_turn(self, r: _Rollout) -> None:
+        await self._in_world(self._pool.end_turn, [r.world])
+        r.turn += 1
+        r.steps_in_turn = 0
+        if r.turn == len(r.task.turns):
+            r.stop = "done"
+        else:
+            r.turn_starts.append(len(r.ids))
+            r.feed(self._chat.user(r.task.turns[r.turn].query))

@@ -33,21 +33,44 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """ids: int32 [N] sampled, the stop id included. logprobs: float32 [N] in nats.
-    finish: "stop", "length" or "abort". versions: int32 [N]."""
+    finish: "stop", "length" or "abort", which the engine could not complete, for the reason given.
+    versions: int32 [N], the policy version that sampled each token."""
 
     ids: np.ndarray
     logprobs: np.ndarray
     finish: str
     versions: np.ndarray
+    reason: str = ""
+
+
+class EngineError(RuntimeError):
+    """The engine cannot go on, or not take new weights; the message says why and what to do."""
 
 
 class Engine(Protocol):
-    """The in-process JAX engine passes tests/test_rollout.py."""
+    """What generates; every engine passes tests/test_engines.py.
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+    batches: True where it serves one batch after the other, so that one asks for many completions at once;
+    False where requests come and go.
+    """
+
+    batches: bool
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion per request, in order. When it is cancelled, nothing of it is kept.
+
+        Raises:
+          ValueError: an id outside the vocabulary, an empty prompt, or one that leaves no room for its
+            max_new_tokens; nothing has been computed then.
+          EngineError: it cannot go on.
+        """
 
     def update_weights(self, params: Any, version: int) -> None:
-        """Every token sampled after this call comes from `params`; caches of older weights are dropped."""
+        """Every token sampled after this call comes from `params`; caches of older weights are dropped.
+
+        Requests under way go on with the new weights; `Completion.versions` tells where they changed.
+        Raises EngineError where the old weights had to be kept.
+        """
 
     def release(self, sessions: Sequence[int]) -> None:
         """Forgets the caches of finished trajectories."""

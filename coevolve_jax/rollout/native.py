@@ -9,7 +9,9 @@ runs three kinds of programs, each compiled for a few fixed shapes:
 """
 from __future__ import annotations
 
+import asyncio
 import functools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -135,6 +137,8 @@ class NativeEngine:
       seed: of all sampling noise, together with each request's own seed.
     """
 
+    batches = True
+
     def __init__(
         self,
         model_config: QwenConfig,
@@ -153,34 +157,40 @@ class NativeEngine:
         self._row_sizes = ladder(16, slots, 4)
         self._column_sizes = ladder(256, max_length, 2)
         self._programs = Programs(model_config, dtype, slots, max_length, max_new_tokens)
+        self._lock = threading.Lock()  # held by whoever uses the cache: a batch is never cut in two
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
-        self._params, self._version = params, version
-        self._cache = None
-        self._held: dict[int, tuple[int, np.ndarray]] = {}  # session -> slot, ids whose keys are cached
-        self._free = list(range(self._slots))
+        with self._lock:
+            self._params, self._version = params, version
+            self._cache = None
+            self._held: dict[int, tuple[int, np.ndarray]] = {}  # session -> slot, ids whose keys are cached
+            self._free = list(range(self._slots))
 
     def release(self, sessions: Sequence[int]) -> None:
+        with self._lock:
+            self._release(sessions)
+
+    def _release(self, sessions: Sequence[int]) -> None:
         for session in sessions:
             if session in self._held:
                 self._free.append(self._held.pop(session)[0])
 
     def close(self) -> None:
-        self._cache = None
+        with self._lock:
+            self._cache = None
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion per request, in order.
-
-        Raises:
-          ValueError: an id outside the vocabulary, an empty prompt, or one that leaves no room for
-            its max_new_tokens in max_length; nothing has been computed then.
-        """
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
         for r in requests:
             self._check(r)
+        return await asyncio.to_thread(self._generate, requests)
+
+    def _generate(self, requests: Sequence[Request]) -> list[Completion]:
         completions: list[Completion] = []
-        for start in range(0, len(requests), self._slots):
-            completions += self._generate_wave(requests[start : start + self._slots])
+        with self._lock:
+            for start in range(0, len(requests), self._slots):
+                completions += self._generate_wave(requests[start : start + self._slots])
         return completions
 
     def _check(self, r: Request) -> None:
@@ -275,7 +285,7 @@ class NativeEngine:
             if len(self._free) >= len(new):
                 break
             if session not in serving:
-                self.release([session])
+                self._release([session])
         prompts = {r.ids.tobytes(): r.ids for r in new}
         source = {key: i for i, key in enumerate(prompts)}
         slots = [self._free.pop(0) for _ in new]

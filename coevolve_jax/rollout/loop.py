@@ -1,0 +1,26 @@
+"""One event loop in a thread of its own, so that whoever calls need not be asynchronous (nor is hindered by a
+notebook's own loop)."""
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rollouts", daemon=True).start()
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs it on the loop and returns its result. Ctrl-C in the calling thread cancels it."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
