@@ -9,7 +9,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, train
+from coevolve_jax import build, sampling
 from coevolve_jax.evaluate import evaluate
 from coevolve_jax.evolution.evolve import Synthesizer
 from coevolve_jax.evolution.pool import TaskPool
@@ -27,7 +27,7 @@ def main(_) -> None:
         tasks = TaskPool()
         Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
             tasks, build.held_out_scenes(c), wanted=_TASKS.value, kind="held_out", step=0,
-            rng=train.rng_for(c.evaluation.seed, "held_out"))
+            rng=sampling.rng_for(c.evaluation.seed, "held_out"))
         for temperature, samples in ((1.0, c.rollout.group_size), (0.0, 1)):
             result, _ = evaluate(agent, list(tasks), samples=samples, temperature=temperature, seed=1)
             by_calls = {n: f"{s / trials:.0%}" for n, (s, trials) in result.by_calls.items()}

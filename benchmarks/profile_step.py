@@ -16,7 +16,7 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, sharding, train
+from coevolve_jax import build, sampling, sharding, train
 from coevolve_jax.evolution.evolve import Synthesizer
 from coevolve_jax.evolution.pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
@@ -62,7 +62,7 @@ def main(_) -> None:
         tasks = TaskPool()
         Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
             tasks, build.scenes(c), wanted=c.data.initial_tasks, kind="initial", step=0,
-            rng=train.rng_for(c.seed, "initial"))
+            rng=sampling.rng_for(c.seed, "initial"))
         state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
         started = None
         for step in range(_STEPS.value + 2):
@@ -75,8 +75,8 @@ def main(_) -> None:
                 timers.wrap(agent, "rollouts", "agent: text and tokens")
                 timers.wrap(learner, "_update", "update: the program")
                 started = time.perf_counter()
-            batch = tasks.sample(c.rollout.tasks_per_step, train.rng_for(c.seed, "sample", step))
-            trajectories = train.roll_out(c, agent, batch, step)
+            batch = tasks.sample(c.rollout.tasks_per_step, sampling.rng_for(c.seed, "sample", step))
+            trajectories = sampling.roll_out(c, agent, batch, step)
             chosen, _ = train.choose(c, trajectories, FilterState())
             state, _ = train.update(c, learner, state, chosen)
             engine.update_weights(learner.policy(state), step + 1)

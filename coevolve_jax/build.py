@@ -50,8 +50,8 @@ def claim(workdir: Path, config: ConfigDict) -> None:
     """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
     path = workdir / "config.json"
     if path.exists():
-        theirs = json.loads(path.read_text())
-        ours = json.loads(configs.to_json(config))
+        theirs = configs.numbers(json.loads(path.read_text()))
+        ours = configs.numbers(json.loads(configs.to_json(config)))
         if theirs != ours:
             raise ValueError(
                 f"{workdir} holds a run of another config ({_difference(theirs, ours)}): choose another --workdir, "
@@ -118,16 +118,28 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
     return ScriptedExplorer(bfcl.tools)
 
 
-def engine(config: ConfigDict, policy: Policy) -> Engine:
-    """config: its sections rollout and engine are read, and its seed."""
+def engine(config: ConfigDict, policy: Policy, log: str | os.PathLike | None = None) -> Engine:
+    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model.
+
+    log: file for what launched servers say. Raises EngineError where no server can be had.
+    """
+    sizes = {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
+    if config.engine.name == "sglang":
+        return _sglang(config, policy, sizes, log)
     return NativeEngine(
-        policy.config,
-        policy.params,
-        slots=config.engine.slots,
-        max_length=config.rollout.max_length,
-        max_new_tokens=config.rollout.max_new_tokens,
-        seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype),
+        policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
+        dtype=jnp.dtype(config.engine.dtype), **sizes,
+    )
+
+
+def _sglang(config: ConfigDict, policy: Policy, sizes: dict[str, int], log: str | os.PathLike | None) -> Engine:
+    # Imported here: who computes in this process alone needs no HTTP client.
+    from coevolve_jax.rollout.sglang import SGLangEngine, launch
+
+    c = config.engine
+    return SGLangEngine(
+        policy.config, policy.params, urls=[u.strip() for u in c.url.split(",") if u.strip()], model=config.model,
+        transport=c.push, timeout=c.timeout, attempts=c.attempts, patience=c.patience, restarts=c.restarts, **sizes,
     )
 
 

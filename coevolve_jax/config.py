@@ -12,7 +12,8 @@ MODES = ("coevolve", "random", "static")
 FLOATS = ("float32", "bfloat16")
 CHOICES = {
     "evolution.mode": MODES,
-    "engine.name": ("native",),
+    "engine.name": ("native", "sglang"),
+    "engine.push": ("disk", "distributed"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
     "learner.ratio": ("token", "sequence"),
     "learner.aggregate": ("token", "sequence", "constant"),
@@ -24,6 +25,10 @@ CHOICES = {
     "learner.param_dtype": FLOATS,
     "learner.moment_dtype": FLOATS,
 }
+
+# Where and how a run is served, not what it computes: they may change when a run goes on.
+SERVING = ("engine.url", "engine.servers", "engine.python", "engine.arguments", "engine.timeout", "engine.attempts",
+           "engine.patience", "engine.restarts", "engine.push")
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -98,6 +103,12 @@ def check(config: ConfigDict) -> None:
         config.data.initial_tasks >= config.rollout.tasks_per_step,
         "data.initial_tasks", f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
+    require(config.rollout.ahead in (0, 1), "rollout.ahead", "0 or 1 step")
+    for name in ("servers", "attempts"):
+        require(config.engine[name] >= 1, f"engine.{name}", "at least 1")
+    for name in ("timeout", "patience"):
+        require(config.engine[name] > 0, f"engine.{name}", "more than 0 seconds")
+    require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
     require(config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor")
@@ -109,6 +120,15 @@ def to_json(config: ConfigDict) -> str:
     return json.dumps(config.to_dict(), sort_keys=True, indent=1)
 
 
+def numbers(config: dict) -> dict:
+    """What a run's numbers depend on, of a config as plain values: all but SERVING."""
+    kept = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    for key in SERVING:
+        section, name = key.split(".")
+        kept.get(section, {}).pop(name, None)
+    return kept
+
+
 def digest(config: ConfigDict) -> str:
     """16 hex digits that name everything in the config that a run's numbers depend on."""
-    return hashlib.sha256(to_json(config).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(numbers(config.to_dict()), sort_keys=True).encode()).hexdigest()[:16]

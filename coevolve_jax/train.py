@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +33,17 @@ from coevolve_jax.evolution import signals
 from coevolve_jax.evolution.evolve import Synthesizer, weaknesses
 from coevolve_jax.evolution.leakage import LeakGuard
 from coevolve_jax.evolution.pool import TaskPool
-from coevolve_jax.grpo.advantages import group_advantages, spreads
+from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.sampling import Rollouts, check_sampler, group_spreads, leave_out_stale, rng_for, staleness
 from coevolve_jax.state import RunState
 from coevolve_jax.types import Task, Trajectory
-
-PURPOSES = ("held_out", "initial", "sample", "rollout", "evolve")
-
-
-def rng_for(seed: int, purpose: str, step: int = 0, *again: int) -> np.random.Generator:
-    """The generator of one purpose at one step, and of its repetition `again`; none lives across steps."""
-    return np.random.default_rng([seed, PURPOSES.index(purpose), step, *again])
 
 
 @contextmanager
@@ -65,6 +60,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact.
+      EngineError: nothing generates any more; every finished step is in the last checkpoint.
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
@@ -76,9 +72,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )
 
-    with build.worlds(c) as worlds:
-        engine = build.engine(c, policy)
-        agent = build.agent(c, policy, engine, worlds)
+    with (
+        build.worlds(c) as worlds,
+        closing(build.engine(c, policy, workdir / "engine.log")) as engine,
+        closing(build.agent(c, policy, engine, worlds)) as agent,
+    ):
         explorer = build.explorer(c)
 
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
@@ -96,15 +94,28 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in run.held_out])
         run.tasks.write(workdir / "tasks.jsonl")
 
+        def save() -> None:
+            if checkpoint.latest_step(workdir / "checkpoints") == run.step:
+                return
+            with timed(run.seconds, "checkpoint"):
+                saved = {**run.to_json(), "sizes": logs.sizes()}
+                checkpoint.save(workdir / "checkpoints", run.step, state, saved, keep=c.checkpoint.keep)
+
         # ---- The loop ------------------------------------------------------------------------------
         progress = metrics.Progress(c.steps, run.step)
+        rollouts = Rollouts(c, agent, run.tasks)
         for step in range(run.step, c.steps):
             seconds: dict[str, float] = {}
             with timed(seconds, "step"):
                 # 1. K rollouts for each of a batch of tasks from D_t
                 with timed(seconds, "rollout"):
-                    batch, trajectories = sample(c, agent, run.tasks, step)
+                    try:
+                        batch, trajectories = rollouts.of(step)
+                    except EngineError:
+                        save()
+                        raise
                     check_sampler(trajectories)
+                    trajectories = leave_out_stale(trajectories, step, c.rollout.ahead)
 
                 # 2. GRPO update of the policy
                 with timed(seconds, "update"):
@@ -137,7 +148,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
             for phase in ("rollout", "update", "evolution"):
                 run.seconds[phase] = run.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
             row = {
-                "step": step, **describe(batch, trajectories), **learned, "tasks": len(run.tasks),
+                "step": step, **describe(batch, trajectories), **staleness(trajectories, step), **learned,
+                "tasks": len(run.tasks), "use": agent.utilisation(),
                 "groups": {"rolled_out": len(batch), "learned_from": len({t.task_id for t in chosen})},
                 "signals": fired, "evolution": evolution, "seconds": seconds,
             }
@@ -147,9 +159,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 shown = readable(policy.chat, batch, trajectories, step)[: c.logging.trajectories]
                 logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
             if run.step % c.checkpoint.every == 0 or run.step == c.steps:
-                with timed(run.seconds, "checkpoint"):
-                    saved = {**run.to_json(), "sizes": logs.sizes()}
-                    checkpoint.save(workdir / "checkpoints", run.step, state, saved, keep=c.checkpoint.keep)
+                save()
             progress.update(row)
         progress.close()
         logs.close()
@@ -186,56 +196,6 @@ def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
     with timed(seconds, "evaluation"):
         before = held_out_result(c, agent, list(held_out))
     return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)
-
-
-def sample(
-    config: ConfigDict, agent: Agent, tasks: TaskPool, step: int
-) -> tuple[list[Task], list[Trajectory]]:
-    """A batch of tasks from D_t and their rollouts.
-
-    With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
-    another task, for at most that many rounds more. All that was rolled out is returned.
-    """
-    c, batch, trajectories = config, [], []
-    missing = c.rollout.tasks_per_step
-    for round in range(1 + c.learner.dynamic_sampling):
-        again = (round,) if round else ()
-        drawn = tasks.sample(missing, rng_for(c.seed, "sample", step, *again), new_share=c.data.new_share)
-        if round:  # a small pool may give a task of this step once more
-            seen = {t.id for t in batch}
-            drawn = [t for t in drawn if t.id not in seen]
-        if not drawn:
-            break
-        batch += drawn
-        trajectories += roll_out(c, agent, drawn, step, *again)
-        missing = c.rollout.tasks_per_step - sum(spread > 0 for spread in group_spreads(trajectories).values())
-        if missing <= 0:
-            break
-    return batch, trajectories
-
-
-def roll_out(
-    config: ConfigDict, agent: Agent, batch: Sequence[Task], step: int, *again: int
-) -> list[Trajectory]:
-    """K trajectories for each task of the batch."""
-    k = config.rollout.group_size
-    seeds = rng_for(config.seed, "rollout", step, *again).integers(2**32, size=len(batch) * k)
-    jobs = [(task, m, int(seeds[i * k + m])) for i, task in enumerate(batch) for m in range(k)]
-    return agent.rollouts(jobs, config.rollout.temperature)
-
-
-def group_spreads(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Task id -> standard deviation of its valid rollouts' rewards."""
-    return spreads(*zip(*((t.outcome.reward, t.task_id, t.outcome.valid) for t in trajectories)))
-
-
-def check_sampler(trajectories: Sequence[Trajectory]) -> None:
-    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
-    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
-        raise FloatingPointError(
-            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
-            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
-        )
 
 
 def choose(

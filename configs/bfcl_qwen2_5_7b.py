@@ -2,11 +2,11 @@
 
 Paper: arXiv 2604.15840. BFCL-v3 multi-turn base, success in percent: zero-shot 13.5, GRPO on static synthetic
 tasks 56.0, CoEvolve 61.5. Hardware there: 8 GPUs. Not run here: no weights and no accelerator were at hand, so time
-and score of this code are not known; docs/memory.md says on what the update fits, and why rollouts of this size
-need a server, for which there is no engine here yet.
+and score of this code are not known; docs/memory.md says on what the update fits. SGLang serves the rollouts, as in
+configs/bfcl_qwen3_4b.py:
 
     python experiments/main.py --config=configs/bfcl_qwen2_5_7b.py --workdir=runs/qwen2_5_7b \\
-        --config.model=PATH_TO/Qwen2.5-7B-Instruct
+        --config.model=PATH_TO/Qwen2.5-7B-Instruct --config.engine.url=http://HOST:PORT
 """
 from ml_collections import ConfigDict
 

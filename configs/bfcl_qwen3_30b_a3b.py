@@ -2,11 +2,11 @@
 
 Paper: arXiv 2604.15840. BFCL-v3 multi-turn base, success in percent: zero-shot 43.5, GRPO on static synthetic
 tasks 64.0, CoEvolve 67.0. Hardware there: 16 GPUs. Not run here: no weights and no accelerator were at hand, so
-time and score of this code are not known; docs/memory.md says on what the update fits, and why rollouts of this
-size need a server, for which there is no engine here yet.
+time and score of this code are not known; docs/memory.md says on what the update fits. SGLang serves the rollouts, as
+in configs/bfcl_qwen3_4b.py:
 
     python experiments/main.py --config=configs/bfcl_qwen3_30b_a3b.py --workdir=runs/qwen3_30b_a3b \\
-        --config.model=PATH_TO/Qwen3-30B-A3B-Instruct-2507
+        --config.model=PATH_TO/Qwen3-30B-A3B-Instruct-2507 --config.engine.url=http://HOST:PORT
 """
 from ml_collections import ConfigDict
 

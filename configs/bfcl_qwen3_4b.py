@@ -3,10 +3,12 @@
 Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot 26.5,
 GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and no
 accelerator were at hand, so time and score of this code are not known; docs/memory.md says on what the update
-fits, and why rollouts of this size need a server, for which there is no engine here yet.
+fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs from half of them:
 
-    python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
-        --config.model=PATH_TO/Qwen3-4B-Instruct-2507
+    CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\
+        --context_length=25600 --dtype=bfloat16 --arguments="--dp 4"
+    CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
+        --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 
 The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
 """
@@ -34,13 +36,17 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_length = 25580  # ours
     c.rollout.max_new_tokens = 4096  # ours
     c.rollout.max_observation = 12000  # ours, characters
+    c.engine.name = "sglang"
     c.engine.slots = 256
+    c.engine.timeout = 1200.0
+    c.engine.patience = 900.0
     c.engine.dtype = "bfloat16"  # ours
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999  # ours
     c.learner.clip_high = 0.28  # ours
     c.learner.kl_coef = 0.001  # ours
+    c.learner.tis_cap = 2.0  # ours: sampler and learner are two programs in bfloat16
     c.learner.skip_dead_groups = False
     c.learner.row_length = 25600
     c.learner.rows_per_microbatch = 8

@@ -6,7 +6,7 @@ Hardware: two CPU cores, 4 GB of memory. Expected time and score: see README.md.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-Variants: configs/bfcl_tiny.py:mode=random (or static), as in
+Variants: configs/bfcl_tiny.py:mode=random (or static), and engine=sglang for a server that generates, as in
     python experiments/main.py --config=configs/bfcl_tiny.py:mode=random,seed=1 --workdir=runs/random
 """
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from coevolve_jax.config import parse_arg
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    arg = parse_arg(arg, mode="coevolve", seed=0)
+    arg = parse_arg(arg, mode="coevolve", seed=0, engine="native")
     c = ConfigDict()
     c.seed = arg.seed
     c.steps = 60  # GRPO steps
@@ -46,11 +46,22 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_new_tokens = 64  # tokens of one assistant message
     c.rollout.max_steps = 20  # messages with calls per user turn (BFCL's own limit)
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
+    c.rollout.ahead = 0  # 1: the next step's rollouts run while this one's update does, with weights one step old
 
     c.engine = ConfigDict()
-    c.engine.name = "native"
+    c.engine.name = arg.engine  # "native", in this process, or "sglang"
     c.engine.slots = 64  # conversations at once
     c.engine.dtype = "float32"  # of its computation and its cache, or "bfloat16"
+    # The rest concerns engine.name = "sglang".
+    c.engine.url = ""  # servers to attach to, separated by commas; "": they are launched
+    c.engine.servers = 1  # to launch
+    c.engine.python = ""  # interpreter of the environment that has sglang; "": .sglang/bin/python or this one
+    c.engine.arguments = ""  # more arguments of launched servers, as on the command line
+    c.engine.push = "disk"  # how weights get there; "distributed": by torch.distributed (NCCL on GPUs)
+    c.engine.timeout = 120.0  # seconds that one message may take
+    c.engine.attempts = 5  # at a message, before its trajectory is given up as invalid
+    c.engine.patience = 120.0  # seconds to wait while no server answers
+    c.engine.restarts = 5  # of each launched server
 
     c.learner = ConfigDict()
     c.learner.learning_rate = 3e-4

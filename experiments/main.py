@@ -20,11 +20,12 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
+    from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train  # after the flags are known: --help needs no JAX
 
     try:
         train(_CONFIG.value, _WORKDIR.value)
-    except (ValueError, FloatingPointError) as error:
+    except (ValueError, FloatingPointError, EngineError) as error:
         sys.exit(f"Error: {error}")
 
 

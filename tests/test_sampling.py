@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from coevolve_jax import config as configs, train
+from coevolve_jax import config as configs, sampling, train
 from coevolve_jax.evolution.evolve import Tally
 from coevolve_jax.evolution.pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
@@ -48,13 +48,13 @@ def settings(**learner) -> ConfigDict:
 
 
 def alive(trajectories) -> int:
-    return sum(s > 0 for s in train.group_spreads(trajectories).values())
+    return sum(s > 0 for s in sampling.group_spreads(trajectories).values())
 
 
 def test_groups_without_spread_are_replaced_round_by_round():
     plain, more = MadeUpRewards(), MadeUpRewards()
-    first, _ = train.sample(settings(), plain, pool(60), 4)
-    batch, trajectories = train.sample(settings(dynamic_sampling=20), more, pool(60), 4)
+    first, _ = sampling.sample(settings(), plain, pool(60), 4)
+    batch, trajectories = sampling.sample(settings(dynamic_sampling=20), more, pool(60), 4)
     assert len(plain.rolled) == 1 and batch[:6] == first  # the first round is that without dynamic sampling
     assert alive(trajectories) == 6
     assert len({t.id for t in batch}) == len(batch) == len(trajectories) / 2
@@ -69,7 +69,7 @@ def test_groups_without_spread_are_replaced_round_by_round():
 def test_the_rounds_are_bounded_and_the_same_again():
     config = settings(dynamic_sampling=2)
     one, two = MadeUpRewards(period=100), MadeUpRewards(period=100)
-    results = [train.sample(config, agent, pool(60), 7) for agent in (one, two)]
+    results = [sampling.sample(config, agent, pool(60), 7) for agent in (one, two)]
     assert one.rolled == two.rolled and len(one.rolled) == 3
     for a, b in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_array_equal(a.ids, b.ids)
@@ -77,12 +77,12 @@ def test_the_rounds_are_bounded_and_the_same_again():
 
 def test_a_small_pool_is_not_rolled_out_twice():
     agent = MadeUpRewards()
-    batch, _ = train.sample(settings(dynamic_sampling=9), agent, pool(8), 0)
+    batch, _ = sampling.sample(settings(dynamic_sampling=9), agent, pool(8), 0)
     assert sorted(t.id for t in batch) == sorted({t.id for t in batch}) and len(batch) <= 8
 
 
 def test_dead_groups_stay_unless_they_are_to_be_left_out():
-    _, trajectories = train.sample(settings(), MadeUpRewards(), pool(60), 4)
+    _, trajectories = sampling.sample(settings(), MadeUpRewards(), pool(60), 4)
     n = alive(trajectories)
     assert 0 < n < 6
     assert len(train.choose(settings(), trajectories, FilterState())[0]) == 12

@@ -104,7 +104,7 @@ def test_sampler_and_learner_agree_on_the_logprobs(finished):
 
 def comparable(workdir: Path) -> dict:
     """Everything that a run must reproduce bit for bit: all but clock readings."""
-    metrics = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(workdir, "metrics.jsonl")]
+    metrics = [{k: v for k, v in row.items() if k not in ("seconds", "use")} for row in rows(workdir, "metrics.jsonl")]
     summary = json.loads((workdir / "summary.json").read_text())
     summary = {k: v for k, v in summary.items() if k not in ("seconds", "evolution_share")}
     files = ["tasks.jsonl", "signals.jsonl", "held_out.jsonl", "policy/model.safetensors"]

@@ -119,6 +119,17 @@ class TaskPool:
         batch += picked + others
         return [self._tasks[batch[i]] for i in rng.permutation(n)]
 
+    def fork(self) -> TaskPool:
+        """A copy to draw from; the draws count here once `commit` is given it."""
+        fork = TaskPool(self.max_size)
+        fork._tasks, fork._records, fork._keys = dict(self._tasks), dict(self._records), set(self._keys)
+        fork._drawn, fork._drawn_new = set(self._drawn), set(self._drawn_new)
+        return fork
+
+    def commit(self, fork: TaskPool) -> None:
+        """Takes over what was drawn from a fork; tasks and records stay as they are here."""
+        self._drawn, self._drawn_new = set(fork._drawn), set(fork._drawn_new)
+
     def record(self, scores: Mapping[str, float]) -> None:
         """Notes the mean rewards of one step (signals.task_scores) by task id. KeyError: unknown task."""
         for task_id, score in scores.items():

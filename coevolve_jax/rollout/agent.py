@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,7 @@ class Agent:
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
+        self._running: set[Future] = set()
         self._sessions = 0
         self._seconds = self._asked = self._acted = 0.0
 
@@ -150,9 +151,12 @@ class Agent:
           EngineError: the engine cannot go on.
         """
         start, busy = time.perf_counter(), self._pool.busy
+        running = loop.start(self._rollouts(jobs, temperature, on_done))
+        self._running.add(running)
         try:
-            return loop.run(self._rollouts(jobs, temperature, on_done))
+            return loop.wait(running)
         finally:
+            self._running.discard(running)
             self._seconds += time.perf_counter() - start
             self._acted += self._pool.busy - busy
 
@@ -163,6 +167,12 @@ class Agent:
         shares = {"engine": self._asked / (self._concurrency * seconds), "workers": self._acted / seconds}
         self._seconds = self._asked = self._acted = 0.0
         return shares
+
+    def close(self) -> None:
+        """Cancels rollouts that are under way in another thread."""
+        for running in list(self._running):
+            running.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
         waiting, done = deque(enumerate(jobs)), {}

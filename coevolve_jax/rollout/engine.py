@@ -30,6 +30,23 @@ class Request:
     seed: int = 0
 
 
+def check_request(r: Request, vocabulary: int, max_length: int, max_new_tokens: int) -> None:
+    """Raises ValueError for a request that no engine of these sizes can serve."""
+    if len(r.ids) == 0:
+        raise ValueError(f"Request of session {r.session} has no tokens: send at least one.")
+    if r.ids.min() < 0 or r.ids.max() >= vocabulary:
+        raise ValueError(
+            f"Request of session {r.session} has token id {r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the "
+            f"model's vocabulary has {vocabulary}: the tokenizer does not belong to this model."
+        )
+    if r.sampling.max_new_tokens > max_new_tokens or len(r.ids) + r.sampling.max_new_tokens > max_length:
+        raise ValueError(
+            f"Request of session {r.session}: {len(r.ids)} tokens plus max_new_tokens {r.sampling.max_new_tokens} "
+            f"exceed the engine's max_length {max_length} (and max_new_tokens {max_new_tokens}): shorten the prompt or "
+            "raise them in the config."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Completion:
     """ids: int32 [N] sampled, the stop id included. logprobs: float32 [N] in nats.
@@ -69,7 +86,7 @@ class Engine(Protocol):
         """Every token sampled after this call comes from `params`; caches of older weights are dropped.
 
         Requests under way go on with the new weights; `Completion.versions` tells where they changed.
-        Raises EngineError where the old weights had to be kept.
+        Raises ValueError for parameters of another model; the old weights are kept then.
         """
 
     def release(self, sessions: Sequence[int]) -> None:

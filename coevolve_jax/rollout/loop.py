@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any
 
 
@@ -16,11 +17,20 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs it on the loop and returns its result. Ctrl-C in the calling thread cancels it."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+def start(coroutine: Coroutine[Any, Any, Any]) -> Future:
+    """Begins it on the loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop())
+
+
+def wait(future: Future) -> Any:
+    """The result of what `start` began. Ctrl-C in the calling thread cancels it."""
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs it on the loop and returns its result."""
+    return wait(start(coroutine))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
-from coevolve_jax.rollout.engine import Completion, Request
+from coevolve_jax.rollout.engine import Completion, Request, check_request
 
 
 CHUNK = 32  # tokens; most observations are shorter, and padding costs as much as tokens
@@ -183,7 +183,7 @@ class NativeEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
         for r in requests:
-            self._check(r)
+            check_request(r, self._config.vocab_size, self._max_length, self._max_new)
         return await asyncio.to_thread(self._generate, requests)
 
     def _generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -192,21 +192,6 @@ class NativeEngine:
             for start in range(0, len(requests), self._slots):
                 completions += self._generate_wave(requests[start : start + self._slots])
         return completions
-
-    def _check(self, r: Request) -> None:
-        if len(r.ids) == 0:
-            raise ValueError(f"Request of session {r.session} has no tokens: send at least one.")
-        if r.ids.min() < 0 or r.ids.max() >= self._config.vocab_size:
-            raise ValueError(
-                f"Request of session {r.session} has token id {r.ids.max()}, but the model's vocabulary has "
-                f"{self._config.vocab_size}: the tokenizer does not belong to this model."
-            )
-        if r.sampling.max_new_tokens > self._max_new or len(r.ids) + r.sampling.max_new_tokens > self._max_length:
-            raise ValueError(
-                f"Request of session {r.session}: {len(r.ids)} tokens plus max_new_tokens "
-                f"{r.sampling.max_new_tokens} exceed the engine's max_length {self._max_length} "
-                f"(and max_new_tokens {self._max_new}): shorten the prompt or raise them in the config."
-            )
 
     # Slots: which rows of the cache hold which conversation.
 
