@@ -25,7 +25,7 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 
 
 def _members(session: int) -> dict[int, str]:
-    """Command lines of the living processes of a session: its leader, the supervisor, and what that started."""
+    """Command lines of the living processes of a session: the supervisor and what it started."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -31,8 +31,8 @@ REMEDY = "run `make sglang-cpu`, or set config.engine.python to the python of an
 POLL_SECONDS = 0.1
 STOP_SECONDS = 30.0
 TAIL_LINES = 8
-# SGLang's "CPU engine" wants kernels that its package on PyPI lacks; 0 takes those of torch. With small
-# models a second thread only costs: on two cores, 64 requests to models/tiny_qwen3 took ten times the CPU time.
+# SGLang's "CPU engine" wants kernels that its package on PyPI lacks; 0 takes those of torch. With a
+# small model a second thread only costs: 64 requests to models/tiny_qwen3 took ten times the CPU time.
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "0"}
 _CPU_DEFAULTS = {"OMP_NUM_THREADS": "1"}
 # The server's own warm-up goes through its tokenizer; /health generates a token anyway.
