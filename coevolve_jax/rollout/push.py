@@ -1,0 +1,307 @@
+"""New weights to SGLang servers: checked before, verified after, the old ones kept where that fails.
+
+A server dies of a tensor of another shape and of a truncated file, and reports success when a tensor is
+missing. So nothing is posted that does not fit the model that it serves, and what it holds afterwards is
+compared by checksum with what was sent. Requests under way are set back to their tokens (`retract`), for keys
+and values of old weights must not be used on, and continue with the new weights.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from absl import logging
+
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout import checksum as checksums
+from coevolve_jax.rollout import weights as weights_lib
+from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.weights import FolderWeights, Tensor, Weights
+
+TRANSPORTS = ("disk", "distributed")
+CONTROL_TIMEOUT = 60.0  # seconds for an answer to a small question
+LAYOUT = ("device", "dtype", "quantization", "tp_size", "pp_size", "dp_size", "ep_size", "version")
+
+
+async def call(
+    session: aiohttp.ClientSession, url: str, method: str, path: str, body: Mapping | None = None,
+    timeout: float | None = None,
+) -> dict:
+    """The JSON object that the server at `url` answers. timeout: seconds; None is CONTROL_TIMEOUT.
+
+    Raises EngineError, in one sentence, where there is no answer, or one that is no success.
+    """
+    timeout = CONTROL_TIMEOUT if timeout is None else timeout
+    try:
+        limit = aiohttp.ClientTimeout(total=timeout)
+        async with session.request(method, url + path, json=body, timeout=limit) as response:
+            text, status = await response.text(), response.status
+    except TimeoutError as error:
+        raise EngineError(f"The SGLang server at {url} left {path} unanswered for {timeout:g} s.") from error
+    except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
+        raise EngineError(f"The SGLang server at {url} cannot be reached for {path} "
+                          f"({type(error).__name__}: {error}); is it up?") from error
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if status != 200 or not isinstance(answer, dict) or not answer.get("success", True):
+        message = answer.get("message", text) if isinstance(answer, dict) else text
+        message = str(message)[:500]
+        raise EngineError(f"The SGLang server at {url} answered {path} with status {status}: {message!r}.")
+    return answer
+
+
+async def checksum(session: aiohttp.ClientSession, url: str) -> str:
+    """Of all the weights that the server at `url` holds: equal for servers of equal layout and weights."""
+    return (await _checker(session, url))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What is known of one server.
+
+    tensors: of the model that it serves, in the dtype that it computes in. layout: servers of equal layout hold
+    equal weights alike. ranks: processes that share the weights. exact: whether its checksums can be computed
+    here. folder: that its weights came from, None if they were broadcast. version: its label for them.
+    checksum: of what it holds. content: tells apart the weights that were pushed to it, None before.
+    """
+
+    tensors: Mapping[str, Tensor]
+    device: str
+    layout: tuple
+    ranks: int
+    exact: bool
+    folder: str | None
+    version: str
+    checksum: str
+    content: str | None = None
+
+
+class Pusher:
+    """Brings one run's weights to its servers.
+
+    config, model: the policy's architecture and its Hugging Face folder; the latter stands for the served
+      model where the server's own folder cannot be read from here. dtype: of what is sent, the one that the servers
+      compute in. transport: "disk" writes a folder that they load, "distributed" broadcasts to them without a
+      disk (and needs torch). root: where versions are written, a folder that the servers see as well; None is
+      a temporary one on this machine. exact: False for servers that keep weights in a layout of their own
+      (packed for AMX, some kernels for experts), of which one can only see that they change.
+      timeout: seconds that a server may take to load the weights.
+    """
+
+    def __init__(
+        self, config: QwenConfig, model: str | os.PathLike, *, dtype: str = "float32",
+        transport: str = "disk", root: str | os.PathLike | None = None, exact: bool = True, timeout: float = 600.0,
+    ):
+        if transport not in TRANSPORTS:
+            raise ValueError(f"Transport {transport!r} of weights is unknown: choose one of {TRANSPORTS}.")
+        if transport == "distributed":
+            from coevolve_jax.rollout import broadcast
+
+            self._join = broadcast.Group.join
+        self._config, self._model, self._dtype = config, Path(model), dtype
+        self._transport, self._exact, self._timeout = transport, exact, timeout
+        self._folders = weights_lib.Folders(root)
+        self._servers: dict[str, Server] = {}
+        self._groups: dict[str, Any] = {}
+        self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
+
+    def write(self, params: Any, version: int) -> Weights:
+        """Prepares `params` to be pushed as `version`; all processes of the trainer call it, one pushes.
+
+        With transport "distributed" the result is a view on `params`, good until they are donated.
+        """
+        if self._transport == "disk":
+            return self._folders.write(self._config, params, version, self._dtype)
+        return weights_lib.from_params(self._config, params, version, self._dtype)
+
+    async def push(self, session: aiohttp.ClientSession, url: str, weights: Weights) -> str:
+        """Has the server at `url` serve `weights`, under the label str(version); returns its checksum.
+
+        Several servers are updated at once, with asyncio.gather. Raises ValueError where the weights do not
+        fit the served model or cannot be read, with nothing sent, and EngineError where the server did not
+        take them: the message tells whether it serves the old weights still.
+        """
+        server = await self._describe(session, url)
+        tensors = weights.tensors()
+        faults = weights_lib.differences(tensors, server.tensors)
+        if faults:
+            raise ValueError(
+                f"Version {weights.version} is not the model that {url} serves: {'; '.join(faults)}. "
+                "Nothing was sent; launch the server with this run's model and engine.dtype."
+            )
+        del self._servers[url]  # until it is known again what it holds
+        expected = asyncio.create_task(asyncio.to_thread(_expected, server, weights, tensors))
+        async with _paused(session, url):
+            try:
+                await self._send(session, url, server, weights, tensors)
+                server = await self._verify(session, url, server, weights, await expected)
+            except EngineError as error:
+                await self._leave(session, url)
+                kept = await self._restore(session, url, server)
+                state = f"still serves version {server.version}" if kept else "lost what it served: restart it"
+                raise EngineError(
+                    f"{url} did not take version {weights.version} and {state}. {error}"
+                ) from error
+        self._servers[url] = server
+        return server.checksum
+
+    async def close(self, session: aiohttp.ClientSession) -> None:
+        """Leaves the groups and deletes the temporary folder."""
+        for url in list(self._groups):
+            await self._leave(session, url)
+        self._folders.close()
+
+    async def _describe(self, session: aiohttp.ClientSession, url: str) -> Server:
+        """From memory, unless its label says that it was restarted or that others put weights there."""
+        info = await call(session, url, "GET", "/model_info")
+        known = self._servers.get(url)
+        if known is None or known.version != info.get("weight_version"):
+            await self._leave(session, url)
+            args = await call(session, url, "GET", "/server_info")
+            try:
+                known = self._servers[url] = Server(
+                    tensors=_served_tensors(args, self._model),
+                    device=args["device"],
+                    layout=tuple(str(args.get(key)) for key in LAYOUT),
+                    ranks=int(args["tp_size"]),
+                    exact=self._exact and args["device"] in ("cpu", "cuda") and args["quantization"] is None
+                    and int(args["tp_size"]) == int(args["pp_size"]) == 1,
+                    folder=info["model_path"],
+                    version=info["weight_version"],
+                    checksum=await checksum(session, url),
+                )
+            except (KeyError, TypeError) as error:
+                raise EngineError(
+                    f"{url} is no SGLang server of a known version: {error!r} in what it says of itself; "
+                    "launch version 0.5.23."
+                ) from error
+            if not known.exact:
+                logging.warning(
+                    "%s holds its weights in a layout of its own: a push is verified only by whether its checksum "
+                    "changes, and is the same on servers like it.", url
+                )
+        return known
+
+    async def _send(
+        self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights, tensors: Mapping
+    ) -> None:
+        post = functools.partial(call, session, url, "POST", timeout=self._timeout)
+        if weights.folder is not None:
+            await post("/update_weights_from_disk", _update(weights.folder, str(weights.version)))
+            return
+        if url not in self._groups:
+            self._groups[url] = await self._join(post, url, server.ranks, server.device, CONTROL_TIMEOUT)
+        with weights.reader() as read:
+            await self._groups[url].send(post, tensors, read, str(weights.version))
+
+    async def _verify(
+        self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights,
+        expected: Mapping[str, str],
+    ) -> Server:
+        """The server with the weights that it holds now; EngineError where they are not those sent."""
+        total, ranks = await _checker(session, url)
+        content = str(sorted(expected.items()))
+        if server.exact:
+            names = expected.keys() | {name for rank in ranks for name in rank}  # what it has and did not get, too
+            wrong = [name for name in names if any(rank.get(name) != expected.get(name) for rank in ranks)]
+            if wrong:
+                raise EngineError(
+                    f"{len(wrong)} of {len(names)} parameters there are not what was sent, by their checksums: "
+                    f"{', '.join(sorted(wrong)[: weights_lib.LISTED])}."
+                )
+        else:
+            same = server.content == content
+            if server.content is not None and same != (total == server.checksum):
+                what = "changed though the weights did not" if same else "is the same though the weights changed"
+                raise EngineError(f"Its checksum {what}.")
+            other = self._seen.setdefault((content, server.layout), total)
+            if other != total:
+                raise EngineError(f"Its checksum is {total}, not {other} as on a server like it with equal weights.")
+        folder = None if weights.folder is None else str(weights.folder)
+        return dataclasses.replace(
+            server, version=str(weights.version), folder=folder, checksum=total, content=content
+        )
+
+    async def _restore(self, session: aiohttp.ClientSession, url: str, server: Server) -> bool:
+        """Whether the server serves again, or still, what it did before."""
+        try:
+            info = await call(session, url, "GET", "/model_info")
+            kept = info.get("weight_version") == server.version
+            kept = kept and await checksum(session, url) == server.checksum
+            if not kept and server.folder is not None:
+                body = _update(server.folder, server.version)
+                await call(session, url, "POST", "/update_weights_from_disk", body, self._timeout)
+                kept = await checksum(session, url) == server.checksum
+        except EngineError:
+            kept = False
+        if kept:
+            self._servers[url] = server
+        return kept
+
+    async def _leave(self, session: aiohttp.ClientSession, url: str) -> None:
+        group = self._groups.pop(url, None)
+        if group is not None:
+            with contextlib.suppress(EngineError):  # a server that is gone has left already
+                await group.close(functools.partial(call, session, url, "POST"))
+
+
+@contextlib.asynccontextmanager
+async def _paused(session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]:
+    """Requests under way go back to the queue with the tokens that they have, and go on in any case."""
+    try:
+        await call(session, url, "POST", "/pause_generation", {"mode": "retract"})
+        yield
+    except BaseException:
+        with contextlib.suppress(EngineError):
+            await call(session, url, "POST", "/continue_generation", {})
+        raise
+    await call(session, url, "POST", "/continue_generation", {})
+
+
+def _update(folder: str | os.PathLike, version: str) -> dict:
+    # Without the flush, keys and values of the old weights would be used on.
+    return {"model_path": str(folder), "weight_version": version, "flush_cache": True}
+
+
+async def _checker(session: aiohttp.ClientSession, url: str) -> tuple[str, list[dict[str, str]]]:
+    """The checksum of everything, and of each rank by parameter."""
+    answer = await call(session, url, "POST", "/weights_checker", {"action": "checksum"})
+    try:
+        return str(answer["per_engine_checksum"]), [dict(rank["checksums"]) for rank in answer["ranks"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"The SGLang server at {url} answered /weights_checker without checksums "
+                          f"({error!r}); launch version 0.5.23.") from error
+
+
+def _expected(server: Server, weights: Weights, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Checksums of `weights`: the server's own where it is exact, else some that tell versions apart."""
+    with weights.reader() as read:
+        array = lambda name: np.asarray(read(name))
+        return checksums.checksums(tensors, array, server.device if server.exact else "cpu")
+
+
+def _served_tensors(args: Mapping[str, Any], model: Path) -> dict[str, Tensor]:
+    """Of the model that a server was launched with, or of `model` where that is not on this machine."""
+    folder = Path(args["model_path"])
+    folder = folder if (folder / "config.json").is_file() else model
+    dtype = {"half": "float16", "float": "float32"}.get(args["dtype"], args["dtype"])
+    if dtype == "auto":
+        config = json.loads((folder / "config.json").read_text())
+        dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+        dtype = "float16" if dtype == "float32" else dtype  # as SGLang decides
+    floating = weights_lib.DTYPES.values()
+    return {
+        name: tensor._replace(dtype=dtype) if tensor.dtype in floating else tensor
+        for name, tensor in FolderWeights(folder).tensors().items()
+    }

@@ -1,0 +1,164 @@
+"""One version of a model's weights on its way to the servers: a folder, or arrays in memory."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
+LISTED = 8  # differences that a message names
+
+
+class Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Weights:
+    """version: of the policy, or None for a model that was not pushed. folder: None where there is none."""
+
+    version: int | None
+    folder: Path | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
+
+    def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
+        """A function from a name to the array, in the shape that `tensors` tells."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderWeights(Weights):
+    """A Hugging Face folder; its headers are read anew each time, for others can write to it."""
+
+    folder: Path
+    version: int | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        with self._slices() as slices:
+            return {
+                name: Tensor(DTYPES.get(t.get_dtype(), t.get_dtype()), tuple(t.get_shape()))
+                for name, t in slices.items()
+            }
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Callable[[str], np.ndarray]]:
+        with self._slices() as slices:
+            yield lambda name: slices[name][:]
+
+    @contextlib.contextmanager
+    def _slices(self) -> Iterator[dict[str, Any]]:
+        tied = hf_io.load_config(self.folder).tie_word_embeddings
+        with contextlib.ExitStack() as stack:
+            slices = hf_io._open(self.folder, stack)
+            if tied and hf_io.HEAD in slices:
+                head = slices.pop(hf_io.HEAD)
+                slices.setdefault(hf_io.EMBEDDING, head)
+            yield slices
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayWeights(Weights):
+    """Views on a parameter tree, good until its arrays are donated. parts: name -> (entry, index into it)."""
+
+    parts: Mapping[str, tuple[hf_io.Entry, tuple[int, ...]]]
+    dtype: str
+    version: int | None = None
+    folder: None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: Tensor(self.dtype, entry.tensor_shape) for name, (entry, _) in self.parts.items()}
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[Callable[[str], jax.Array]]:
+        yield self._read
+
+    def _read(self, name: str) -> jax.Array:
+        """On one device, contiguous."""
+        entry, index = self.parts[name]
+        tensor = entry.leaf[index] if index else entry.leaf
+        tensor = jax.device_put(tensor, min(tensor.devices(), key=lambda device: device.id))
+        return (tensor.T if entry.transposed else tensor).astype(self.dtype)
+
+
+def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
+    """Raises ValueError for parameters that this process does not hold whole."""
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
+        raise ValueError("Parameters that lie on several processes cannot be broadcast to servers; set the "
+                         "transport to 'disk'.")
+    entries = hf_io._entries(config, params)
+    parts = {e.names[index]: (e, index) for e in entries for index in np.ndindex(e.names.shape)}
+    return ArrayWeights(parts, dtype, version)
+
+
+def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
+    """What keeps our tensors from taking the place of theirs, in words; the vocabulary first."""
+    faults = [f"{name} is missing" for name in sorted(theirs.keys() - ours.keys())]
+    faults += [f"{name} is unknown there" for name in sorted(ours.keys() - theirs.keys())]
+    for name in sorted(ours.keys() & theirs.keys()):
+        for field, value, expected in zip(Tensor._fields, ours[name], theirs[name]):
+            if value != expected:
+                faults.append(f"{name} has {field} {value} instead of {expected}")
+    sizes = [t[hf_io.EMBEDDING].shape[0] for t in (ours, theirs) if t.get(hf_io.EMBEDDING, Tensor("", ())).shape]
+    if len(sizes) == 2 and sizes[0] != sizes[1]:
+        faults.insert(0, f"the vocabulary has {sizes[0]} tokens instead of {sizes[1]}")
+    if len(faults) > LISTED:
+        faults[LISTED:] = [f"and {len(faults) - LISTED} more"]
+    return faults
+
+
+class Folders:
+    """The versions of a run as folders root/version-N; those older than the last two are deleted.
+
+    root: None makes a temporary one, in memory where there is room, that `close` deletes.
+    """
+
+    def __init__(self, root: str | os.PathLike | None = None):
+        self._root = None if root is None else Path(root).absolute()
+        self._temporary = root is None
+
+    def write(self, config: QwenConfig, params: Any, version: int, dtype: str) -> FolderWeights:
+        """Whole or not at all: a server never sees a half-written folder. All processes call it."""
+        if self._root is None:
+            count = sum(leaf.size for leaf in jax.tree.leaves(params))
+            self._root = _temporary_root(count * np.dtype(dtype).itemsize)
+        folder = self._root / f"version-{version}"
+        if jax.process_index() == 0:
+            self._remove(folder)
+        hf_io.save(folder, config, params, dtype)
+        if jax.process_index() == 0:
+            versions = [path for path in self._root.iterdir() if re.fullmatch(r"version-\d+", path.name)]
+            for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-2]:
+                self._remove(old)
+        return FolderWeights(folder, version)
+
+    def close(self) -> None:
+        if self._temporary and self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None
+
+    def _remove(self, folder: Path) -> None:
+        """In one step for those who look for it under its name."""
+        if folder.exists():
+            doomed = tempfile.mkdtemp(prefix=".old-", dir=self._root)
+            os.replace(folder, doomed)
+            shutil.rmtree(doomed)
+
+
+def _temporary_root(size: int) -> Path:
+    """size: bytes of one version; three are there while one is written."""
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * size
+    return Path(tempfile.mkdtemp(prefix="coevolve-weights-", dir=memory if roomy else None))
