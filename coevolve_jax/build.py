@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat
-from coevolve_jax.rollout.engine import Engine
+from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.native import NativeEngine
 from coevolve_jax.types import Task
 
@@ -118,29 +119,53 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
     return ScriptedExplorer(bfcl.tools)
 
 
-def engine(config: ConfigDict, policy: Policy, log: str | os.PathLike | None = None) -> Engine:
+def engine(config: ConfigDict, policy: Policy, logs: Path | None = None) -> Engine:
     """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model.
 
-    log: file for what launched servers say. Raises EngineError where no server can be had.
+    logs: folder for those of launched servers. Raises ValueError or EngineError where no server can be had.
     """
-    sizes = {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
     if config.engine.name == "sglang":
-        return _sglang(config, policy, sizes, log)
+        return _sglang(config, policy, logs)
     return NativeEngine(
         policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype), **sizes,
+        dtype=jnp.dtype(config.engine.dtype), **_sizes(config),
     )
 
 
-def _sglang(config: ConfigDict, policy: Policy, sizes: dict[str, int], log: str | os.PathLike | None) -> Engine:
+def _sglang(config: ConfigDict, policy: Policy, logs: Path | None) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
-    from coevolve_jax.rollout.sglang import SGLangEngine, launch
+    from coevolve_jax.rollout.fleet import Member
+    from coevolve_jax.rollout.push import Pusher
+    from coevolve_jax.rollout.server import Server
+    from coevolve_jax.rollout.sglang import SPARE, SGLangEngine
 
-    c = config.engine
+    c, sizes = config.engine, _sizes(config)
+    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=c.push_folder or None)
+    members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
+    if not members:
+        servers = []
+        try:
+            for i in range(c.servers):
+                servers.append(Server(
+                    config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
+                    context_length=sizes["max_length"] + SPARE, arguments=shlex.split(c.arguments),
+                    log_path=logs and logs / f"sglang_{i}.log",
+                ))
+            members = [Member(server.wait_until_ready().url, server) for server in servers]
+        except BaseException as error:
+            for server in servers:
+                server.stop()
+            if isinstance(error, RuntimeError):  # it did not start, and its log says why
+                raise EngineError(str(error)) from None
+            raise
     return SGLangEngine(
-        policy.config, policy.params, urls=[u.strip() for u in c.url.split(",") if u.strip()], model=config.model,
-        transport=c.push, timeout=c.timeout, attempts=c.attempts, patience=c.patience, restarts=c.restarts, **sizes,
+        policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
+        patience=c.patience, restarts=c.restarts, **sizes,
     )
+
+
+def _sizes(config: ConfigDict) -> dict[str, int]:
+    return {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
 
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, worlds: ProcessPool) -> Agent:

@@ -28,7 +28,7 @@ CHOICES = {
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
 SERVING = ("engine.url", "engine.servers", "engine.python", "engine.arguments", "engine.timeout", "engine.attempts",
-           "engine.patience", "engine.restarts", "engine.push")
+           "engine.patience", "engine.restarts", "engine.push", "engine.push_folder")
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:

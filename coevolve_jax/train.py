@@ -74,7 +74,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
 
     with (
         build.worlds(c) as worlds,
-        closing(build.engine(c, policy, workdir / "engine.log")) as engine,
+        closing(build.engine(c, policy, workdir)) as engine,
         closing(build.agent(c, policy, engine, worlds)) as agent,
     ):
         explorer = build.explorer(c)

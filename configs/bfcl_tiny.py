@@ -58,6 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.python = ""  # interpreter of the environment that has sglang; "": .sglang/bin/python or this one
     c.engine.arguments = ""  # more arguments of launched servers, as on the command line
     c.engine.push = "disk"  # how weights get there; "distributed": by torch.distributed (NCCL on GPUs)
+    c.engine.push_folder = ""  # for "disk": where, a folder that the servers see too; "": a temporary one here
     c.engine.timeout = 120.0  # seconds that one message may take
     c.engine.attempts = 5  # at a message, before its trajectory is given up as invalid
     c.engine.patience = 120.0  # seconds to wait while no server answers

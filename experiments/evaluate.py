@@ -9,6 +9,7 @@ score depends on (protocol, split, temperature, samples, package version) is pri
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -29,6 +30,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _OBSERVATION = flags.DEFINE_integer("max_observation", 1000, "Characters of a tool result that the model reads.")
+_URL = flags.DEFINE_string("url", "", "SGLang servers that generate, separated by commas; none: this process does.")
 _SLOTS = flags.DEFINE_integer("slots", 32, "Conversations at once.", lower_bound=1)
 
 
@@ -36,9 +38,11 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
+    from coevolve_jax.rollout.engine import EngineError
+
     try:
         run()
-    except ValueError as error:
+    except (ValueError, EngineError) as error:
         sys.exit(f"Error: {error}")
 
 
@@ -65,10 +69,13 @@ def run() -> None:
         "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
         "rollout": {"max_length": _LENGTH.value, "max_new_tokens": _NEW.value, "max_steps": OFFICIAL_STEPS,
                     "max_observation": _OBSERVATION.value},
-        "engine": {"slots": _SLOTS.value, "dtype": "float32"},
+        "model": str(folder),
+        "engine": {"name": "sglang" if _URL.value else "native", "url": _URL.value, "slots": _SLOTS.value,
+                   "dtype": "float32", "push": "disk", "push_folder": "", "timeout": 600.0, "attempts": 5,
+                   "patience": 120.0, "restarts": 0},
     })
-    with build.worlds(config) as worlds:
-        agent = build.agent(config, policy, build.engine(config, policy), worlds)
+    with build.worlds(config) as worlds, closing(build.engine(config, policy)) as engine:
+        agent = build.agent(config, policy, engine, worlds)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )

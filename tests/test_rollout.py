@@ -1,23 +1,18 @@
-"""Chat format, agent loop and native engine, with the model folder of this repository and the real environment."""
+"""Chat format and agent loop, with the model folder of this repository and the real environment."""
 import dataclasses
 import json
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.models.qwen import Qwen
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat, parse_calls, render_call
-from coevolve_jax.rollout.engine import Completion, Request, Sampling
-from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.types import Call, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
@@ -209,117 +204,3 @@ def test_a_hanging_tool_makes_the_rollout_invalid(policy):
     with ProcessPool(workers=1, timeout=0.5) as pool:
         t, _ = play(policy, pool, [hang, "Done.", "Done."], task=task)
     assert t.stop == "environment" and not t.outcome.valid
-
-
-# ---- Engine --------------------------------------------------------------------------------------------
-
-@pytest.fixture(scope="module")
-def engine(policy):
-    return NativeEngine(policy.config, policy.params, slots=4, max_length=128, max_new_tokens=16, seed=1)
-
-
-def generate(engine, requests):
-    return loop.run(engine.generate(requests))
-
-
-def request(session, ids, *, temperature=1.0, seed=0, new=8, stop=(2,)):
-    return Request(session, np.asarray(ids, np.int32), Sampling(temperature, new, stop), seed)
-
-
-def full_logprobs(policy, ids, temperature=1.0):
-    logits = Qwen(policy.config).apply({"params": policy.params}, np.asarray(ids)[None])[0]
-    return jax.nn.log_softmax(logits / temperature)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_logprobs_are_those_of_the_full_forward(policy, engine, temperature):
-    prompt = np.arange(30, 51)
-    (c,) = generate(engine, [request(100, prompt, temperature=temperature)])
-    ids = np.concatenate([prompt, c.ids])
-    logp = full_logprobs(policy, ids, temperature or 1.0)
-    for i, (token, reported) in enumerate(zip(c.ids, c.logprobs)):
-        np.testing.assert_allclose(reported, logp[len(prompt) - 1 + i, token], atol=1e-4)
-        if temperature == 0:
-            assert token == int(jnp.argmax(logp[len(prompt) - 1 + i]))
-    engine.release([100])
-
-
-def test_turns_reuse_the_cache_and_agree_with_a_fresh_engine(policy, engine):
-    rng = np.random.default_rng(0)
-    ids = rng.integers(5, 900, 20)
-    for _ in range(3):
-        (c,) = generate(engine, [request(1, ids, seed=9)])
-        fresh = NativeEngine(policy.config, policy.params, slots=4, max_length=128, max_new_tokens=16, seed=1)
-        (again,) = generate(fresh, [request(5, ids, seed=9)])
-        np.testing.assert_array_equal(c.ids, again.ids)
-        np.testing.assert_allclose(c.logprobs, again.logprobs, atol=1e-4)
-        ids = np.concatenate([ids, c.ids, rng.integers(5, 900, 7)])
-    engine.release([1])
-
-
-def test_what_shares_the_batch_does_not_matter(engine):
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)]  # more than there are slots
-    together = generate(engine, [request(10 + i, p, seed=i) for i, p in enumerate(prompts)])
-    engine.release(range(10, 16))
-    for i, p in enumerate(prompts):
-        (alone,) = generate(engine, [request(50 + i, p, seed=i)])
-        engine.release([50 + i])
-        np.testing.assert_array_equal(alone.ids, together[i].ids)
-        np.testing.assert_allclose(alone.logprobs, together[i].logprobs, atol=1e-4)
-
-
-def test_members_of_a_group_differ_by_their_seed_alone(engine):
-    prompt = np.arange(40, 60)
-    members = generate(engine, [request(i, prompt, seed=i % 3) for i in range(4)])
-    engine.release(range(4))
-    np.testing.assert_array_equal(members[0].ids, members[3].ids)
-    assert len({tuple(m.ids) for m in members[:3]}) > 1
-
-
-def test_stop_ids_and_budgets_are_kept(policy, engine):
-    prompt = np.arange(40, 60)
-    (free,) = generate(engine, [request(7, prompt, temperature=0.0, stop=(), new=6)])
-    assert len(free.ids) == 6 and free.finish == "length"
-    stop = int(free.ids[3])
-    first = free.ids.tolist().index(stop)
-    (stopped,) = generate(engine, [request(8, prompt, temperature=0.0, stop=(stop,), new=6)])
-    assert stopped.finish == "stop" and stopped.ids.tolist() == free.ids[: first + 1].tolist()
-    assert len(stopped.logprobs) == len(stopped.versions) == first + 1
-    engine.release([7, 8])
-
-
-def test_new_weights_are_used_at_once_and_old_caches_dropped(policy):
-    engine = NativeEngine(policy.config, policy.params, slots=4, max_length=128, max_new_tokens=16, seed=1)
-    prompt = np.arange(40, 60)
-    (old,) = generate(engine, [request(1, prompt, seed=2)])
-    keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(policy.params)))
-    moved = jax.tree.unflatten(jax.tree.structure(policy.params), [
-        x + 0.05 * jax.random.normal(k, x.shape) for x, k in zip(jax.tree.leaves(policy.params), keys)])
-    engine.update_weights(moved, 7)
-    ids = np.concatenate([prompt, old.ids, [9, 10]])
-    (new,) = generate(engine, [request(1, ids, seed=2)])
-    want = NativeEngine(policy.config, moved, slots=4, max_length=128, max_new_tokens=16, seed=1)
-    (expected,) = generate(want, [request(1, ids, seed=2)])
-    assert (old.versions == 0).all() and (new.versions == 7).all()
-    np.testing.assert_array_equal(new.ids, expected.ids)
-    np.testing.assert_allclose(new.logprobs, expected.logprobs, atol=1e-5)
-
-
-@pytest.mark.parametrize("ids, new, why", [
-    ([], 4, "no tokens"), ([5, 10**6], 4, "vocabulary has"), (list(range(120)), 16, "exceed the engine's max_length"),
-])
-def test_requests_that_cannot_be_served_are_refused_before_anything_runs(engine, ids, new, why):
-    with pytest.raises(ValueError, match=why):
-        generate(engine, [request(1, ids, new=new)])
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=4), st.integers(0, 10**6))
-def test_every_sampled_token_is_in_the_vocabulary_with_a_finite_logprob(engine, lengths, seed):
-    rng = np.random.default_rng(seed)
-    out = generate(engine, [request(i, rng.integers(0, 1000, n), seed=seed % 1000 + i) for i, n in enumerate(lengths)])
-    engine.release(range(4))
-    for c in out:
-        assert 1 <= len(c.ids) <= 8 and (c.ids >= 0).all() and (c.ids < 1280).all()
-        assert np.isfinite(c.logprobs).all() and (c.logprobs <= 0).all()

@@ -37,7 +37,8 @@ _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "0"}
 _CPU_DEFAULTS = {"OMP_NUM_THREADS": "1"}
 # The server's own warm-up goes through its tokenizer; /health generates a token anyway.
 _CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-              "--grammar-backend", "none", "--skip-server-warmup")
+              "--grammar-backend", "none", "--skip-server-warmup",
+              "--sleep-on-idle")  # otherwise its scheduler spins on a core that the update needs
 _QUIET = "GET /health"   # lines of the log that explain nothing
 
 

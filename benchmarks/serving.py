@@ -1,0 +1,111 @@
+"""What serving by SGLang costs: the client beside the server's own time, a weight push, and a step's rollouts.
+
+    python benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang
+
+Launches the server that the config names (or attaches to config.engine.url). The client and the bare request are
+interleaved; medians are printed, and beside the client's seconds those in which its process computed.
+"""
+import os
+import statistics
+import time
+from contextlib import closing
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import aiohttp
+import numpy as np
+from absl import app, flags
+from ml_collections import config_flags
+
+from coevolve_jax import build, sampling
+from coevolve_jax.envs import bfcl
+from coevolve_jax.evolution.evolve import Synthesizer
+from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.engine import Request, Sampling
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
+_ROUNDS = flags.DEFINE_integer("rounds", 10, "Rounds of each measurement.")
+_TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens per message.")
+flags.mark_flag_as_required("config")
+
+
+def bare(url: str, prompts: list[list[int]], sampling_params: dict) -> None:
+    """All prompts in one request: what the server needs by itself."""
+
+    async def post():
+        async with aiohttp.ClientSession() as session:
+            body = {"input_ids": prompts, "sampling_params": [sampling_params] * len(prompts), "return_logprob": True}
+            async with session.post(url + "/generate", json=body) as response:
+                response.raise_for_status()
+                await response.read()
+
+    loop.run(post())
+
+
+def timed(function) -> tuple[float, float]:
+    """Wall seconds and this process's CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def flush(url: str) -> None:
+    """Drops the server's cached prefixes: each measurement starts from the same."""
+
+    async def post():
+        async with aiohttp.ClientSession() as session:
+            async with session.post(url + "/flush_cache") as response:
+                await response.read()
+
+    loop.run(post())
+
+
+def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int) -> None:
+    params = {"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True}
+    requests = [Request(i, np.asarray(p, np.int32), Sampling(1.0, tokens), i) for i, p in enumerate(prompts)]
+    ours, theirs = [], []
+    for _ in range(rounds + 1):
+        flush(url)
+        ours.append(timed(lambda: loop.run(engine.generate(requests))))
+        flush(url)
+        theirs.append(timed(lambda: bare(url, prompts, params)))
+    wall, cpu = (statistics.median(column) for column in zip(*ours[1:]))
+    alone, _ = (statistics.median(column) for column in zip(*theirs[1:]))
+    count = len(prompts) * tokens
+    print(f"{len(prompts)} messages of {tokens} tokens, medians of {rounds}:")
+    print(f"  one request for all       {alone:6.3f} s  {count / alone:6.0f} tokens/s")
+    print(f"  a request for each, ours  {wall:6.3f} s  {count / wall:6.0f} tokens/s  {wall / alone - 1:+.1%}")
+    print(f"  the client computes       {cpu:6.3f} s  {cpu / wall:6.1%} of that time")
+
+
+def pushes(engine, params, rounds: int) -> None:
+    seconds = [timed(lambda: engine.update_weights(params, version))[0] for version in range(1, rounds + 2)][1:]
+    print(f"weight push: {1e3 * statistics.median(seconds):.0f} ms median, {1e3 * max(seconds):.0f} ms at most")
+    engine.update_weights(params, 0)
+
+
+def main(argv) -> None:
+    c = _CONFIG.value
+    policy = build.policy(c.model)
+    with build.worlds(c) as worlds, closing(build.engine(c, policy)) as engine:
+        agent = build.agent(c, policy, engine, worlds)
+        tasks = TaskPool(None)
+        Synthesizer(build.explorer(c), worlds, c, None).wander(
+            tasks, build.scenes(c), wanted=c.rollout.tasks_per_step, kind="initial", step=0,
+            rng=sampling.rng_for(c.seed, "initial"))
+        if c.engine.name == "sglang":
+            prompts = [policy.chat.prompt(bfcl.tools(task), task.turns[0].query) for task in tasks]
+            client(engine, engine.urls[0], [prompts[i % len(prompts)] for i in range(64)], _TOKENS.value, _ROUNDS.value)
+            pushes(engine, policy.params, _ROUNDS.value)
+        batch = list(tasks)[: 64 // c.rollout.group_size]
+        sampling.roll_out(c, agent, batch, 0)
+        agent.utilisation()
+        seconds, _ = timed(lambda: sampling.roll_out(c, agent, batch, 1))
+        share = agent.utilisation()
+        print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, engine {share['engine']:.0%} and workers "
+              f"{share['workers']:.0%} busy")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,139 @@
+"""Several servers as one: which takes the next request, which is out, and how one comes back.
+
+A server that fails is left out at once, so that nothing new goes to it. It is then asked, with growing pauses, whether
+it is well; one that this process launched is started anew where it is dead or does not answer. Before it serves
+again it is brought to the newest weights.
+"""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.server import Server
+
+PROBES = 2  # without an answer, after which a launched server counts as hanging
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between probes
+
+
+class Fault(Exception):
+    """A server did not do what it was asked; trying again, or elsewhere, may help. The message says what happened."""
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """A server of the fleet. process: where this process launched it. in_flight: requests that it has now.
+    served: requests that it has answered. restarts: how often it was started anew. why: what put it out."""
+
+    url: str
+    process: Server | None = None
+    in_flight: int = 0
+    served: int = 0
+    restarts: int = 0
+    serving: bool = True
+    why: str = ""
+
+
+class Fleet:
+    """The servers of one engine; all methods run on one event loop.
+
+    Args:
+      members: at least one.
+      probe: raises Fault where the server at this member does not answer as it should.
+      refresh: brings a member to the newest weights where it has others; raises Fault.
+      patience: seconds for which the engine waits while no server serves.
+      restarts: how often a launched server may be started anew.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        probe: Callable[[Member], Awaitable[None]],
+        refresh: Callable[[Member], Awaitable[None]],
+        patience: float,
+        restarts: int,
+    ):
+        self.members = list(members)
+        self._probe, self._refresh = probe, refresh
+        self._patience, self._restarts = patience, restarts
+        self._back = asyncio.Condition()
+        self._recoveries: set[asyncio.Task] = set()
+
+    @property
+    def serving(self) -> list[Member]:
+        return [m for m in self.members if m.serving]
+
+    @contextlib.asynccontextmanager
+    async def take(self) -> AsyncIterator[Member]:
+        """The serving member with the fewest requests in flight, for one request.
+
+        Raises EngineError where none serves for `patience` seconds, or none ever will again.
+        """
+        member = await self._pick()
+        member.in_flight += 1
+        try:
+            yield member
+        finally:
+            member.in_flight -= 1
+
+    async def _pick(self) -> Member:
+        deadline = time.monotonic() + self._patience
+        async with self._back:
+            while not self.serving:
+                lost = all(m.process and m.restarts > self._restarts for m in self.members)
+                left = deadline - time.monotonic()
+                if lost or left <= 0:
+                    raise EngineError(self._epitaph(lost))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._back.wait(), left)
+            return min(self.serving, key=lambda m: (m.in_flight, m.served))
+
+    def _epitaph(self, lost: bool) -> str:
+        told = "; ".join(f"{m.url}: {m.why}" for m in self.members)
+        if lost:
+            return (f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and give it "
+                    "more memory or fewer requests (config.engine.slots).")
+        return (f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name another "
+                "in config.engine.url, and run the same command: it goes on from the last checkpoint.")
+
+    def put_out(self, member: Member, why: str) -> None:
+        """Nothing new goes to this member until it is well and has the newest weights."""
+        if member.serving:
+            member.serving, member.why = False, why
+            task = asyncio.ensure_future(self._recover(member))
+            self._recoveries.add(task)
+            task.add_done_callback(self._recoveries.discard)
+
+    async def _recover(self, member: Member) -> None:
+        pause, unanswered = FIRST_PAUSE, 0
+        while True:
+            try:
+                if member.process and (not member.process.alive() or unanswered >= PROBES):
+                    unanswered = 0
+                    member.restarts += 1
+                    if member.restarts > self._restarts:
+                        break
+                    await asyncio.to_thread(member.process.restart, member.process.model_path, member.process.version)
+                unanswered += 1
+                await self._probe(member)
+                unanswered = 0
+                await self._refresh(member)
+                member.serving = True
+                break
+            except (Fault, RuntimeError, ValueError) as fault:
+                member.why = str(fault)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        async with self._back:
+            self._back.notify_all()
+
+    async def close(self) -> None:
+        for task in self._recoveries:
+            task.cancel()
+        for member in self.members:
+            if member.process:
+                await asyncio.to_thread(member.process.stop)

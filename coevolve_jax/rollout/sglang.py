@@ -1,0 +1,285 @@
+"""The engine that asks SGLang servers, over HTTP, token ids in and token ids out.
+
+What can go wrong on the way (a server killed, hanging, out of memory, refusing; a connection reset, a body cut short) costs
+one request at most, which is asked again, where it had come to: tokens that were sampled are kept.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
+from coevolve_jax.rollout.fleet import Fault, Fleet, Member
+from coevolve_jax.rollout.push import Pusher, call
+from coevolve_jax.rollout.weights import Weights
+
+FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that
+SPARE = 8  # tokens of the servers' context that stay free: at its end they cut max_new_tokens without a word
+GIVEN_UP = 16  # completions in a row that could not be had, after which the engine stops
+
+
+class SGLangEngine:
+    """Engine (rollout/engine.py) over running SGLang servers.
+
+    Requests come and go; each goes to the server with the fewest in flight. `Request.seed` reaches the server
+    as sampling_seed, which it heeds only in its deterministic mode: runs are not repeatable bit by bit.
+
+    Args:
+      model_config: the policy's architecture; ids outside its vocabulary, which kill a server, are never sent.
+      params: the first weights, pushed as version 0, so that a push that cannot work fails at once.
+      members: the servers. Those with a process are started anew when they die, and stopped by `close`.
+      pusher: how weights get there (rollout/push.py).
+      max_length: tokens per conversation; the servers must serve as many.
+      max_new_tokens: the largest request.sampling.max_new_tokens.
+      timeout: seconds that one message may take. probe_timeout: seconds that a server may take to say that it is well;
+        it samples a token for it.
+      attempts: how often a message is tried before its trajectory is given up.
+      patience: seconds for which the engine waits while no server answers.
+      restarts: how often each launched server may be started anew.
+
+    Raises:
+      EngineError: a server does not answer, or serves another model.
+    """
+
+    batches = False
+
+    def __init__(
+        self,
+        model_config: QwenConfig,
+        params: Any,
+        *,
+        members: Sequence[Member],
+        pusher: Pusher,
+        max_length: int,
+        max_new_tokens: int,
+        timeout: float = 300.0,
+        probe_timeout: float = 25.0,
+        attempts: int = 5,
+        patience: float = 120.0,
+        restarts: int = 5,
+    ):
+        self._vocabulary = model_config.vocab_size
+        self._max_length, self._max_new = max_length, max_new_tokens
+        self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
+        self._pusher = pusher
+        self._weights: Weights | None = None
+        self._given_up = 0
+        self.faults = 0  # so far; every one was tried again
+        self.prompt_tokens = self.cached_tokens = 0  # so far: what was sent, and what of it the servers had cached
+        loop.run(self._open(members, patience, restarts))
+        self.update_weights(params, 0)
+
+    async def _open(self, members: Sequence[Member], patience: float, restarts: int) -> None:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
+        self._pushing = asyncio.Lock()
+        self._fleet = Fleet(
+            members, probe=self._probe, refresh=self._refresh, patience=patience, restarts=restarts
+        )
+        for member in members:
+            try:
+                await self._check_served(member)
+            except EngineError:
+                await self._aclose()
+                raise
+
+    @property
+    def urls(self) -> list[str]:
+        return [member.url for member in self._fleet.members]
+
+    # ---- Requests -----------------------------------------------------------------------------------------
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        for request in requests:
+            check_request(request, self._vocabulary, self._max_length, self._max_new)
+        tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _complete(self, r: Request) -> Completion:
+        """Asks until the message is whole: after a fault again, and on where the server stopped too early."""
+        parts = [_NOTHING]
+        failed, why = 0, ""
+        while failed < self._attempts:
+            done = sum(len(p.ids) for p in parts)
+            if parts[-1].finish == "stop" or done == r.sampling.max_new_tokens:
+                self._given_up = 0
+                return _join(parts, "stop" if parts[-1].finish == "stop" else "length")
+            if failed:
+                await asyncio.sleep(FIRST_PAUSE * 2 ** min(failed - 1, 4) * random.uniform(0.5, 1.5))
+            async with self._fleet.take() as member:
+                try:
+                    parts.append(await self._ask(member, r, np.concatenate([r.ids, *(p.ids for p in parts)]), done))
+                    member.served += 1
+                except Fault as fault:
+                    self.faults += 1
+                    failed, why = failed + 1, str(fault)
+                    self._fleet.put_out(member, why)
+                    continue
+            if parts[-1].finish == "abort":
+                self.faults += 1
+                failed, why = failed + 1, parts[-1].reason
+        self._given_up += 1
+        if self._given_up >= GIVEN_UP:
+            raise EngineError(f"{self._given_up} messages in a row could not be had, each after {self._attempts} "
+                              f"attempts; the last one because {why}. See the servers' logs; the same command goes on "
+                              "from the last checkpoint.")
+        return _join(parts, "abort", why)
+
+    async def _ask(self, member: Member, r: Request, ids: np.ndarray, done: int) -> Completion:
+        """One POST of what there is so far. Cancelled or timed out, the server is told to stop."""
+        rid = uuid.uuid4().hex
+        body = {
+            "rid": rid,
+            "input_ids": ids.tolist(),
+            "return_logprob": True,
+            "sampling_params": {
+                "temperature": r.sampling.temperature, "top_p": 1.0, "top_k": -1,
+                "max_new_tokens": r.sampling.max_new_tokens - done,
+                "stop_token_ids": list(r.sampling.stop_ids), "ignore_eos": not r.sampling.stop_ids,
+                "sampling_seed": r.seed % 2**31,
+            },
+        }
+        try:
+            answer = await self._call(member, "POST", "/generate", body, self._timeout)
+        except (asyncio.CancelledError, Fault):
+            asyncio.ensure_future(self._abort(member, rid))
+            raise
+        budget = r.sampling.max_new_tokens - done
+        completion = read_answer(answer, self._vocabulary, budget, r.sampling.stop_ids)
+        self.prompt_tokens += answer["meta_info"].get("prompt_tokens", 0)
+        self.cached_tokens += answer["meta_info"].get("cached_tokens", 0)
+        return completion
+
+    async def _abort(self, member: Member, rid: str) -> None:
+        try:
+            await self._call(member, "POST", "/abort_request", {"rid": rid}, self._probe_timeout, reads=False)
+        except (Fault, EngineError):
+            pass  # it has no such request any more, or nothing at all
+
+    async def _call(
+        self, member: Member, method: str, path: str, body: Any, seconds: float, reads: bool = True
+    ) -> Any:
+        """The JSON that the server answers. Raises Fault, and EngineError for what it will never accept."""
+        try:
+            async with self._http.request(
+                method, member.url + path, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
+            ) as response:
+                text = await response.text()
+                if response.status == 400:
+                    raise EngineError(f"{member.url}{path} refuses what it was asked: {text[:300]}")
+                if response.status != 200:
+                    raise Fault(f"{path} answered {response.status}: {text[:200]}")
+                return json.loads(text) if reads else None
+        except TimeoutError:
+            raise Fault(f"{path} did not answer within {seconds:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Fault(f"{path} failed: {type(error).__name__}: {error}"[:300]) from None
+
+    # ---- Servers ------------------------------------------------------------------------------------------
+
+    async def _check_served(self, member: Member) -> None:
+        try:
+            room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
+        except EngineError as error:
+            raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to have "
+                              "one launched.") from None
+        if isinstance(room, int) and room < self._max_length + SPARE:
+            raise EngineError(f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
+                              f"{self._max_length}: start it with --context-length {self._max_length + SPARE}.")
+
+    async def _probe(self, member: Member) -> None:
+        await self._call(member, "GET", "/health", None, self._probe_timeout, reads=False)
+
+    async def _refresh(self, member: Member) -> None:
+        """Brings a server that was out to the newest weights, unless it still has them."""
+        async with self._pushing:
+            served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
+            if served != str(self._weights.version):
+                await self._pusher.push(self._http, member.url, self._weights)
+
+    # ---- Weights ------------------------------------------------------------------------------------------
+
+    def update_weights(self, params: Any, version: int) -> None:
+        """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` says so."""
+        loop.run(self._push(self._pusher.write(params, version)))
+
+    async def _push(self, weights: Weights) -> None:
+        async with self._pushing:
+            self._weights = weights
+            members = self._fleet.serving
+            outcomes = await asyncio.gather(
+                *(self._pusher.push(self._http, m.url, weights) for m in members), return_exceptions=True
+            )
+        for member, outcome in zip(members, outcomes, strict=True):
+            if isinstance(outcome, EngineError):
+                self._fleet.put_out(member, str(outcome))
+            elif isinstance(outcome, BaseException):
+                raise outcome
+
+    def release(self, sessions: Sequence[int]) -> None:
+        """Nothing: the servers drop the least recently used prefixes by themselves."""
+
+    def close(self) -> None:
+        loop.run(self._aclose())
+
+    async def _aclose(self) -> None:
+        await self._pusher.close(self._http)
+        await self._fleet.close()
+        await self._http.close()
+
+
+_NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", np.zeros(0, np.int32))
+
+
+def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Completion:
+    """One completion of several that follow each other."""
+    return Completion(
+        np.concatenate([p.ids for p in parts]), np.concatenate([p.logprobs for p in parts]), finish,
+        np.concatenate([p.versions for p in parts]), reason,
+    )
+
+
+def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:
+    """The completion in what /generate answered; finish is "" where the server stopped at a token that is none
+    of `stop_ids` (the model's own end of text), or before the budget was spent.
+
+    Raises Fault for everything that is no such answer.
+    """
+    try:
+        meta = answer["meta_info"]
+        ids = np.asarray(answer["output_ids"], np.int32).reshape(-1)
+        told = meta["output_token_logprobs"]
+        logprobs = np.asarray([entry[0] for entry in told], np.float32)
+        if [entry[1] for entry in told] != ids.tolist() or len(ids) > budget:
+            raise ValueError("its ids and log-probabilities do not belong together")
+        if len(ids) and not (0 <= ids.min() and ids.max() < vocabulary):
+            raise ValueError("it sampled an id outside the vocabulary")
+        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
+        versions = np.full(len(ids), -1, np.int32)
+        for span in spans:
+            versions[span["start"] : span["end"]] = int(span["version"])
+        if (versions < 0).any():
+            raise ValueError("it does not say which weights sampled each token")
+        reason = meta["finish_reason"]
+        if reason["type"] == "abort":
+            return Completion(ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300])
+        if not len(ids):
+            raise ValueError("it holds no token")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise Fault(f"/generate answered what cannot be read: {type(error).__name__}: {error}") from None
+    finish = "stop" if ids[-1] in stop_ids else "length" if len(ids) == budget else ""
+    return Completion(ids, logprobs, finish, versions)

@@ -1,0 +1,226 @@
+"""What servers and networks do wrong costs a request at most, and never fabricates a failure of the policy."""
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from coevolve_jax import build
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.pool import ProcessPool
+from coevolve_jax.rollout import loop, sglang
+from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.fleet import Fault, Member
+from coevolve_jax.rollout.push import Pusher
+from coevolve_jax.rollout.server import Server
+from coevolve_jax.rollout.sglang import SGLangEngine, read_answer
+from faults import Proxy
+from test_engines import FOLDER, LIMITS, ask, check, forward, generate, moved, policy  # noqa: F401 (fixtures)
+from test_rollout import TASK
+
+PROMPT = np.arange(40, 60)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory):
+    """A server that this file may strike."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with Server(FOLDER, context_length=512, max_running_requests=8, log_path=log).wait_until_ready() as server:
+        yield server
+
+
+@pytest.fixture
+def proxies(sglang_server, second):
+    """A proxy before each of two servers."""
+    with Proxy(sglang_server.url) as one, Proxy(second.url) as two:
+        yield one, two
+
+
+@pytest.fixture
+def make(policy, tmp_path):  # noqa: F811
+    made = []
+
+    def engine(*members, **settings):
+        pusher = Pusher(policy.config, FOLDER, root=tmp_path / "push")
+        settings = {"timeout": 20.0, "probe_timeout": 2.0, "patience": 20.0, **LIMITS, **settings}
+        made.append(SGLangEngine(policy.config, policy.params, members=members, pusher=pusher, **settings))
+        return made[-1]
+
+    yield engine
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])
+def test_one_fault_costs_nothing_but_time(proxies, make, forward, fault):  # noqa: F811
+    proxy, _ = proxies
+    engine = make(Member(proxy.url), timeout=2.0)
+    proxy.faults = [fault]
+    (c,) = generate(engine, [ask(0, PROMPT, stop=(), new=12)])
+    assert c.finish == "length" and len(c.ids) == 12 and engine.faults == 1
+    check(forward, PROMPT, c)
+    if fault == "abort":  # what the server had sampled is kept: the rest is asked for
+        assert len(proxy.seen) == 2 and proxy.seen[1]["sampling_params"]["max_new_tokens"] == 6
+        assert proxy.seen[1]["input_ids"] == PROMPT.tolist() + c.ids[:6].tolist()
+
+
+def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(proxies, make, policy):  # noqa: F811
+    proxy, _ = proxies
+    engine = make(Member(proxy.url), attempts=3, max_length=1000)
+    with ProcessPool(workers=1) as worlds:
+        agent = Agent(engine, policy.chat, worlds, bfcl.tools, Limits(900, 32), concurrency=1)
+        proxy.faults = ["pass"] + ["500"] * 3
+        lost, whole = agent.rollouts([(TASK, 0, 0), (TASK, 1, 1)], 0.0)
+    assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason
+    assert lost.mask.any()  # the message before is still there
+    assert whole.outcome.valid and whole.stop != "engine"
+    assert engine.faults == 3
+
+
+def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies, make, policy, forward):  # noqa: F811
+    one, two = proxies
+    engine = make(Member(one.url), Member(two.url))
+    generate(engine, [ask(i, PROMPT + i, new=4) for i in range(4)])
+    assert one.seen and two.seen  # both serve
+    one.always = "reset"
+    generate(engine, [ask(i, PROMPT + i, new=4) for i in range(4)])
+    before = len(one.seen)
+    completions = generate(engine, [ask(i, PROMPT + i, new=4) for i in range(4)])
+    assert len(one.seen) == before and all(c.finish != "abort" for c in completions)
+    other = moved(policy.params)
+    engine.update_weights(other, 5)  # while it is out
+    one.always = ""
+    deadline = time.monotonic() + 30
+    while len(one.seen) == before and time.monotonic() < deadline:
+        (c, d) = generate(engine, [ask(i, PROMPT, new=4) for i in range(2)])
+        for x in (c, d):
+            assert (x.versions == 5).all()
+            check(forward, PROMPT, x, weights={5: other})
+    assert len(one.seen) > before
+
+
+def test_least_busy_first_and_no_more_in_flight_than_asked(proxies, make):
+    one, two = proxies
+    engine = make(Member(one.url), Member(two.url))
+    generate(engine, [ask(i, PROMPT + i, new=4) for i in range(8)])
+    assert (len(one.seen), len(two.seen)) == (4, 4)
+
+
+def test_when_nothing_answers_any_more_one_sentence_says_so(proxies, make):
+    proxy, _ = proxies
+    engine = make(Member(proxy.url), patience=1.0)
+    proxy.always = "reset"
+    with pytest.raises(EngineError, match="No SGLang server has answered for 1 s .*goes on from the last checkpoint"):
+        generate(engine, [ask(0, PROMPT)])
+
+
+def test_faults_without_end_stop_the_run_although_the_server_is_well(proxies, make, monkeypatch):
+    proxy, _ = proxies
+    monkeypatch.setattr(sglang, "GIVEN_UP", 3)
+    engine = make(Member(proxy.url), attempts=1)
+    proxy.faults = ["garbage"] * 3
+    first = generate(engine, [ask(i, PROMPT) for i in range(2)])
+    assert [c.finish for c in first] == ["abort", "abort"]
+    with pytest.raises(EngineError, match="3 messages in a row could not be had"):
+        generate(engine, [ask(0, PROMPT)])
+
+
+def test_what_is_no_server_is_refused_at_once(make, proxies):
+    with pytest.raises(EngineError, match="at http://127.0.0.1:9 cannot be reached .*experiments/serve.py"):
+        make(Member("http://127.0.0.1:9"))
+    with pytest.raises(EngineError, match="max_length is 100000"):
+        make(Member(proxies[0].url), max_length=100_000)
+
+
+def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
+    proxy, _ = proxies
+    engine = make(Member(proxy.url))
+    told = []
+
+    async def cancel():
+        asked = asyncio.ensure_future(engine.generate([ask(0, PROMPT, stop=(), new=64)]))
+        await asyncio.sleep(0.02)
+        asked.cancel()
+        await asyncio.wait([asked])
+        handle = proxy._handle
+        await asyncio.sleep(0.2)
+        return handle
+
+    original = engine._abort
+
+    async def spy(member, rid):
+        told.append(rid)
+        await original(member, rid)
+
+    engine._abort = spy
+    loop.run(cancel())
+    assert told == [body["rid"] for body in proxy.seen]
+
+
+def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_weights(
+    second, make, policy, forward  # noqa: F811
+):
+    engine = make(Member(second.url, second), timeout=10.0, patience=200.0)
+    other = moved(policy.params, 0.02)
+    engine.update_weights(other, 3)
+    for how in (signal.SIGKILL, signal.SIGSTOP):
+        struck = threading.Timer(0.02, lambda: os.killpg(second._process.pid, how))
+        struck.start()
+        completions = generate(engine, [ask(i, PROMPT + i, stop=(), new=64) for i in range(4)])
+        struck.join()
+        for i, c in enumerate(completions):
+            assert c.finish == "length", c.reason
+            assert (c.versions == 3).all()
+            check(forward, PROMPT + i, c, weights={3: other})
+    assert engine.faults >= 2
+
+
+# ---- Reading answers -----------------------------------------------------------------------------------
+
+def answer(ids, finish="stop", **meta):
+    spans = [{"version": "4", "start": 0, "end": len(ids)}]
+    return {"output_ids": list(ids), "meta_info": {
+        "output_token_logprobs": [[-0.5, i, None] for i in ids], "finish_reason": {"type": finish},
+        "weight_version": "4", "weight_versions": spans, **meta}}
+
+
+read = lambda data, budget=8: read_answer(data, 100, budget, (2,))
+
+
+def test_an_answer_is_read_token_by_token():
+    c = read(answer([7, 8, 2]))
+    assert c.ids.tolist() == [7, 8, 2] and c.finish == "stop" and c.versions.tolist() == [4, 4, 4]
+    spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 3}]
+    assert read(answer([7, 8, 9], weight_versions=spans)).versions.tolist() == [4, 5, 5]
+    assert read(answer([7, 8, 9])).finish == ""  # the model's own end of text, which nobody asked to stop at
+    assert read(answer([7] * 8, "length")).finish == "length"
+
+
+@pytest.mark.parametrize("data", [
+    {}, [], None, answer([]), answer([100]), answer([-1]), answer([7] * 9), answer([7], weight_version="", weight_versions=[]),
+    answer([7, 8], output_token_logprobs=[[-0.5, 7, None]]), answer([7], output_token_logprobs=[[-0.5, 8, None]]),
+    answer([7, 8], weight_versions=[{"version": "4", "start": 0, "end": 1}]), answer([7], finish_reason=None),
+])
+def test_what_is_no_answer_is_a_fault(data):
+    with pytest.raises(Fault):
+        read(data)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8)
+
+
+@given(st.fixed_dictionaries({"output_ids": json_values, "meta_info": st.fixed_dictionaries({
+    "output_token_logprobs": json_values, "finish_reason": json_values, "weight_versions": json_values})}))
+def test_nothing_that_a_server_writes_breaks_the_reader(data):
+    try:
+        read(data)
+    except Fault:
+        pass
