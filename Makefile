@@ -1,24 +1,30 @@
-# make demo | test | bench: each does all the set-up on a machine with Python >= 3.11 and make.
+# make demo | test | bench | sglang-cpu: each does all the set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
-# Options for pip when torch is installed for the tests, e.g.
+# Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
 TORCH_PIP ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
+SGLANG := .sglang
+SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
+# The two environments of `make test` are installed side by side.
+MAKEFLAGS += --jobs=2
 export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test demo test pretrain bench clean
+.PHONY: help setup setup-test setup-sglang demo test sglang-cpu pretrain bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make test   set up and run the tests"
+	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
+setup-sglang: $(SGLANG)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -32,11 +38,25 @@ $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(TORCH_PIP) -r requirements/test.txt
 	@touch $@
 
+# A copy of SGLang is patched in place, so it starts from nothing whenever its recipe changes. Python compiles at the
+# first start what that imports (--no-compile).
+$(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/patch_sglang_cpu.py
+	rm -rf $(SGLANG)
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG_PIP) $(TORCH_PIP) --constraint $< torch
+	$(SGLANG_PIP) $(TORCH_PIP) --no-deps -r $<
+	$(SGLANG)/bin/python requirements/patch_sglang_cpu.py
+	@touch $@
+
 demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-test: setup-test
+test: setup-test setup-sglang
 	$(RUN) -m pytest tests
+
+# SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
+sglang-cpu: setup setup-sglang
+	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
 
 # How models/tiny_qwen3 was made (README.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretrain_tiny.py
@@ -54,4 +74,4 @@ bench: setup $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) .bench runs/demo
+	rm -rf $(VENV) $(SGLANG) .bench runs/demo

@@ -1,11 +1,15 @@
 """Fixtures that several test files share. Tests run on the CPU, whatever the machine has."""
 import os
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import pytest
 
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.server import Server
+
+TINY = Path(__file__).parents[1] / "models" / "tiny_qwen3"
 
 
 @pytest.fixture
@@ -24,3 +28,12 @@ def tiny_config() -> QwenConfig:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
+
+
+@pytest.fixture(scope="session")
+def sglang_server(tmp_path_factory) -> Server:
+    """A real SGLang server with models/tiny_qwen3 in float32 as version "0", started once for all tests.
+    Who changes its weights puts them back. Without `make sglang-cpu`, whatever wants it fails and says so."""
+    log = tmp_path_factory.mktemp("sglang") / "server.log"
+    with Server(TINY, context_length=2048, max_running_requests=64, log_path=log) as server:
+        yield server.wait_until_ready()

@@ -1,0 +1,214 @@
+"""Launches a real SGLang server as child processes of this one: starts, watches, restarts and ends it.
+
+    with Server("models/tiny_qwen3").wait_until_ready() as server:
+        ... requests to server.url ...
+
+SGLang lives in a Python environment of its own; on a CPU that is `.sglang`, which `make sglang-cpu` builds.
+"""
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+import coevolve_jax
+from coevolve_jax.rollout import supervise
+
+HOST = "127.0.0.1"
+CPU_PYTHON = Path(coevolve_jax.__file__).resolve().parents[1] / ".sglang" / "bin" / "python"
+REMEDY = "run `make sglang-cpu`, or set config.engine.python to the python of an environment with sglang"
+POLL_SECONDS = 0.1
+STOP_SECONDS = 30.0
+TAIL_LINES = 8
+# SGLang's "CPU engine" wants kernels that its package on PyPI lacks; 0 takes those of torch. With a
+# small model a second thread only costs: 64 requests to models/tiny_qwen3 took ten times the CPU time.
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "0"}
+_CPU_DEFAULTS = {"OMP_NUM_THREADS": "1"}
+# The server's own warm-up goes through its tokenizer; /health generates a token anyway.
+_CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
+              "--grammar-backend", "none", "--skip-server-warmup")
+_QUIET = "GET /health"   # lines of the log that explain nothing
+
+
+def default_python() -> str:
+    """This interpreter where sglang is installed for it (GPU machines), otherwise the one of `.sglang`.
+
+    ValueError with the remedy when neither has SGLang.
+    """
+    if importlib.util.find_spec("sglang") is not None:
+        return sys.executable
+    if CPU_PYTHON.is_file():
+        return str(CPU_PYTHON)
+    raise ValueError(f"SGLang is not installed, neither for {sys.executable} nor in {CPU_PYTHON.parents[1]}: "
+                     f"{REMEDY}.")
+
+
+def _command(python: str, model: Path, port: int, version: str, flags: Sequence[str]) -> list[str]:
+    """Token ids in and out (no tokenizer); the version comes back with every token."""
+    return [python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", HOST,
+            "--port", str(port), "--weight-version", version, "--skip-tokenizer-init", *flags]
+
+
+def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
+    """That of this process, less what is for it alone. scratch: where the server leaves socket files."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # the first start compiles: pip was told not to
+    if python != sys.executable:
+        env.pop("PYTHONPATH", None)
+    if cpu:
+        env = {**_CPU_DEFAULTS, **env, **_CPU_ENVIRONMENT}
+    return {**env, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "TMPDIR": scratch, **extra}
+
+
+def _reserve(port: int) -> socket.socket:
+    """Bound, not listening: other programs are not given the port, but the server may still listen on it."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind((HOST, port))
+    except OSError as error:
+        reserved.close()
+        raise ValueError(f"Port {port} of {HOST} cannot be used ({error.strerror}): choose another, or 0 for "
+                         "any that is free.") from None
+    return reserved
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Has the supervisor kill the server's processes, as SGLang does with its own parts, and waits for it."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:  # the server's main process dies with it
+        process.kill()
+        process.wait()
+
+
+class Server:
+    """One SGLang server on a loopback port. The constructor launches it; `wait_until_ready` waits.
+
+    model_path: Hugging Face folder. version: what the server calls these weights. python: one that has
+    sglang. device: "cpu", or "auto" for SGLang's own choice and defaults; by default "cpu" for the python of
+    `.sglang`. context_length: tokens of prompt and answer. max_total_tokens: of the KV cache; by default
+    room for all running requests on a CPU, SGLang's choice elsewhere. arguments: further ones of
+    sglang.launch_server, verbatim. deadline: seconds for a start. log_path: both output streams, appended.
+
+    The processes end with `stop`, with this object, with the interpreter, and when this process is killed.
+    ValueError, before anything is launched, for a python, folder, device or port that cannot be.
+    """
+
+    def __init__(self, model_path: str | Path, *, version: str = "0", python: str | None = None,
+                 device: str | None = None, dtype: str = "float32", context_length: int = 2048,
+                 max_running_requests: int = 64, max_total_tokens: int | None = None, seed: int = 0,
+                 port: int = 0, log_path: str | Path | None = None, arguments: Sequence[str] = (),
+                 environment: Mapping[str, str] | None = None, deadline: float = 600.0):
+        self.python = python or default_python()
+        if shutil.which(self.python) is None:
+            raise ValueError(f"{self.python} (the python for SGLang) is not a program: {REMEDY}.")
+        self.device = device or ("cpu" if Path(self.python) == CPU_PYTHON else "auto")
+        if self.device not in ("cpu", "auto"):
+            raise ValueError(f"The SGLang server has no device {self.device!r}: choose cpu or auto.")
+        cpu = self.device == "cpu"
+        if max_total_tokens is None and cpu:
+            max_total_tokens = context_length * max_running_requests
+        size = ("--max-total-tokens", str(max_total_tokens)) if max_total_tokens else ()
+        self._flags = ["--dtype", dtype, "--context-length", str(context_length), "--random-seed", str(seed),
+                       "--max-running-requests", str(max_running_requests), *size,
+                       *(_CPU_FLAGS if cpu else ()), *arguments]
+        self._extra, self.deadline = dict(environment or {}), deadline
+        self._reserved = _reserve(port)
+        self.port = self._reserved.getsockname()[1]
+        self.url = f"http://{HOST}:{self.port}"
+        name = f"coevolve-sglang-{os.getuid()}-{self.port}.log"
+        self.log_path = Path(log_path or Path(tempfile.gettempdir()) / name).resolve()
+        self._launch(model_path, version)
+
+    def _launch(self, model_path: str | Path, version: str) -> None:
+        self.model_path, self.version = Path(model_path).resolve(), version
+        if not (self.model_path / "config.json").is_file():
+            raise ValueError(f"{model_path} is not a Hugging Face model folder: it has no config.json.")
+        scratch = tempfile.mkdtemp(prefix="coevolve-sglang-")
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log_path, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(os.getpid()), scratch,
+                 *_command(self.python, self.model_path, self.port, version, self._flags)],
+                env=_environment(self.python, self.device == "cpu", scratch, self._extra),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self._finalizer = weakref.finalize(self, _end, self._process)
+
+    def wait_until_ready(self) -> Server:
+        """Returns self once the server has generated a token. RuntimeError, with the last lines of
+        its log, when it dies or its deadline passes; nothing of it runs then."""
+        limit = time.monotonic() + self.deadline
+        with tqdm(bar_format="SGLang starts, {elapsed}{postfix}", disable=None) as bar:
+            while not self.healthy():
+                if not self.alive():
+                    raise RuntimeError(self.failure("died while starting"))
+                if time.monotonic() > limit:
+                    reason = self.failure(f"was not ready after {self.deadline:g} s")
+                    self.stop()
+                    raise RuntimeError(reason)
+                bar.set_postfix_str("".join(self._tail(1))[:100])
+                time.sleep(POLL_SECONDS)
+        return self
+
+    def alive(self) -> bool:
+        """Whether its process runs; it may still be starting, or hang."""
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Returns when the server has ended, for whatever reason."""
+        self._process.wait()
+
+    def healthy(self, timeout: float = 25.0) -> bool:
+        """Whether the server generates: /health samples a token, or sees others sampled, in 1 to 20 s."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def restart(self, model_path: str | Path, version: str) -> Server:
+        """The same server at the same URL with these weights, whatever state it is in, also hanging or dead.
+        What it was working on is lost."""
+        self._finalizer()
+        self._launch(model_path, version)
+        return self.wait_until_ready()
+
+    def stop(self) -> None:
+        """Ends the server and waits until none of its processes is left. A second call does nothing."""
+        self._finalizer()
+        self._reserved.close()
+
+    def failure(self, what: str = "does not answer") -> str:
+        """A sentence for the user: what happened to which server, and the last lines of its log."""
+        tail = " | ".join(self._tail(TAIL_LINES)) or "nothing"
+        return (f"The SGLang server at {self.url} ({self.model_path}) {what}. "
+                f"Its log {self.log_path} ends with: {tail}")
+
+    def _tail(self, count: int) -> list[str]:
+        with open(self.log_path, "rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - 16384))
+            lines = log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip() and _QUIET not in line][-count:]
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()

@@ -1,0 +1,54 @@
+"""Serves a model folder with SGLang on this machine until Ctrl-C.
+
+    python experiments/serve.py --model=models/tiny_qwen3
+    python experiments/serve.py --model=PATH_TO/Qwen3-4B --dtype=bfloat16 -- --tp-size=2
+
+What stands after -- goes to sglang.launch_server as it is. Without a GPU, `make sglang-cpu` builds the
+environment that this needs and runs the first of these commands; with one, `pip install sglang` here, or
+name another --python.
+"""
+import sys
+
+from absl import app, flags
+
+_MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Hugging Face model folder.")
+_PYTHON = flags.DEFINE_string("python", None, "With sglang; by default this one, or .sglang/bin/python.")
+_DEVICE = flags.DEFINE_enum("device", None, ("cpu", "auto"), "By default cpu for .sglang, else auto.")
+_DTYPE = flags.DEFINE_string("dtype", "float32", "Of weights and KV cache.")
+_LENGTH = flags.DEFINE_integer("context_length", 2048, "Tokens of prompt and answer.", lower_bound=2)
+_RUNNING = flags.DEFINE_integer("max_running_requests", 64, "Requests at once.", lower_bound=1)
+_VERSION = flags.DEFINE_string("weight_version", "0", "What the server calls these weights.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
+_PORT = flags.DEFINE_integer("port", 0, "On loopback; 0 takes a free one.", lower_bound=0, upper_bound=65535)
+_LOG = flags.DEFINE_string("log", None, "File for the server's output, appended.")
+_DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may take.", lower_bound=1.0)
+
+
+def main(argv) -> None:
+    from coevolve_jax.rollout.server import Server  # after the flags are known
+
+    server = None
+    try:
+        server = Server(
+            _MODEL.value, version=_VERSION.value, python=_PYTHON.value, device=_DEVICE.value,
+            dtype=_DTYPE.value, context_length=_LENGTH.value, max_running_requests=_RUNNING.value,
+            seed=_SEED.value, port=_PORT.value, log_path=_LOG.value, arguments=argv[1:],
+            deadline=_DEADLINE.value)
+        print(f"SGLang loads {_MODEL.value} (log: {server.log_path}) ...", flush=True)
+        server.wait_until_ready()
+        print(f"{server.url} serves {_MODEL.value}. Ctrl-C stops it. Train on it from another shell:\n"
+              "    python experiments/main.py --config=configs/bfcl_tiny.py:engine=sglang --workdir=DIR "
+              f"--config.engine.url={server.url}", flush=True)
+        server.wait()
+        sys.exit(f"Error: {server.failure('ended')}")
+    except KeyboardInterrupt:
+        print("\nStopped.")
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"Error: {error}")
+    finally:
+        if server is not None:
+            server.stop()
+
+
+if __name__ == "__main__":
+    app.run(main)
