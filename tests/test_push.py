@@ -64,7 +64,8 @@ def test_checksums_need_a_known_device():
 VARIANTS = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
-    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8},
     "biases": {"model_type": "qwen2"},
 }
 
@@ -109,10 +110,12 @@ def test_the_last_two_versions_stay(tiny_config, tmp_path):
 
 def test_a_version_written_again_replaces_its_folder(tiny_config, tmp_path):
     folders = weights.Folders(tmp_path)
-    folders.write(tiny_config, random_params(tiny_config, 0), 1, "float32")
+    old = folders.write(tiny_config, random_params(tiny_config, 0), 1, "float32")
+    (old.folder / "more.safetensors").write_bytes(b"which a server would load")
     params = random_params(tiny_config, 1)
     written = folders.write(tiny_config, params, 1, "float32")
     assert [path.name for path in tmp_path.iterdir()] == ["version-1"]
+    assert not (written.folder / "more.safetensors").exists()
     jax.tree.map(np.testing.assert_array_equal, hf_io.load(written.folder)[1], params)
 
 

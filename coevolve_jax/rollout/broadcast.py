@@ -1,7 +1,7 @@
 """Weights from this process to a server without a disk: a torch.distributed group of the two.
 
-NCCL where the server's weights are on a GPU, gloo otherwise. JAX arrays become torch tensors by dlpack, without
-a copy. Source of the protocol: SGLang 0.5.23, model_executor/model_runner_components/weight_updater.py.
+NCCL where the server's weights are on a GPU, gloo otherwise. JAX arrays become torch tensors by dlpack,
+without a copy. Source: SGLang 0.5.23, model_executor/model_runner_components/weight_updater.py.
 """
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise ImportError("The transport 'distributed' of weights needs torch in the trainer's environment: install "
-                      "it, or set the transport to 'disk'.") from error
+    raise ImportError("The transport 'distributed' of weights needs torch in the trainer's environment: "
+                      "install it, or set the transport to 'disk'.") from error
 
 BUCKET = 2**30  # bytes that are sent, and wait in the server's memory, at once
 
@@ -40,8 +40,8 @@ class Group:
         backend = "nccl" if device == "cuda" else "gloo"
         if not dist.is_backend_available(backend):
             raise EngineError(
-                f"The server at {url} holds its weights on a {device} device, but torch {torch.__version__} of the "
-                f"trainer has no {backend}: install another build of torch, or set the transport to 'disk'."
+                f"{url} holds its weights on a {device} device, but torch {torch.__version__} of the trainer "
+                f"has no {backend}: install another build of torch, or set the transport to 'disk'."
             )
         name, size = f"coevolve-{uuid.uuid4().hex}", 1 + ranks
         delta = datetime.timedelta(seconds=timeout)

@@ -1,9 +1,9 @@
 """The checksums that an SGLang server computes of its weights, computed here from Hugging Face tensors.
 
-POST /weights_checker {"action": "checksum"} hashes each parameter as the server holds it: query, key and value
-in one matrix, gate and up in one, a layer's experts stacked, the vocabulary padded with zeros. Equal checksums
-say that every tensor arrived, whole. Source: SGLang 0.5.23, srt/utils/weight_checker.py, srt/managers/mm_utils.py
-(sha256 where the weights are in host memory) and kernels/ops/memory/gpu_tensor_hash.py (on a GPU).
+POST /weights_checker {"action": "checksum"} hashes each parameter as the server holds it: query, key and
+value in one matrix, gate and up in one, a layer's experts stacked, the vocabulary padded with zeros. Equal
+checksums say that every tensor arrived, whole. Source: SGLang 0.5.23, srt/utils/weight_checker.py,
+srt/managers/mm_utils.py (sha256, weights in host memory) and kernels/ops/memory/gpu_tensor_hash.py (GPU).
 """
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ async def checksum(session: aiohttp.ClientSession, url: str) -> str:
 class Server:
     """What is known of one server.
 
-    tensors: of the model that it serves, in the dtype that it computes in. layout: servers of equal layout hold
-    equal weights alike. ranks: processes that share the weights. exact: whether its checksums can be computed
-    here. folder: that its weights came from, None if they were broadcast. version: its label for them.
-    checksum: of what it holds. content: tells apart the weights that were pushed to it, None before.
+    tensors: of the model that it serves, in the dtype that it computes in. layout: servers of equal layout
+    hold equal weights alike. ranks: processes that share the weights. exact: whether its checksums can be
+    computed here. folder: that its weights came from, None if they were broadcast. version: its label for
+    them. checksum: of what it holds. content: tells apart the weights pushed to it, None before.
     """
 
     tensors: Mapping[str, Tensor]
@@ -91,17 +91,18 @@ class Pusher:
     """Brings one run's weights to its servers.
 
     config, model: the policy's architecture and its Hugging Face folder; the latter stands for the served
-      model where the server's own folder cannot be read from here. dtype: of what is sent, the one that the servers
-      compute in. transport: "disk" writes a folder that they load, "distributed" broadcasts to them without a
-      disk (and needs torch). root: where versions are written, a folder that the servers see as well; None is
-      a temporary one on this machine. exact: False for servers that keep weights in a layout of their own
-      (packed for AMX, some kernels for experts), of which one can only see that they change.
+      model where the server's own folder cannot be read from here. dtype: of what is sent, the one that the
+      servers compute in. transport: "disk" writes a folder that they load, "distributed" broadcasts to them
+      without a disk (and needs torch). root: where versions are written, a folder that the servers see as
+      well; None is a temporary one on this machine. exact: False for servers that keep weights in a layout
+      of their own (packed for AMX, some kernels for experts), of which one can only see that they change.
       timeout: seconds that a server may take to load the weights.
     """
 
     def __init__(
         self, config: QwenConfig, model: str | os.PathLike, *, dtype: str = "float32",
-        transport: str = "disk", root: str | os.PathLike | None = None, exact: bool = True, timeout: float = 600.0,
+        transport: str = "disk", root: str | os.PathLike | None = None, exact: bool = True,
+        timeout: float = 600.0,
     ):
         if transport not in TRANSPORTS:
             raise ValueError(f"Transport {transport!r} of weights is unknown: choose one of {TRANSPORTS}.")
@@ -149,7 +150,7 @@ class Pusher:
             except EngineError as error:
                 await self._leave(session, url)
                 kept = await self._restore(session, url, server)
-                state = f"still serves version {server.version}" if kept else "lost what it served: restart it"
+                state = f"still serves version {server.version}" if kept else "lost the old one: restart it"
                 raise EngineError(
                     f"{url} did not take version {weights.version} and {state}. {error}"
                 ) from error
@@ -188,8 +189,8 @@ class Pusher:
                 ) from error
             if not known.exact:
                 logging.warning(
-                    "%s holds its weights in a layout of its own: a push is verified only by whether its checksum "
-                    "changes, and is the same on servers like it.", url
+                    "%s holds its weights in a layout of its own: a push is verified only by whether its "
+                    "checksum changes, and is the same on servers like it.", url
                 )
         return known
 
@@ -213,21 +214,21 @@ class Pusher:
         total, ranks = await _checker(session, url)
         content = str(sorted(expected.items()))
         if server.exact:
-            names = expected.keys() | {name for rank in ranks for name in rank}  # what it has and did not get, too
+            names = expected.keys() | {name for rank in ranks for name in rank}  # also what was not sent
             wrong = [name for name in names if any(rank.get(name) != expected.get(name) for rank in ranks)]
             if wrong:
                 raise EngineError(
-                    f"{len(wrong)} of {len(names)} parameters there are not what was sent, by their checksums: "
+                    f"{len(wrong)} of {len(names)} parameters are not what was sent, by their checksums: "
                     f"{', '.join(sorted(wrong)[: weights_lib.LISTED])}."
                 )
         else:
             same = server.content == content
             if server.content is not None and same != (total == server.checksum):
-                what = "changed though the weights did not" if same else "is the same though the weights changed"
+                what = "changed, the weights did not" if same else "is the same, the weights changed"
                 raise EngineError(f"Its checksum {what}.")
             other = self._seen.setdefault((content, server.layout), total)
             if other != total:
-                raise EngineError(f"Its checksum is {total}, not {other} as on a server like it with equal weights.")
+                raise EngineError(f"Its checksum is {total}, but {other} on a server like it.")
         folder = None if weights.folder is None else str(weights.folder)
         return dataclasses.replace(
             server, version=str(weights.version), folder=folder, checksum=total, content=content

@@ -111,9 +111,9 @@ def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> lis
         for field, value, expected in zip(Tensor._fields, ours[name], theirs[name]):
             if value != expected:
                 faults.append(f"{name} has {field} {value} instead of {expected}")
-    sizes = [t[hf_io.EMBEDDING].shape[0] for t in (ours, theirs) if t.get(hf_io.EMBEDDING, Tensor("", ())).shape]
-    if len(sizes) == 2 and sizes[0] != sizes[1]:
-        faults.insert(0, f"the vocabulary has {sizes[0]} tokens instead of {sizes[1]}")
+    shapes = [tensors[hf_io.EMBEDDING].shape for tensors in (ours, theirs) if hf_io.EMBEDDING in tensors]
+    if len(shapes) == 2 and all(shapes) and shapes[0][0] != shapes[1][0]:
+        faults.insert(0, f"the vocabulary has {shapes[0][0]} tokens instead of {shapes[1][0]}")
     if len(faults) > LISTED:
         faults[LISTED:] = [f"and {len(faults) - LISTED} more"]
     return faults
