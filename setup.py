@@ -17,6 +17,7 @@ setup(
         "ml-collections>=1.1",
         "absl-py>=2.5",
         "tqdm>=4.67",
+        "aiohttp>=3.11",
         "tensorboardX>=2.6",
         "matplotlib>=3.11",
         "scipy>=1.14",

@@ -138,7 +138,7 @@ def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, chan
 
 @pytest.mark.parametrize("limit", [1, 3_000, 30_000, 10**9])
 def test_files_hold_every_tensor_once_and_no_more_than_asked(tiny_config, limit):
-    entries = hf_io._entries(tiny_config, hf_io.abstract_params(tiny_config))
+    entries = hf_io.entries_of(tiny_config, hf_io.abstract_params(tiny_config))
     files = hf_io._split(entries, np.dtype(np.float32), limit)
     names = [name for file in files for name in file]
     assert sorted(names) == sorted(name for entry in entries for name in entry.names.flat)

@@ -218,7 +218,7 @@ def edited(change):
     def fault(folder):
         file = folder / hf_io.WEIGHTS
         with contextlib.ExitStack() as stack:
-            arrays = {name: np.array(t[:]) for name, t in hf_io._open(folder, stack).items()}
+            arrays = {name: np.array(t[:]) for name, t in hf_io.open_tensors(folder, stack).items()}
         change(arrays)
         hf_io.save_file(arrays, file)
 

@@ -75,10 +75,10 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
     """
     config = load_config(path)
     path, abstract, tied = Path(path), abstract_params(config, dtype), config.tie_word_embeddings
-    entries = _entries(config, abstract)
+    entries = entries_of(config, abstract)
     shardings = jax.tree.leaves(sharding.param_shardings(mesh, abstract)) if mesh else [None] * len(entries)
     with contextlib.ExitStack() as stack:
-        tensors = _open(path, stack)
+        tensors = open_tensors(path, stack)
         # A tied model's file may repeat the embedding under the head's name, or have it only there.
         if tied and EMBEDDING not in tensors and HEAD in tensors:
             tensors[EMBEDDING] = tensors.pop(HEAD)
@@ -124,7 +124,7 @@ def save(
     writes = jax.process_index() == 0
     with _folder_beside(path) if writes else contextlib.nullcontext() as temporary:
         weight_map, total = {}, 0
-        files = _split(_entries(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
+        files = _split(entries_of(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
         for number, file in enumerate(files, start=1):
             tensors = {name: _to_host(*source, dtype) for name, source in file.items()}
             name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
@@ -150,7 +150,7 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
                          f"{config.vocab_size}; use the tokenizer that belongs to this model.")
 
 
-def _entries(config: QwenConfig, params: Any) -> list[Entry]:
+def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
     """The parameters in the order of the tree's leaves."""
     numbers = {"layer": range(config.num_hidden_layers), "dense": config.dense_layers,
                "sparse": config.sparse_layers, "expert": range(config.num_experts or 0)}
@@ -173,7 +173,7 @@ def _entries(config: QwenConfig, params: Any) -> list[Entry]:
 # ---- Reading -------------------------------------------------------------------------------------------
 
 
-def _open(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
+def open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Tensor name -> safetensors slice, read only where it is indexed."""
     if (path / WEIGHTS).is_file():
         files = [WEIGHTS]

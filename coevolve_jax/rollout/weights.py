@@ -62,7 +62,7 @@ class FolderWeights(Weights):
     def _slices(self) -> Iterator[dict[str, Any]]:
         tied = hf_io.load_config(self.folder).tie_word_embeddings
         with contextlib.ExitStack() as stack:
-            slices = hf_io._open(self.folder, stack)
+            slices = hf_io.open_tensors(self.folder, stack)
             if tied and hf_io.HEAD in slices:
                 head = slices.pop(hf_io.HEAD)
                 slices.setdefault(hf_io.EMBEDDING, head)
@@ -98,7 +98,7 @@ def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> Ar
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
         raise ValueError("Parameters that lie on several processes cannot be broadcast to servers; set the "
                          "transport to 'disk'.")
-    entries = hf_io._entries(config, params)
+    entries = hf_io.entries_of(config, params)
     parts = {e.names[index]: (e, index) for e in entries for index in np.ndindex(e.names.shape)}
     return ArrayWeights(parts, dtype, version)
 
