@@ -36,7 +36,7 @@ demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
 test: setup-test
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 # How models/tiny_qwen3 was made (README.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretrain_tiny.py
