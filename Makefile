@@ -52,7 +52,7 @@ demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
 test: setup-test setup-sglang
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 # SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
 sglang-cpu: setup setup-sglang

@@ -3,6 +3,9 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" optimises them.
+# What a user starts is compiled as for a user (test_train.py).
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import pytest
 
@@ -10,6 +13,14 @@ from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.server import Server
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_qwen3"
+
+
+# `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps.
+LONGEST = ("test_train.py", "test_sharding.py", "test_grpo.py", "test_models.py")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 @pytest.fixture

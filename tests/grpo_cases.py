@@ -34,7 +34,7 @@ def make_learner(params, **changes) -> Learner:
 
 
 def init_params():
-    return Qwen(MODEL).init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    return jax.jit(Qwen(MODEL).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
 
 
 def moved(params, seed=5):

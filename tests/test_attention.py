@@ -186,5 +186,5 @@ for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu
 with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
     attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4))
 """
-    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(attn.__file__).parents[2], env=flags)

@@ -130,15 +130,21 @@ def test_a_trajectory_that_fits_no_row_is_named():
         pack([trajectory(np.random.default_rng(0), 40)], np.ones(1), row_length=32, rows_per_microbatch=1, max_rows=1)
 
 
+def pad(x: np.ndarray) -> np.ndarray:
+    """One shape for all lengths, so that each operation is compiled once; nothing attends to what follows."""
+    return np.pad(x, (0, 32 - len(x)))
+
+
 @jax.jit
-def padded_logprobs(params, ids):
-    return jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0])
+def padded_logprobs(params, ids) -> jax.Array:
+    """[31], of ids[1:]."""
+    logp = jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0])
+    return logp[jnp.arange(31), ids[1:]]
 
 
-def next_logprobs(params, t) -> jax.Array:
-    """[T - 1], of t.ids[1:]; one compiled shape serves all lengths, since nothing attends to what follows."""
-    logp = padded_logprobs(params, np.pad(t.ids, (0, 32 - len(t.ids))))
-    return logp[np.arange(len(t.ids) - 1), t.ids[1:]]
+def next_logprobs(params, t) -> np.ndarray:
+    """[T - 1], of t.ids[1:]."""
+    return np.asarray(padded_logprobs(params, pad(t.ids)))[: len(t.ids) - 1]
 
 
 def plain_loss(params, reference, trajectories, advantages, c) -> jax.Array:
@@ -147,12 +153,13 @@ def plain_loss(params, reference, trajectories, advantages, c) -> jax.Array:
     for t, a in zip(trajectories, advantages):
         if not t.outcome.valid:
             continue
-        new, ref = (next_logprobs(p, t) for p in (params, reference))
-        r = jnp.exp(new - t.logprobs[1:])
+        ids, sampled, mask = map(pad, (t.ids, t.logprobs, t.mask))
+        new, ref = (padded_logprobs(p, ids) for p in (params, reference))
+        r = jnp.exp(new - sampled[1:])
         token = -jnp.minimum(r * a, jnp.clip(r, 1 - c.clip_low, 1 + c.clip_high) * a)
         token += c.kl_coef * (jnp.exp(ref - new) - (ref - new) - 1)
-        total += jnp.sum(jnp.where(t.mask[1:], token, 0))
-        count += t.mask[1:].sum()
+        total += jnp.sum(jnp.where(mask[1:], token, 0))
+        count += mask[1:].sum()
     return total / count
 
 

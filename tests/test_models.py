@@ -359,7 +359,7 @@ assert tokens.addressable_shards[0].data.shape == (1, 16)
 np.save(folder + "/logits.npy", jax.jit(Qwen(config).apply)({"params": params}, tokens))
 hf_io.save(folder + "/again", config, params)
 """
-    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
     root = Path(hf_io.__file__).parents[2]
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=root, env=flags)
     logits = np.load(tmp_path / "logits.npy")

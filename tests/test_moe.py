@@ -247,7 +247,7 @@ kernels = jnp.ones((4, 8, 6)), jnp.ones((4, 8, 6)), jnp.ones((4, 6, 8))
 whole = jax.jit(lambda *a: moe.mix(*a, mesh=mesh))(*args, *kernels)
 np.testing.assert_allclose(whole, np.full((3, 8), 2 * 6 * 8 * jax.nn.silu(8.0)), rtol=1e-5)
 """
-    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
     root = Path(hf_io.__file__).parents[2]
     config = dataclasses.replace(config, num_hidden_layers=2, mlp_only_layers=())
     done = subprocess.run([sys.executable, "-c", program, repr(config.to_hf())], cwd=root, env=flags,
