@@ -29,7 +29,7 @@ await() {
     case $STATE in
       ACTIVE | @*) return ;;
       FAILED | SUSPENDED | SUSPENDING)
-        die "$request is $STATE; status.sh tells why. Delete it with teardown.sh; try another ZONE or type." ;;
+        die "$request is $STATE; status.sh tells why. Run teardown.sh and try another ZONE or type." ;;
     esac
     echo "$request: ${STATE:-unknown}" >&2
     sleep 60

@@ -26,7 +26,7 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-SHARED=/srv/coevolve # the same folder on all hosts: models, runs and the weights that the learner pushes
+SHARED=${SHARED:-/srv/coevolve} # the same on all hosts: models, runs, pushed weights
 SETTINGS=(PROJECT ZONE TPU ACCELERATOR SERVER_TPU SERVER_ACCELERATOR RUNTIME QUEUED SPOT VALID_FOR NETWORK
   MODEL CONFIG RUN PORT SERVER_MEMORY SGLANG_JAX_REF)
 DRY_RUN=no YES=no
@@ -161,7 +161,7 @@ quoted() {
   local word line=""
   for word in "$@"; do
     word=$(words "$word")
-    while [[ $word =~ @([A-Z_]+)@ ]]; do
+    while [[ $word =~ @(LEARNER_IP|SERVER_IP|STATE)@ ]]; do
       local value="\"\$${BASH_REMATCH[1]}\""
       if [[ $word == \'* ]]; then value="'$value'"; fi
       word=${word//"${BASH_REMATCH[0]}"/"$value"}

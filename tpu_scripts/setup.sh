@@ -4,8 +4,9 @@
 #   setup.sh [--code-only] [--dry-run] [--env=FILE]
 #
 # --code-only: copy the checkout and install nothing. Worker 0 of the learner shares /srv/coevolve with all
-# other hosts (NFS inside the VPC), for the server reads the pushed weights from there and every host of a slice its
-# part of a checkpoint. MODEL, if it is set and a model id, is downloaded into it. Settings: see env.sh.
+# other hosts (NFS inside the VPC), for the server reads the pushed weights from there and every host of a
+# slice its part of a checkpoint. MODEL, if it is set and a model id, is downloaded into it.
+# Settings: see env.sh.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 ARCHIVE=${TMPDIR:-/tmp}/coevolve_jax.tgz
 CODE_ONLY=no

@@ -254,10 +254,10 @@ def check_prompts(body: dict, vocab_size: int) -> list[list[int]]:
         if not isinstance(prompt, list) or not prompt:
             raise Refused(400, "A prompt must be a list of token ids that is not empty, not "
                                f"{str(prompt)[:40]!r}.")
-        wrong = next((i for i in prompt if type(i) is not int or not 0 <= i < vocab_size), None)
-        if wrong is not None:
-            raise Refused(400, f"{str(wrong)[:40]} is no token id of this model, whose vocabulary is 0 to "
-                               f"{vocab_size - 1}.")
+        wrong = [i for i in prompt if type(i) is not int or not 0 <= i < vocab_size]
+        if wrong:
+            raise Refused(400, f"{str(wrong[0])[:40]!r} is no token id of this model, whose vocabulary is 0 "
+                               f"to {vocab_size - 1}.")
     return prompts
 
 

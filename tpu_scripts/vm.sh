@@ -118,7 +118,8 @@ server() {
   local host=$2 port=$3 folder=$4 tp=$5 memory=$6
   [[ -f $folder/config.json ]] || die "there is no model in $folder; set MODEL and run setup.sh again."
   start server "$HOME/venv-server/bin/python" -m tpu_scripts.sglang_jax_server --model-path="$folder" \
-    --host="$host" --port="$port" --tp-size="$tp" --mem-fraction-static="$memory" --device=tpu --dtype=bfloat16
+    --host="$host" --port="$port" --tp-size="$tp" --mem-fraction-static="$memory" \
+    --device=tpu --dtype=bfloat16
   local end=$((SECONDS + PATIENCE))
   until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/get_weight_version"; do
     running server || ended server
@@ -131,8 +132,11 @@ server() {
 learner() {
   take_chips "$1"
   start learner "$HOME/venv-learner/bin/python" experiments/main.py "${@:2}"
-  sleep 5 # an option that is wrong shows at once
-  running learner || ended learner
+  local second
+  for ((second = 0; second < ${SETTLE:-15}; second++)); do # an option that is wrong shows soon
+    sleep 1
+    running learner || ended learner
+  done
   echo "The learner runs; logs.sh --follow shows what it does."
 }
 
