@@ -92,7 +92,8 @@ def test_an_update_makes_the_server_answer_as_the_new_policy(folders, repeats):
         assert status == 200
         is_answer_of(answer, "step-0", folders / "old")
         assert (await update(app, folders / "new"))[0] == 200
-        assert (await fake.request(app, "/get_weight_version"))[1] == {"weight_version": "step-1"}
+        info = (await fake.request(app, "/model_info", method="GET"))[1]
+        assert info["weight_version"] == "step-1" and info["model_path"] == str(folders / "new")
         status, answer = await fake.request(app, "/generate", body())  # as before: a stale cache would show
         is_answer_of(answer, "step-1", folders / "new")
 
@@ -170,7 +171,8 @@ def test_a_damaged_folder_is_refused_by_name_and_the_old_weights_stay(folders, s
     status, answer = asyncio.run(update(served.app, folder))
     assert status == 400 and answer["success"] is False and named in answer["message"]
     assert all(a is b for a, b in zip(before, served.runner.model_state_leaves, strict=True))
-    assert asyncio.run(fake.request(served.app, "/get_weight_version"))[1] == {"weight_version": "step-0"}
+    info = asyncio.run(fake.request(served.app, "/model_info"))[1]
+    assert info["weight_version"] == "step-0" and info["model_path"] == str(folders / "old")
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -208,6 +210,7 @@ def test_a_request_never_sees_two_versions(folders):
             first.append(asyncio.create_task(fake.request(app, "/generate", body(prompt, 12))))
             await asyncio.sleep(0.02)
         assert change.result()[0] == 200
+        first.append(asyncio.create_task(fake.request(app, "/generate", body(prompts[len(first) % 6], 12))))
         return prompts, [(await task)[1] for task in first]
 
     prompts, answers = asyncio.run(run())
@@ -386,7 +389,9 @@ def test_main_starts_the_server_in_one_process_without_tokenizer(folders, monkey
     server.main([f"--model-path={folders / 'old'}", "--weight-version=step-7", "--tp-size=4"])
     assert seen == [[f"--model-path={folders / 'old'}", "--tp-size=4"]]
     assert launched[0].enable_single_process and launched[0].skip_tokenizer_init
-    assert asyncio.run(fake.request(http.app, "/get_weight_version"))[1] == {"weight_version": "step-7"}
+    info = asyncio.run(fake.request(http.app, "/server_info"))[1]
+    assert info == {"pp_size": 1, "quantization": None, "model_path": str(folders / "old"),
+                    "enable_single_process": True, "skip_tokenizer_init": True, "weight_version": "step-7"}
 
 
 def test_main_without_sglang_jax_says_so():

@@ -56,7 +56,7 @@ class ServedWeights:
 
     def __init__(self, runner: Runner, folder: str | Path, version: str = "default"):
         """folder: what the server was started with. ValueError where it is not what is being served."""
-        self.runner, self.version = runner, version
+        self.runner, self.folder, self.version = runner, folder, version
         with _Folder(folder) as files:
             self.vocab_size = int(files.config["vocab_size"])
             self._head_dim = files.config.get("head_dim") or (

@@ -20,6 +20,8 @@ from tpu_scripts.shim import Shim
 
 ALWAYS = ("enable_single_process", "skip_tokenizer_init")  # the scheduler in reach; output_ids as sampled
 
+PLAIN = (str, int, float, bool, type(None))
+
 
 class SglangJax:
     """sglang-jax's model runner, reached through the scheduler; the `Runner` of served_weights.py."""
@@ -62,16 +64,17 @@ def install(http_server: Any, version: str, drain: float) -> None:
     name that is missing.
     """
     launch, app = _attribute(http_server, "_launch_subprocesses_or_threads"), _attribute(http_server, "app")
-    found = []
+    weights, options = [], {}
 
     def launch_and_keep(*args, **kwargs):
         result = launch(*args, **kwargs)
-        folder = _attribute(kwargs["server_args"] if "server_args" in kwargs else args[0], "model_path")
-        found.append(ServedWeights(SglangJax(result[2]), folder, version))
+        server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
+        options.update((k, v) for k, v in vars(server_args).items() if isinstance(v, PLAIN))
+        weights.append(ServedWeights(SglangJax(result[2]), _attribute(server_args, "model_path"), version))
         return result
 
     http_server._launch_subprocesses_or_threads = launch_and_keep
-    _attribute(app, "add_middleware")(Shim, weights=lambda: found[0], drain=drain)
+    _attribute(app, "add_middleware")(Shim, weights=lambda: weights[0], options=lambda: options, drain=drain)
 
 
 def main(argv: list[str]) -> None:
@@ -79,7 +82,7 @@ def main(argv: list[str]) -> None:
         description=__doc__.splitlines()[0], allow_abbrev=False,
         epilog="Every other option goes to sglang-jax: python -m sgl_jax.launch_server --help lists them.")
     parser.add_argument("--weight-version", default="default", help="of the weights that it starts with")
-    parser.add_argument("--drain-seconds", type=float, default=1800,
+    parser.add_argument("--drain-seconds", type=float, default=500,
                         help="that an update waits for running requests")
     ours, theirs = parser.parse_known_args(argv)
     try:

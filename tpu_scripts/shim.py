@@ -1,10 +1,10 @@
 """An ASGI middleware that makes sglang-jax's HTTP app answer as the client of this project needs it to.
 
-Added: POST /update_weights_from_disk, POST /weights_checker, GET /get_weight_version, and pausing that an
-update can rely on. Mended in /generate: token ids outside the vocabulary are refused, every request gets an
-id of its own inside the server, output_token_logprobs are cut to the last completion_tokens entries and
-compared with output_ids, and meta_info names the weight version. A request never sees two versions: an update
-waits until the running ones are done, and new ones wait until it is over.
+Added: POST /update_weights_from_disk, POST /weights_checker, GET /model_info and /server_info as SGLang has
+them, and pausing that an update can rely on. Mended in /generate: token ids outside the vocabulary are
+refused, every request gets an id of its own inside the server, output_token_logprobs are cut to the last
+completion_tokens entries and compared with output_ids, and meta_info names the weight version. A request
+never sees two versions: an update waits until the running ones are done, and new ones wait until it is over.
 
 It knows no framework and nothing of sglang-jax: `app` is any ASGI app, `weights` gives a ServedWeights.
 """
@@ -70,18 +70,20 @@ class Gate:
 class Shim:
     """The middleware. `weights` returns the ServedWeights, which exist once the server has loaded its model.
 
-    drain: seconds that an update waits for running requests; flush: seconds that it tries to empty the cache.
+    options: what the server was started with, by name; its values are JSON. drain: seconds that an update
+    waits for running requests; flush: seconds that it tries to empty the cache.
     """
 
-    def __init__(self, app: Callable, weights: Callable[[], Any], drain: float = 1800, flush: float = 30):
-        self.app, self.weights, self.drain, self.flush = app, weights, drain, flush
+    def __init__(self, app: Callable, weights: Callable[[], Any], options: Callable[[], dict],
+                 drain: float = 500, flush: float = 30):
+        self.app, self.weights, self.options, self.drain, self.flush = app, weights, options, drain, flush
         self.gate, self._turn = Gate(), asyncio.Lock()
         self._inner_rids: dict[str, list[str]] = {}  # of running requests: the client's id -> the server's
         self._routes = {
             "/update_weights_from_disk": self._update, "/weights_checker": self._checksum,
-            "/get_weight_version": self._version, "/pause_generation": self._pause,
-            "/continue_generation": self._continue, "/abort_request": self._abort,
-            "/generate": self._generate}
+            "/model_info": self._model_info, "/server_info": self._server_info,
+            "/pause_generation": self._pause, "/continue_generation": self._continue,
+            "/abort_request": self._abort, "/generate": self._generate}
 
     async def __call__(self, scope, receive, send) -> None:
         route = self._routes.get(scope.get("path")) if scope["type"] == "http" else None
@@ -117,12 +119,13 @@ class Shim:
                 raise Refused(400, str(error)) from error
             await self.gate.set(updating=True)
             try:
-                await self._switch(scope, weights, leaves, version)
+                await self._switch(scope, weights, leaves)
+                weights.folder, weights.version = folder, version
             finally:
                 await self.gate.set(updating=False)
         return 200, {"success": True, "message": f"Serving {folder} as {version}.", "num_paused_requests": 0}
 
-    async def _switch(self, scope, weights, leaves, version: str) -> None:
+    async def _switch(self, scope, weights, leaves) -> None:
         try:
             await self.gate.empty(self.drain)
         except TimeoutError:
@@ -133,7 +136,6 @@ class Shim:
             weights.replace(old)
             raise Refused(500, f"sglang-jax did not flush its cache within {self.flush:g} s, so the old "
                                "weights stay.")
-        weights.version = version
 
     async def _flush(self, scope) -> bool:
         """Tries again: the scheduler refuses while it holds a request, also one whose answer is out."""
@@ -153,8 +155,14 @@ class Shim:
         return 200, {"success": True, "message": "", "per_engine_checksum": whole,
                      "ranks": [{"checksums": sums, "per_gpu_checksum": whole, "parallelism_info": []}]}
 
-    async def _version(self, scope, body: dict, receive):
-        return 200, {"weight_version": self.weights().version}
+    async def _model_info(self, scope, body: dict, receive):
+        weights = self.weights()
+        return 200, {"model_path": str(weights.folder), "weight_version": weights.version,
+                     "is_generation": True}
+
+    async def _server_info(self, scope, body: dict, receive):
+        absent = {"pp_size": 1, "quantization": None}  # options of SGLang that sglang-jax does not have
+        return 200, {**absent, **self.options(), "weight_version": self.weights().version}
 
     # ---- Pausing -------------------------------------------------------------------------------------------
 

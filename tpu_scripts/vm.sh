@@ -121,7 +121,7 @@ server() {
     --host="$host" --port="$port" --tp-size="$tp" --mem-fraction-static="$memory" \
     --device=tpu --dtype=bfloat16
   local end=$((SECONDS + PATIENCE))
-  until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/get_weight_version"; do
+  until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/model_info"; do
     running server || ended server
     [[ $SECONDS -lt $end ]] || die "the server has not answered for $PATIENCE s; see logs.sh server."
     sleep 1
