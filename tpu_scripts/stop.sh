@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Stops training and server; the VMs stay, and cost. launch.sh goes on with the run from its last checkpoint.
+#
+#   stop.sh [server | learner] [--dry-run] [--env=FILE]
+#
+# Both if nothing else is said. Settings: see env.sh.
+. "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+parse "$@"
+settings
+parts="learner server"
+for option in "${ARGS[@]}"; do
+  case $option in
+    server | learner) parts=$option ;;
+    *) die "unknown option $option; stop.sh --help lists what it understands." ;;
+  esac
+done
+for part in $parts; do
+  vm=$TPU
+  if [[ $part == server ]]; then vm=${SERVER_TPU:-$TPU}; fi
+  on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh stop "$part"
+done
