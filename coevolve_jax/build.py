@@ -119,20 +119,20 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
     return ScriptedExplorer(bfcl.tools)
 
 
-def engine(config: ConfigDict, policy: Policy, logs: Path | None = None) -> Engine:
+def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
     """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model.
 
-    logs: folder for those of launched servers. Raises ValueError or EngineError where no server can be had.
+    workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or EngineError where no server can be had.
     """
     if config.engine.name == "sglang":
-        return _sglang(config, policy, logs)
+        return _sglang(config, policy, workdir)
     return NativeEngine(
         policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
         dtype=jnp.dtype(config.engine.dtype), **_sizes(config),
     )
 
 
-def _sglang(config: ConfigDict, policy: Policy, logs: Path | None) -> Engine:
+def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
     from coevolve_jax.rollout.fleet import Member
     from coevolve_jax.rollout.push import Pusher
@@ -140,7 +140,9 @@ def _sglang(config: ConfigDict, policy: Policy, logs: Path | None) -> Engine:
     from coevolve_jax.rollout.sglang import SPARE, SGLangEngine
 
     c, sizes = config.engine, _sizes(config)
-    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=c.push_folder or None)
+    shared = workdir / "weights" if workdir and c.url else None  # servers elsewhere see the workdir, if anything
+    root = Path(c.push_folder) if c.push_folder else shared
+    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=root)
     members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
     if not members:
         servers = []
@@ -149,7 +151,7 @@ def _sglang(config: ConfigDict, policy: Policy, logs: Path | None) -> Engine:
                 servers.append(Server(
                     config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
                     context_length=sizes["max_length"] + SPARE, arguments=shlex.split(c.arguments),
-                    log_path=logs and logs / f"sglang_{i}.log",
+                    log_path=workdir and workdir / f"sglang_{i}.log",
                 ))
             members = [Member(server.wait_until_ready().url, server) for server in servers]
         except BaseException as error:
