@@ -34,18 +34,26 @@ RULES = (
 )
 
 
-def start_processes(spec: str) -> None:
+# Seconds without a sign of life after which a process counts as dead and the others are ended: accelerators
+# should not wait long for it, and a host that is moved live comes back sooner. (JAX waits 100 s, and 300 s at
+# the end.)
+PATIENCE = 60
+
+
+def start_processes(spec: str, patience: int = PATIENCE) -> None:
     """Joins this process to the others of a run; must come before anything else that JAX does.
 
     spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI), else
     "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
+    patience: as of PATIENCE, and how long a process that has ended waits for the others to end too.
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
+    limits = {"heartbeat_timeout_seconds": patience, "shutdown_timeout_seconds": patience}
     if spec == "auto":
-        jax.distributed.initialize()
+        jax.distributed.initialize(**limits)
     elif match and int(match[3]) < int(match[2]):
-        jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
+        jax.distributed.initialize(match[1], int(match[2]), int(match[3]), **limits)
     else:
         raise ValueError(f"{spec!r} names no process's place in a run: use 'auto' or "
                          "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")

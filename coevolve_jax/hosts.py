@@ -1,0 +1,253 @@
+"""Several processes (hosts) as one run: process 0 leads, the others follow.
+
+The leader runs the loop of train.py: worlds, agent, engine, evolution, logs, report. The policy and the
+optimiser's state lie on the devices of all processes, so that every program which touches them must be
+started by all of them, in one order. `Leader` therefore tells what comes next before it does it; `follow`
+does what it is told.
+
+What comes next travels through the coordination service of jax.distributed, not through the devices: the
+leader is silent for as long as rollouts take, and a collective that waits for hours runs into timeouts.
+Batches, which are large, are broadcast by the devices.
+
+All processes see one file system: they read the same checkpoints, and write each its part of them. Everything
+else in the workdir is written by the leader alone. A process that fails says why, and all end. One that is
+killed says nothing: the service ends the others, at once where it was the leader, otherwise after
+`sharding.PATIENCE` seconds.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from coevolve_jax import checkpoint, config as configs, sharding
+from coevolve_jax.build import Policy
+from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+
+_turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
+_FAILED = "coevolve/failed/"
+_START_SECONDS = 300
+_POLL_SECONDS = 1  # a follower that waits looks up so often, for Ctrl-C
+_SHARE = "put --workdir on a file system that all processes share."
+
+
+class Failed(RuntimeError):
+    """Another process of the run has failed; the message says which and why."""
+
+
+@contextlib.contextmanager
+def together(config: ConfigDict) -> Iterator[None]:
+    """Around `train`: all processes of the run begin with one config, and end together.
+
+    Alone, it does nothing. Raises ValueError, in every process, where configs differ or the mesh leaves
+    devices out.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    _agree(config)
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(RuntimeError):  # the service may be what failed
+            _report(f"Process {jax.process_index()} has ended ({type(error).__name__}: {error}).")
+        raise
+    if jax.process_index() == 0:
+        _tell("stop")
+
+
+class Leader:
+    """The learner as process 0 has it: before each call the other processes are told to make it too.
+
+    Alone, nobody is told anything, and every call is the learner's own. Its methods raise Failed where a
+    follower has failed, and otherwise what the learner's, the checkpoint's and hf_io's raise.
+    """
+
+    def __init__(self, learner: Learner, policy: Policy):
+        self._learner, self._policy = learner, policy
+        self._sent: Batch | None = None
+
+    def first(self) -> Policy:
+        """The policy before RL, with parameters for the engine."""
+        _tell("first")
+        return dataclasses.replace(self._policy, params=on_one_device(self._policy.params))
+
+    def init(self, params: Any) -> TrainState:
+        """params: the policy before RL; followers have their own part of it."""
+        _tell("init")
+        return self._learner.init(params)
+
+    def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
+        """As of `checkpoint.restore`."""
+        _tell("restore", directory=str(Path(directory).absolute()))
+        found = checkpoint.restore(directory, self._learner.abstract_state)
+        _tell("restored", step=found and found[0])
+        return found
+
+    def score(self, state: TrainState, batch: Batch) -> jax.Array:
+        self._send(batch)
+        _tell("score")
+        return self._learner.score(state, batch)
+
+    def update(
+        self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """old_logprobs: what `score` last returned, or None."""
+        self._send(batch)
+        _tell("update", scored=old_logprobs is not None)
+        return self._learner.update(state, batch, old_logprobs)
+
+    def policy(self, state: TrainState) -> Any:
+        """The policy's parameters for the engine: whole, on one device of this process."""
+        _tell("policy")
+        return on_one_device(self._learner.policy(state))
+
+    def save(
+        self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
+    ) -> None:
+        """As `checkpoint.save` of `state` and the JSON values `saved`."""
+        _tell("save", directory=str(Path(directory).absolute()), step=step, keep=keep)
+        checkpoint.save(directory, step, state, saved, keep=keep)
+
+    def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
+        """Writes the policy as a Hugging Face folder, from where it lies: it is whole nowhere."""
+        _tell("save_policy", folder=str(Path(folder).absolute()))
+        hf_io.save(folder, self._policy.config, self._learner.policy(state))
+
+    def _send(self, batch: Batch) -> None:
+        """Gives the followers the batch, unless they have it from the call before."""
+        if jax.process_count() > 1 and batch is not self._sent:
+            _tell("batch", arrays=[[x.dtype.name, x.shape] for x in batch])
+            multihost_utils.broadcast_one_to_all(batch)
+            self._sent = batch
+
+
+def follow(learner: Learner, policy: Policy) -> None:
+    """Does what the leader tells until it says that the run is over. Raises Failed where a process failed."""
+    state = batch = scores = None
+    found: int | None = None
+    while True:
+        name, said = _hear()
+        match name:
+            case "first":
+                on_one_device(policy.params)
+            case "init":
+                state = learner.init(policy.params)
+            case "restore":
+                found, state = _restore(said["directory"], learner)
+            case "restored":
+                if said["step"] != found:
+                    raise ValueError(f"Process {jax.process_index()} restored the checkpoint of step "
+                                     f"{found}, process 0 that of step {said['step']}: {_SHARE}")
+            case "batch":
+                batch = Batch(*(np.zeros(shape, dtype) for dtype, shape in said["arrays"]))
+                batch = multihost_utils.broadcast_one_to_all(batch)
+            case "score":
+                scores = learner.score(state, batch)
+            case "update":
+                state, _ = learner.update(state, batch, scores if said["scored"] else None)
+            case "policy":
+                on_one_device(learner.policy(state))
+            case "save":
+                checkpoint.save(said["directory"], said["step"], state, {}, keep=said["keep"])
+            case "save_policy":
+                hf_io.save(said["folder"], policy.config, learner.policy(state))
+            case "failed":
+                raise Failed(said["why"])
+            case "stop":
+                return
+
+
+def on_one_device(params: Any) -> Any:
+    """The parameters whole on this process's first device of their mesh, as copies that outlive a donation.
+
+    They come parameter by parameter: every other device holds one of them at a time. Where they lie on
+    several processes, all must call this. What lies on one device is returned as it is.
+    """
+    if jax.tree.leaves(params)[0].sharding.num_devices == 1:
+        return params
+
+    def whole(x: jax.Array) -> jax.Array:
+        everywhere = jax.jit(jnp.copy, out_shardings=sharding.replicated(x.sharding.mesh))(x)
+        return everywhere.addressable_data(0).block_until_ready()
+
+    return jax.tree.map(whole, params)
+
+
+def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState | None]:
+    """Step and state of the newest checkpoint, or None."""
+    workdir = Path(directory).parent
+    if not workdir.is_dir():
+        raise ValueError(f"Process {jax.process_index()} does not see {workdir} of process 0: {_SHARE}")
+    found = checkpoint.restore(directory, learner.abstract_state)
+    return (None, None) if found is None else found[:2]
+
+
+def _agree(config: ConfigDict) -> None:
+    """Raises ValueError, the same in every process, where they were not started as one run."""
+    turn, ours = next(_turns), configs.to_json(config)
+    client = _service()
+    client.key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
+    texts = [client.blocking_key_value_get(f"coevolve/config/{turn}/{i}", _START_SECONDS * 1000)
+             for i in range(jax.process_count())]
+    for index, text in enumerate(texts):
+        lines = itertools.zip_longest(texts[0].splitlines(), text.splitlines(), fillvalue="nothing")
+        for first, other in ([line.strip(" ,") for line in pair] for pair in lines if pair[0] != pair[1]):
+            raise ValueError(f"Process {index} was started with another config than process 0 ({other}, not "
+                             f"{first}): start every process with the same --config and the same options.")
+    size = math.prod(config.mesh.values())
+    if size != jax.device_count():
+        sizes = ", ".join(f"{axis}={size}" for axis, size in config.mesh.items())
+        raise ValueError(f"config.mesh ({sizes}) has {size} device(s), the {jax.process_count()} processes "
+                         f"have {jax.device_count()}: choose sizes whose product is that.")
+
+
+def _tell(name: str, **details: Any) -> None:
+    """Says to the followers what to do next. Raises Failed where one of them has failed."""
+    if jax.process_count() > 1:
+        for _, why in _service().key_value_dir_get(_FAILED):
+            raise Failed(why)
+        _say(name, **details)
+
+
+def _say(name: str, **details: Any) -> None:
+    _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
+
+
+def _hear() -> tuple[str, dict]:
+    """What the leader says next, for which it may take hours."""
+    client, key = _service(), f"coevolve/turn/{next(_turns)}"
+    while True:
+        try:
+            return json.loads(client.blocking_key_value_get(key, _POLL_SECONDS * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def _service() -> Any:
+    """The coordination service's client, which JAX itself does not show."""
+    return ocp.multihost.get_jax_distributed_client()
+
+
+def _report(why: str) -> None:
+    """Makes the other processes end, and say why."""
+    if jax.process_index() == 0:
+        _say("failed", why=why)
+    else:
+        _service().key_value_set(f"{_FAILED}{jax.process_index()}", why)
