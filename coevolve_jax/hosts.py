@@ -41,8 +41,7 @@ from coevolve_jax.models import hf_io
 
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
-_START_SECONDS = 300
-_POLL_SECONDS = 1  # a follower that waits looks up so often, for Ctrl-C
+_POLL_SECONDS = 1  # a process that waits looks up so often, for Ctrl-C and for the failure of another one
 _SHARE = "put --workdir on a file system that all processes share."
 
 
@@ -64,8 +63,11 @@ def together(config: ConfigDict) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(RuntimeError):  # the service may be what failed
-            _report(f"Process {jax.process_index()} has ended ({type(error).__name__}: {error}).")
+        if not isinstance(error, Failed):
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            why = f"Process {jax.process_index()} has ended ({what})"
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be what failed
+                _service().key_value_set(f"{_FAILED}{jax.process_index()}", why)
         raise
     if jax.process_index() == 0:
         _tell("stop")
@@ -74,13 +76,18 @@ def together(config: ConfigDict) -> Iterator[None]:
 class Leader:
     """The learner as process 0 has it: before each call the other processes are told to make it too.
 
-    Alone, nobody is told anything, and every call is the learner's own. Its methods raise Failed where a
-    follower has failed, and otherwise what the learner's, the checkpoint's and hf_io's raise.
+    Alone, nobody is told anything, and every call is the learner's own. It is made when all followers have
+    loaded their parts, and called from one thread. All of it raises Failed where a follower has failed, and
+    otherwise what the learner, the checkpoint and hf_io raise.
     """
 
     def __init__(self, learner: Learner, policy: Policy):
         self._learner, self._policy = learner, policy
         self._sent: Batch | None = None
+        if jax.process_count() > 1:  # most of what fails fails while a follower loads
+            turn = next(_turns)
+            for index in range(1, jax.process_count()):
+                _wait_for(f"coevolve/ready/{turn}/{index}")
 
     def first(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
@@ -139,6 +146,7 @@ class Leader:
 
 def follow(learner: Learner, policy: Policy) -> None:
     """Does what the leader tells until it says that the run is over. Raises Failed where a process failed."""
+    _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
     state = batch = scores = None
     found: int | None = None
     while True:
@@ -167,8 +175,6 @@ def follow(learner: Learner, policy: Policy) -> None:
                 checkpoint.save(said["directory"], said["step"], state, {}, keep=said["keep"])
             case "save_policy":
                 hf_io.save(said["folder"], policy.config, learner.policy(state))
-            case "failed":
-                raise Failed(said["why"])
             case "stop":
                 return
 
@@ -201,10 +207,8 @@ def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState |
 def _agree(config: ConfigDict) -> None:
     """Raises ValueError, the same in every process, where they were not started as one run."""
     turn, ours = next(_turns), configs.to_json(config)
-    client = _service()
-    client.key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
-    texts = [client.blocking_key_value_get(f"coevolve/config/{turn}/{i}", _START_SECONDS * 1000)
-             for i in range(jax.process_count())]
+    _service().key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
+    texts = [_wait_for(f"coevolve/config/{turn}/{i}") for i in range(jax.process_count())]
     for index, text in enumerate(texts):
         lines = itertools.zip_longest(texts[0].splitlines(), text.splitlines(), fillvalue="nothing")
         for first, other in ([line.strip(" ,") for line in pair] for pair in lines if pair[0] != pair[1]):
@@ -220,34 +224,31 @@ def _agree(config: ConfigDict) -> None:
 def _tell(name: str, **details: Any) -> None:
     """Says to the followers what to do next. Raises Failed where one of them has failed."""
     if jax.process_count() > 1:
-        for _, why in _service().key_value_dir_get(_FAILED):
-            raise Failed(why)
-        _say(name, **details)
-
-
-def _say(name: str, **details: Any) -> None:
-    _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
+        _check()
+        _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
 
 
 def _hear() -> tuple[str, dict]:
-    """What the leader says next, for which it may take hours."""
-    client, key = _service(), f"coevolve/turn/{next(_turns)}"
+    """What the leader says next."""
+    return json.loads(_wait_for(f"coevolve/turn/{next(_turns)}"))
+
+
+def _wait_for(key: str) -> str:
+    """What another process sets, be it in hours. Raises Failed where a process has failed."""
     while True:
         try:
-            return json.loads(client.blocking_key_value_get(key, _POLL_SECONDS * 1000))
+            return _service().blocking_key_value_get(key, _POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
+        _check()
+
+
+def _check() -> None:
+    for _, why in _service().key_value_dir_get(_FAILED):
+        raise Failed(why)
 
 
 def _service() -> Any:
     """The coordination service's client, which JAX itself does not show."""
     return ocp.multihost.get_jax_distributed_client()
-
-
-def _report(why: str) -> None:
-    """Makes the other processes end, and say why."""
-    if jax.process_index() == 0:
-        _say("failed", why=why)
-    else:
-        _service().key_value_set(f"{_FAILED}{jax.process_index()}", why)

@@ -34,22 +34,21 @@ RULES = (
 )
 
 
-# Seconds without a sign of life after which a process counts as dead and the others are ended: accelerators
-# should not wait long for it, and a host that is moved live comes back sooner. (JAX waits 100 s, and 300 s at
-# the end.)
+# Seconds without a sign of life after which a process counts as dead and the others are ended; also how long a
+# process that has ended waits for the others' end. Accelerators should not wait long, and a host that is moved
+# live comes back sooner. (JAX's own values are 100 and 300.)
 PATIENCE = 60
 
 
-def start_processes(spec: str, patience: int = PATIENCE) -> None:
+def start_processes(spec: str) -> None:
     """Joins this process to the others of a run; must come before anything else that JAX does.
 
     spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI), else
     "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
-    patience: as of PATIENCE, and how long a process that has ended waits for the others to end too.
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
-    limits = {"heartbeat_timeout_seconds": patience, "shutdown_timeout_seconds": patience}
+    limits = {"heartbeat_timeout_seconds": PATIENCE, "shutdown_timeout_seconds": PATIENCE}
     if spec == "auto":
         jax.distributed.initialize(**limits)
     elif match and int(match[3]) < int(match[2]):
