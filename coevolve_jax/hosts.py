@@ -206,7 +206,7 @@ def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState |
 
 def _agree(config: ConfigDict) -> None:
     """Raises ValueError, the same in every process, where they were not started as one run."""
-    turn, ours = next(_turns), configs.to_json(config)
+    turn, ours = next(_turns), json.dumps(configs.numbers(config.to_dict()), sort_keys=True, indent=1)
     _service().key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
     texts = [_wait_for(f"coevolve/config/{turn}/{i}") for i in range(jax.process_count())]
     for index, text in enumerate(texts):
