@@ -10,9 +10,11 @@ leader is silent for as long as rollouts take, and a collective that waits for h
 Batches, which are large, are broadcast by the devices.
 
 All processes see one file system: they read the same checkpoints, and write each its part of them. Everything
-else in the workdir is written by the leader alone. A process that fails says why, and all end. One that is
-killed says nothing: the service ends the others, at once where it was the leader, otherwise after
-`sharding.PATIENCE` seconds.
+else in the workdir is written by the leader alone.
+
+A process that fails says why, and all end: within a second, or after `sharding.PATIENCE` seconds where a
+collective holds them. One that is killed says nothing: the service ends the others, at once where it was the
+leader, otherwise after as many seconds.
 """
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ import itertools
 import json
 import math
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +45,7 @@ from coevolve_jax.models import hf_io
 
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
-_POLL_SECONDS = 1  # a process that waits looks up so often, for Ctrl-C and for the failure of another one
+_POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
 _SHARE = "put --workdir on a file system that all processes share."
 
 
@@ -60,15 +64,22 @@ def together(config: ConfigDict) -> Iterator[None]:
         yield
         return
     _agree(config)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(over,), daemon=True)
+    watch.start()
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Failed):
-            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            why = f"Process {jax.process_index()} has ended ({what})"
-            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be what failed
-                _service().key_value_set(f"{_FAILED}{jax.process_index()}", why)
+        over.set()
+        if why := _failure():
+            raise Failed(why) from None
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be what failed
+            _service().key_value_set(f"{_FAILED}{jax.process_index()}", what)
         raise
+    finally:
+        over.set()
+        watch.join()
     if jax.process_index() == 0:
         _tell("stop")
 
@@ -77,8 +88,7 @@ class Leader:
     """The learner as process 0 has it: before each call the other processes are told to make it too.
 
     Alone, nobody is told anything, and every call is the learner's own. It is made when all followers have
-    loaded their parts, and called from one thread. All of it raises Failed where a follower has failed, and
-    otherwise what the learner, the checkpoint and hf_io raise.
+    loaded their parts, and called from one thread. It raises what the learner, checkpoint.py and hf_io raise.
     """
 
     def __init__(self, learner: Learner, policy: Policy):
@@ -145,7 +155,7 @@ class Leader:
 
 
 def follow(learner: Learner, policy: Policy) -> None:
-    """Does what the leader tells until it says that the run is over. Raises Failed where a process failed."""
+    """Does what the leader tells until it says that the run is over."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
     state = batch = scores = None
     found: int | None = None
@@ -222,9 +232,8 @@ def _agree(config: ConfigDict) -> None:
 
 
 def _tell(name: str, **details: Any) -> None:
-    """Says to the followers what to do next. Raises Failed where one of them has failed."""
+    """Says to the followers what to do next."""
     if jax.process_count() > 1:
-        _check()
         _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
 
 
@@ -234,19 +243,31 @@ def _hear() -> tuple[str, dict]:
 
 
 def _wait_for(key: str) -> str:
-    """What another process sets, be it in hours. Raises Failed where a process has failed."""
+    """What another process sets, be it in hours."""
     while True:
         try:
             return _service().blocking_key_value_get(key, _POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-        _check()
 
 
-def _check() -> None:
-    for _, why in _service().key_value_dir_get(_FAILED):
-        raise Failed(why)
+def _watch(over: threading.Event) -> None:
+    """Interrupts the main thread, as Ctrl-C would, where another process has failed."""
+    while not over.wait(_POLL_SECONDS):
+        if _failure():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            return
+
+
+def _failure() -> str | None:
+    """Which other process has failed and why, if one has."""
+    ours = f"{_FAILED}{jax.process_index()}"
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        for key, what in _service().key_value_dir_get(_FAILED):
+            if key != ours:
+                return f"Process {key.removeprefix(_FAILED)} has ended ({what})"
+    return None
 
 
 def _service() -> Any:
