@@ -128,7 +128,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         return _sglang(config, policy, workdir)
     return NativeEngine(
         policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype), **_sizes(config),
+        dtype=jnp.dtype(config.engine.dtype), copies=bool(config.rollout.ahead), **_sizes(config),
     )
 
 

@@ -34,6 +34,12 @@ RULES = (
 )
 
 
+# Seconds without a sign of life after which a process counts as dead and the others are ended; also how long a
+# process that has ended waits for the others' end. Accelerators should not wait long, and a host that is moved
+# live comes back sooner. (JAX's own values are 100 and 300.)
+PATIENCE = 60
+
+
 def start_processes(spec: str) -> None:
     """Joins this process to the others of a run; must come before anything else that JAX does.
 
@@ -42,10 +48,11 @@ def start_processes(spec: str) -> None:
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
+    limits = {"heartbeat_timeout_seconds": PATIENCE, "shutdown_timeout_seconds": PATIENCE}
     if spec == "auto":
-        jax.distributed.initialize()
+        jax.distributed.initialize(**limits)
     elif match and int(match[3]) < int(match[2]):
-        jax.distributed.initialize(match[1], int(match[2]), int(match[3]))
+        jax.distributed.initialize(match[1], int(match[2]), int(match[3]), **limits)
     else:
         raise ValueError(f"{spec!r} names no process's place in a run: use 'auto' or "
                          "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")

@@ -26,7 +26,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from coevolve_jax import build, checkpoint, config as configs, metrics, sharding
+from coevolve_jax import build, checkpoint, config as configs, hosts, metrics, sharding
 from coevolve_jax.analysis import report
 from coevolve_jax.evaluate import evaluate, versions
 from coevolve_jax.evolution import signals
@@ -37,7 +37,6 @@ from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import EngineError
@@ -57,6 +56,8 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     """Runs, or goes on with, the run in `workdir`. Returns what its summary.json holds.
 
+    Of several processes (hosts.py) the first one does; the others follow it, and return {}.
+
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact.
@@ -66,21 +67,25 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
     policy = build.policy(c.model, mesh)
-    scenes = build.scenes(c)
-    build.claim(workdir, c)
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )
+    if jax.process_index() > 0:
+        hosts.follow(learner, policy)
+        return {}
+    learner = hosts.Leader(learner, policy, engine_device=c.engine.name == "native")
+    scenes = build.scenes(c)
+    build.claim(workdir, c)
 
     with (
         build.worlds(c) as worlds,
-        closing(build.engine(c, policy, workdir)) as engine,
+        closing(build.engine(c, learner.first(), workdir)) as engine,
         closing(build.agent(c, policy, engine, worlds)) as agent,
     ):
         explorer = build.explorer(c)
 
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        restored = checkpoint.restore(workdir / "checkpoints", learner.abstract_state)
+        restored = learner.restore(workdir / "checkpoints")
         if restored is None:
             run = start(c, explorer, worlds, agent)
             state = learner.init(policy.params)
@@ -99,7 +104,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 return
             with timed(run.seconds, "checkpoint"):
                 saved = {**run.to_json(), "sizes": logs.sizes()}
-                checkpoint.save(workdir / "checkpoints", run.step, state, saved, keep=c.checkpoint.keep)
+                learner.save(workdir / "checkpoints", run.step, state, saved, keep=c.checkpoint.keep)
 
         # ---- The loop ------------------------------------------------------------------------------
         progress = metrics.Progress(c.steps, run.step)
@@ -167,7 +172,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         # ---- What the policy has become ------------------------------------------------------------
         with timed(run.seconds, "evaluation"):
             after = held_out_result(c, agent, run.held_out)
-        hf_io.save(workdir / "policy", policy.config, learner.policy(state))
+        learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
     return finish(c, workdir, run, after)
 
@@ -211,7 +216,7 @@ def choose(
 
 
 def update(
-    config: ConfigDict, learner: Learner, state: TrainState, trajectories: Sequence[Trajectory]
+    config: ConfigDict, learner: Learner | hosts.Leader, state: TrainState, trajectories: Sequence[Trajectory]
 ) -> tuple[TrainState, dict[str, Any]]:
     """config.learner.epochs updates. Raises FloatingPointError where one is not finite."""
     c = config.learner

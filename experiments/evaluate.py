@@ -68,7 +68,7 @@ def run() -> None:
         "seed": _SEED.value,
         "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
         "rollout": {"max_length": _LENGTH.value, "max_new_tokens": _NEW.value, "max_steps": OFFICIAL_STEPS,
-                    "max_observation": _OBSERVATION.value},
+                    "max_observation": _OBSERVATION.value, "ahead": 0},
         "model": str(folder),
         "engine": {"name": "sglang" if _URL.value else "native", "url": _URL.value, "slots": _SLOTS.value,
                    "dtype": "float32", "push": "disk", "push_folder": "", "timeout": 600.0, "attempts": 5,

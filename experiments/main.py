@@ -2,6 +2,9 @@
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
     python experiments/main.py --config=configs/bfcl_tiny.py:mode=random --workdir=runs/random --config.steps=30
+
+On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
+--processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
 """
 import os
 import sys
@@ -13,6 +16,9 @@ from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
+_PROCESSES = flags.DEFINE_string(
+    "processes", None, "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX."
+)
 flags.mark_flags_as_required(["config", "workdir"])
 
 
@@ -20,12 +26,16 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
+    from coevolve_jax import hosts, sharding  # after the flags are known: --help needs no JAX
     from coevolve_jax.rollout.engine import EngineError
-    from coevolve_jax.train import train  # after the flags are known: --help needs no JAX
+    from coevolve_jax.train import train
 
     try:
-        train(_CONFIG.value, _WORKDIR.value)
-    except (ValueError, FloatingPointError, EngineError) as error:
+        if _PROCESSES.value:
+            sharding.start_processes(_PROCESSES.value)
+        with hosts.together(_CONFIG.value):
+            train(_CONFIG.value, _WORKDIR.value)
+    except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
         sys.exit(f"Error: {error}")
 
 

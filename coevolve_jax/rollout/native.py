@@ -135,6 +135,7 @@ class NativeEngine:
       max_length: tokens per conversation, prompt included.
       max_new_tokens: the largest request.sampling.max_new_tokens.
       seed: of all sampling noise, together with each request's own seed.
+      copies: keep a copy of the weights, for a learner that donates them while this engine generates.
     """
 
     batches = True
@@ -149,10 +150,11 @@ class NativeEngine:
         max_new_tokens: int,
         seed: int,
         dtype: Any = jnp.float32,
+        copies: bool = False,
     ):
         self._config = model_config
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
-        self._dtype = dtype
+        self._dtype, self._copies = dtype, copies
         self._key = jax.random.key(seed)
         self._row_sizes = ladder(16, slots, 4)
         self._column_sizes = ladder(256, max_length, 2)
@@ -162,7 +164,8 @@ class NativeEngine:
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
-            self._params, self._version = params, version
+            self._params = jax.tree.map(jnp.copy, params) if self._copies else params
+            self._version = version
             self._cache = None
             self._held: dict[int, tuple[int, np.ndarray]] = {}  # session -> slot, ids whose keys are cached
             self._free = list(range(self._slots))

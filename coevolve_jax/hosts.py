@@ -1,0 +1,288 @@
+"""Several processes (hosts) as one run: process 0 leads, the others follow.
+
+The leader runs the loop of train.py: worlds, agent, engine, evolution, logs, report. The policy and the
+optimiser's state lie on the devices of all processes, so that every program which touches them must be
+started by all of them, in one order. `Leader` therefore tells what comes next before it does it; `follow`
+does what it is told.
+
+What comes next travels through the coordination service of jax.distributed, not through the devices: the
+leader is silent for as long as rollouts take, and a collective that waits for hours runs into timeouts.
+Batches, which are large, are broadcast by the devices.
+
+All processes see one file system: they read the same checkpoints, and write each its part of them. Everything
+else in the workdir is written by the leader alone.
+
+A process that fails says why, and all end: within a second, or after `sharding.PATIENCE` seconds where a
+collective holds them. One that is killed says nothing: the service ends the others, at once where it was the
+leader, otherwise after as many seconds.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+from coevolve_jax import checkpoint, config as configs, sharding
+from coevolve_jax.build import Policy
+from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+
+_turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
+_FAILED = "coevolve/failed/"
+_POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
+_SHARE = "put --workdir on a file system that all processes share."
+
+
+class Failed(RuntimeError):
+    """Another process of the run has failed; the message says which and why."""
+
+
+@contextlib.contextmanager
+def together(config: ConfigDict) -> Iterator[None]:
+    """Around `train`: all processes of the run begin with one config, and end together.
+
+    Alone, it does nothing. Raises ValueError, in every process, where configs differ or the mesh leaves
+    devices out.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    _agree(config)
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(over,), daemon=True)
+    watch.start()
+    try:
+        yield
+    except BaseException as error:
+        over.set()
+        if why := _failure():
+            raise Failed(why) from None
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be what failed
+            _service().key_value_set(f"{_FAILED}{jax.process_index()}", what)
+        raise
+    finally:
+        over.set()
+        watch.join()
+    if jax.process_index() == 0:
+        _tell("stop")
+
+
+class Leader:
+    """The learner as process 0 has it: before each call the other processes are told to make it too.
+
+    Alone, nobody is told anything, and every call is the learner's own. It is made when all followers have
+    loaded their parts, and called from one thread. engine_device: the engine computes on this process's first
+    device and needs the parameters whole there. It raises what the learner, checkpoint.py and hf_io raise.
+    """
+
+    def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
+        self._learner, self._policy, self._engine_device = learner, policy, engine_device
+        self._sent: Batch | None = None
+        if jax.process_count() > 1:  # most of what fails fails while a follower loads
+            turn = next(_turns)
+            for index in range(1, jax.process_count()):
+                _wait_for(f"coevolve/ready/{turn}/{index}")
+
+    def first(self) -> Policy:
+        """The policy before RL, with parameters for the engine."""
+        _tell("first")
+        return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
+
+    def init(self, params: Any) -> TrainState:
+        """params: the policy before RL; followers have their own part of it."""
+        _tell("init")
+        return self._learner.init(params)
+
+    def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
+        """As of `checkpoint.restore`."""
+        _tell("restore", directory=str(Path(directory).absolute()))
+        found = checkpoint.restore(directory, self._learner.abstract_state)
+        _tell("restored", step=found and found[0])
+        return found
+
+    def score(self, state: TrainState, batch: Batch) -> jax.Array:
+        self._send(batch)
+        _tell("score")
+        return self._learner.score(state, batch)
+
+    def update(
+        self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """old_logprobs: what `score` last returned, or None."""
+        self._send(batch)
+        _tell("update", scored=old_logprobs is not None)
+        return self._learner.update(state, batch, old_logprobs)
+
+    def policy(self, state: TrainState) -> Any:
+        """The policy's parameters for the engine."""
+        _tell("policy")
+        return self._for_engine(self._learner.policy(state))
+
+    def _for_engine(self, params: Any) -> Any:
+        """Whole on one device, where the engine computes on it; else as they lie, or in host memory where
+        other processes hold a part of them."""
+        if self._engine_device:
+            return whole(params)
+        return params if jax.process_count() == 1 else whole(params, np.asarray)
+
+    def save(
+        self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
+    ) -> None:
+        """As `checkpoint.save` of `state` and the JSON values `saved`."""
+        _tell("save", directory=str(Path(directory).absolute()), step=step, keep=keep)
+        checkpoint.save(directory, step, state, saved, keep=keep)
+
+    def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
+        """Writes the policy as a Hugging Face folder, from where it lies: it is whole nowhere."""
+        _tell("save_policy", folder=str(Path(folder).absolute()))
+        hf_io.save(folder, self._policy.config, self._learner.policy(state))
+
+    def _send(self, batch: Batch) -> None:
+        """Gives the followers the batch, unless they have it from the call before."""
+        if jax.process_count() > 1 and batch is not self._sent:
+            _tell("batch", arrays=[[x.dtype.name, x.shape] for x in batch])
+            multihost_utils.broadcast_one_to_all(batch)
+            self._sent = batch
+
+
+def follow(learner: Learner, policy: Policy) -> None:
+    """Does what the leader tells until it says that the run is over."""
+    _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
+    state = batch = scores = None
+    found: int | None = None
+    while True:
+        name, said = _hear()
+        match name:
+            case "first":
+                whole(policy.params, _drop)
+            case "init":
+                state = learner.init(policy.params)
+            case "restore":
+                found, state = _restore(said["directory"], learner)
+            case "restored":
+                if said["step"] != found:
+                    raise ValueError(f"Process {jax.process_index()} restored the checkpoint of step "
+                                     f"{found}, process 0 that of step {said['step']}: {_SHARE}")
+            case "batch":
+                batch = Batch(*(np.zeros(shape, dtype) for dtype, shape in said["arrays"]))
+                batch = multihost_utils.broadcast_one_to_all(batch)
+            case "score":
+                scores = learner.score(state, batch)
+            case "update":
+                state, _ = learner.update(state, batch, scores if said["scored"] else None)
+            case "policy":
+                whole(learner.policy(state), _drop)
+            case "save":
+                checkpoint.save(said["directory"], said["step"], state, {}, keep=said["keep"])
+            case "save_policy":
+                hf_io.save(said["folder"], policy.config, learner.policy(state))
+            case "stop":
+                return
+
+
+def whole(params: Any, keep: Callable[[jax.Array], Any] = lambda x: x) -> Any:
+    """The parameters whole on this process's first device of their mesh, as copies that outlive a donation.
+
+    They come parameter by parameter: every other device holds one of them at a time, and so does the first
+    where `keep` takes each to somewhere else. Where they lie on several processes, all must call this. What
+    lies on one device is returned as it is.
+    """
+    if jax.tree.leaves(params)[0].sharding.num_devices == 1:
+        return params
+
+    def gather(x: jax.Array) -> Any:
+        everywhere = jax.jit(jnp.copy, out_shardings=sharding.replicated(x.sharding.mesh))(x)
+        return keep(everywhere.addressable_data(0).block_until_ready())
+
+    return jax.tree.map(gather, params)
+
+
+def _drop(_: Any) -> None:
+    """Followers take part in the gathering and need nothing of it."""
+
+
+def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState | None]:
+    """Step and state of the newest checkpoint, or None."""
+    workdir = Path(directory).parent
+    if not workdir.is_dir():
+        raise ValueError(f"Process {jax.process_index()} does not see {workdir} of process 0: {_SHARE}")
+    found = checkpoint.restore(directory, learner.abstract_state)
+    return (None, None) if found is None else found[:2]
+
+
+def _agree(config: ConfigDict) -> None:
+    """Raises ValueError, the same in every process, where they were not started as one run."""
+    turn, ours = next(_turns), json.dumps(configs.numbers(config.to_dict()), sort_keys=True, indent=1)
+    _service().key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
+    texts = [_wait_for(f"coevolve/config/{turn}/{i}") for i in range(jax.process_count())]
+    for index, text in enumerate(texts):
+        lines = itertools.zip_longest(texts[0].splitlines(), text.splitlines(), fillvalue="nothing")
+        for first, other in ([line.strip(" ,") for line in pair] for pair in lines if pair[0] != pair[1]):
+            raise ValueError(f"Process {index} was started with another config than process 0 ({other}, not "
+                             f"{first}): start every process with the same --config and the same options.")
+    size = math.prod(config.mesh.values())
+    if size != jax.device_count():
+        sizes = ", ".join(f"{axis}={size}" for axis, size in config.mesh.items())
+        raise ValueError(f"config.mesh ({sizes}) has {size} device(s), the {jax.process_count()} processes "
+                         f"have {jax.device_count()}: choose sizes whose product is that.")
+
+
+def _tell(name: str, **details: Any) -> None:
+    """Says to the followers what to do next."""
+    if jax.process_count() > 1:
+        _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
+
+
+def _hear() -> tuple[str, dict]:
+    """What the leader says next."""
+    return json.loads(_wait_for(f"coevolve/turn/{next(_turns)}"))
+
+
+def _wait_for(key: str) -> str:
+    """What another process sets, be it in hours."""
+    while True:
+        try:
+            return _service().blocking_key_value_get(key, _POLL_SECONDS * 1000)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def _watch(over: threading.Event) -> None:
+    """Interrupts the main thread, as Ctrl-C would, where another process has failed."""
+    while not over.wait(_POLL_SECONDS):
+        if _failure():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            return
+
+
+def _failure() -> str | None:
+    """Which other process has failed and why, if one has."""
+    ours = f"{_FAILED}{jax.process_index()}"
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        for key, what in _service().key_value_dir_get(_FAILED):
+            if key != ours:
+                return f"Process {key.removeprefix(_FAILED)} has ended ({what})"
+    return None
+
+
+def _service() -> Any:
+    """The coordination service's client, which JAX itself does not show."""
+    return ocp.multihost.get_jax_distributed_client()

@@ -1,0 +1,139 @@
+"""The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together.
+
+As a program, this file is experiments/main.py that waits $PATIENCE seconds for the dead.
+"""
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from coevolve_jax import sharding
+from coevolve_jax.models import hf_io
+from test_multiprocess import free_address
+from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
+
+# Batches are scored, and sent once for two updates.
+SMALL = {"steps": 3, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
+
+
+def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:
+    """Two processes of one run, each with its own changes of the config and its own working folder."""
+    environ = {**environ, "PATIENCE": str(patience)}
+    address, processes = free_address(), []
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    flags = "--xla_force_host_platform_device_count=1"
+    for index in range(2):
+        options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[2:]
+        processes.append(subprocess.Popen(
+            [sys.executable, __file__, f"--processes={address},2,{index}", *options], cwd=folders[index],
+            env={**environ, "PYTHONPATH": path, "XLA_FLAGS": flags},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    return processes
+
+
+def ends(processes) -> list[tuple[int, str]]:
+    """Exit code and messages of each process; none is left."""
+    try:
+        messages = [process.communicate(timeout=600)[1] for process in processes]
+        return [(process.returncode, text) for process, text in zip(processes, messages)]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def kill_when(process: subprocess.Popen, ready) -> None:
+    """Sends SIGKILL as soon as ready() holds."""
+    deadline = time.monotonic() + 600
+    while not ready():
+        assert process.poll() is None and time.monotonic() < deadline, "it never came to that point"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, environ) -> Path:  # noqa: F811
+    """The run of one process with two devices."""
+    workdir = tmp_path_factory.mktemp("runs") / "alone"
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = run(command(workdir, **SMALL), {**environ, **flags})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return workdir
+
+
+def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, environ):  # noqa: F811
+    workdir = tmp_path / "two"
+    both = start(workdir, environ)
+    kill_when(both[0], (workdir / "config.json").exists)
+    assert [code != 0 for code, _ in ends(both)] == [True, True]
+
+    both = start(workdir, environ, patience=10)
+    kill_when(both[1], lambda: (workdir / "checkpoints" / "step_00000001").exists())
+    assert [code != 0 for code, _ in ends(both)] == [True, True]
+    assert not (workdir / "summary.json").exists()
+
+    both = ends(start(workdir, environ))
+    assert [code for code, _ in both] == [0, 0], both
+
+    # The sum of two processes' parts is the same in either order, so that the trajectories are the same ones.
+    for name in ("tasks.jsonl", "signals.jsonl", "held_out.jsonl"):
+        assert (workdir / name).read_bytes() == (alone / name).read_bytes(), name
+    names = ("step", "success", "length", "tasks", "applied", "signals", "policy_tokens")
+    told = lambda folder: [{name: row[name] for name in names} for row in rows(folder, "metrics.jsonl")]
+    assert told(workdir) == told(alone) and len(told(alone)) == SMALL["steps"]
+    sums = lambda folder: [[row["loss"], row["grad_norm"]] for row in rows(folder, "metrics.jsonl")]
+    np.testing.assert_allclose(sums(workdir), sums(alone), atol=1e-5)
+    assert any(norm > 0 for _, norm in sums(alone))
+
+    policies = [hf_io.load(folder / "policy")[1] for folder in (workdir, alone)]
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)
+    jax.tree.map(close, *policies)
+    result = lambda folder: json.loads((folder / "summary.json").read_text())["held_out"]
+    assert result(workdir) == result(alone)
+
+
+def test_processes_of_different_configs_are_all_refused(tmp_path, environ):  # noqa: F811
+    both = ends(start(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
+    for code, message in both:
+        assert code == 1 and "Traceback" not in message
+        assert "Process 1 was started with another config than process 0" in message
+        assert '"learning_rate": 0.5, not "learning_rate": 0.0003' in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):  # noqa: F811
+    for code, message in ends(start(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
+        assert code == 1 and "Traceback" not in message and "have 2: choose sizes" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):  # noqa: F811
+    (tmp_path / "another.txt").write_text("")
+    (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
+    assert leader == follower == 1 and "Traceback" not in message + relayed
+    assert f"Error: {tmp_path} is not empty" in message
+    assert f"Error: Process 0 has ended (ValueError: {tmp_path} is not empty" in relayed
+    assert [p.name for p in tmp_path.iterdir()] == ["another.txt"]
+
+
+def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):  # noqa: F811
+    elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
+    elsewhere.mkdir()
+    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))
+    assert leader == follower == 1 and "Traceback" not in message + relayed
+    assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
+    assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
+    assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    sharding.PATIENCE = int(os.environ["PATIENCE"])
+    sys.argv[0] = str(ROOT / "experiments" / "main.py")
+    runpy.run_path(sys.argv[0], run_name="__main__")
