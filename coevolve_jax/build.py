@@ -119,16 +119,18 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
 
 
 def engine(config: ConfigDict, policy: Policy, log: str | os.PathLike | None = None) -> Engine:
-    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model.
+    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model, and
+    learner.replay_routing where it has one.
 
     log: file for what launched servers say. Raises EngineError where no server can be had.
     """
     sizes = {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
+    replays = bool(config.get("learner", {}).get("replay_routing"))
     if config.engine.name == "sglang":
         return _sglang(config, policy, sizes, log)
     return NativeEngine(
         policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype), **sizes,
+        dtype=jnp.dtype(config.engine.dtype), record_routing=replays, **sizes,
     )
 
 
