@@ -134,6 +134,7 @@ def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajec
         assert (np.sort(t.routing[start:known]) != np.sort(before.routing[start:known])).any()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 3))
 def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
     task = Task(id="t", environment="bfcl", toolsets=(), initial_state={})
@@ -279,6 +280,7 @@ def answer(seed, tokens) -> np.ndarray:
     return routing
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.integers(0, 9))
 def test_a_servers_routing_is_that_of_the_sparse_layers(seed, tokens):
     routing = answer(seed, tokens)
@@ -302,6 +304,7 @@ def test_what_is_no_routing_is_refused(text, why):
         read_routing(text, MODEL, 5)
 
 
+@settings(deadline=None)
 @given(st.text() | st.binary().map(lambda b: base64.b64encode(b).decode()))
 def test_no_text_breaks_the_reader(text):
     try:

@@ -54,6 +54,8 @@ def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
     """The routing in what an SGLang server (0.5.23, --enable-return-routed-experts) answers to a request with
     return_routed_experts: meta_info["routed_experts"], base64 of int32 [tokens, all layers, K].
 
+    SGLang counts all layers; what it has for dense ones means nothing.
+
     Args:
       config: the policy's architecture.
       tokens: how many the server was fed: those of the request and all but the last sampled.
