@@ -120,19 +120,23 @@ def explorer(config: ConfigDict) -> ScriptedExplorer:
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
-    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model.
+    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model, and
+    learner.replay_routing where it has one.
 
-    workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or EngineError where no server can be had.
+    workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or
+    EngineError where no server can be had.
     """
+    replays = bool(config.get("learner", {}).get("replay_routing"))
     if config.engine.name == "sglang":
-        return _sglang(config, policy, workdir)
+        return _sglang(config, policy, workdir, replays)
     return NativeEngine(
         policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype), copies=bool(config.rollout.ahead), **_sizes(config),
+        dtype=jnp.dtype(config.engine.dtype), copies=bool(config.rollout.ahead), record_routing=replays,
+        **_sizes(config),
     )
 
 
-def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None) -> Engine:
+def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
     from coevolve_jax.rollout.fleet import Member
     from coevolve_jax.rollout.push import Pusher
@@ -150,7 +154,8 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None) -> Engine:
             for i in range(c.servers):
                 servers.append(Server(
                     config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
-                    context_length=sizes["max_length"] + SPARE, arguments=shlex.split(c.arguments),
+                    context_length=sizes["max_length"] + SPARE,
+                    arguments=[*shlex.split(c.arguments), *(["--enable-return-routed-experts"] if replays else [])],
                     log_path=workdir and workdir / f"sglang_{i}.log",
                 ))
             members = [Member(server.wait_until_ready().url, server) for server in servers]
@@ -162,7 +167,7 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None) -> Engine:
             raise
     return SGLangEngine(
         policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
-        patience=c.patience, restarts=c.restarts, **sizes,
+        patience=c.patience, restarts=c.restarts, record_routing=replays, **sizes,
     )
 
 

@@ -94,6 +94,7 @@ class Leader:
 
     def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
+        self.routing = learner.routing
         self._sent: Batch | None = None
         if jax.process_count() > 1:  # most of what fails fails while a follower loads
             turn = next(_turns)

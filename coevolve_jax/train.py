@@ -228,7 +228,7 @@ def update(
     )
     batch = pack(
         trajectories, advantages, row_length=c.row_length, rows_per_microbatch=c.rows_per_microbatch,
-        max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
+        max_rows=config.rollout.tasks_per_step * config.rollout.group_size, routing=learner.routing,
     )
     old_logprobs = learner.score(state, batch) if c.tis_cap else None
     mismatch: dict[str, float] = {}

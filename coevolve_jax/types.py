@@ -183,6 +183,8 @@ class Trajectory:
     mask: bool [T], True on the tokens that the policy sampled.
     logprobs: float32 [T], the sampler's log-probabilities in nats (0 where not mask).
     versions: int32 [T], the policy version that sampled each token (-1 where not mask).
+    routing: int16 [T, A, K], where it was recorded: the experts that each sparse layer of the sampler used for each
+    token; -1 for tokens that it was never fed, such as the last.
     turn_starts: index in ids of the first token of each user turn.
     stop: "done", "token_limit", "step_limit", "context_limit", "environment" or "engine"; the last two where
     our own infrastructure failed, and the outcome is invalid.
@@ -198,6 +200,7 @@ class Trajectory:
     steps: tuple[Step, ...]
     stop: str
     outcome: Outcome
+    routing: np.ndarray | None = None
 
     @property
     def actions(self) -> tuple[str, ...]:

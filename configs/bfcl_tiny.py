@@ -85,6 +85,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.kl = "k3"  # estimator; or "k1", "k2", "none"
     c.learner.kl_coef = 0.01  # weight of the KL to the frozen start
     c.learner.router_balance = 0.0  # weight of the load-balancing loss, for models with experts
+    c.learner.replay_routing = False  # use the experts that the sampler used, for models with experts
     c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: no such weight
     c.learner.epochs = 1  # updates per batch of rollouts
     c.learner.skip_dead_groups = True  # groups without spread have no advantage; leaving them out halves the work

@@ -21,7 +21,7 @@ def learner_config(**changes) -> ConfigDict:
             learning_rate=1e-2, warmup_steps=0, schedule="constant", decay_steps=0, final_rate=0.0, adam_b1=0.9,
             adam_b2=0.95, weight_decay=0.0, decay_embeddings=False, max_grad_norm=1.0, ratio="token",
             aggregate="token", constant_length=32, clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.1, tis_cap=0.0, router_balance=0.0,
-            row_length=32, rows_per_microbatch=2, logprob_chunk=16, remat=False, dtype="float32",
+            replay_routing=False, row_length=32, rows_per_microbatch=2, logprob_chunk=16, remat=False, dtype="float32",
             param_dtype="float32", moment_dtype="float32", attention="auto", lora_rank=0, lora_alpha=8.0,
             lora_targets="layers/.*_proj/kernel",
         ),

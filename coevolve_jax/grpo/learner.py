@@ -40,8 +40,12 @@ class Learner:
       mesh: where it runs. Parameters and optimiser state follow sharding.py's rules; adapters are on every device.
       seed: of LoRA's first adapters.
 
+    Attributes:
+      routing: sparse layers and experts per token of the routing that it replays, for `pack`; zeros for none.
+
     Raises:
-      ValueError: config.lora_targets names nothing, or what cannot be adapted.
+      ValueError: config.lora_targets names nothing, or what cannot be adapted; or config.replay_routing is on
+        and the model has no experts.
     """
 
     def __init__(
@@ -63,6 +67,10 @@ class Learner:
         if self._lora and model_config.dense_layers and model_config.sparse_layers:
             raise ValueError("config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
                              "such layers cannot have adapters.")
+        if config.replay_routing and not model_config.sparse_layers:
+            raise ValueError("config.learner.replay_routing is True and the model has no experts: set it to False.")
+        layers_and_experts = len(model_config.sparse_layers), model_config.num_experts_per_tok
+        self.routing = layers_and_experts if config.replay_routing else (0, 0)
         abstract = jax.eval_shape(self._fresh, reference)
         everywhere = sharding.replicated(mesh)
         whole = sharding.param_shardings(mesh, jax.eval_shape(lambda params: params, reference))
@@ -163,11 +171,13 @@ class Learner:
         return grads, {**sums, **peaks, **routers, "policy_tokens": policy_tokens}
 
     def _policy_logprobs(self, params: Any, reference: Any, micro: Batch):
-        """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters."""
+        """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters; with the
+        sampler's routing, where there is one (arXiv 2510.11370). The KL's reference is left to its own router."""
+        routing = jnp.moveaxis(micro.routing, 2, 0).astype(jnp.int32) if micro.routing.size else None
         if not self._lora:
-            return self._logprobs(params, micro)
+            return self._logprobs(params, micro, routing)
         with lora.adapted(self._scale):
-            return self._logprobs(lora.attach(reference, params), micro)
+            return self._logprobs(lora.attach(reference, params), micro, routing)
 
     @property
     def _scale(self) -> float:
@@ -176,11 +186,13 @@ class Learner:
     def _merged(self, adapters: Any, base: Any) -> Any:
         return lora.merge(base, adapters, self._scale)
 
-    def _logprobs(self, params: Any, micro: Batch) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
+    def _logprobs(
+        self, params: Any, micro: Batch, routing: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
         """[R, L] log-probabilities of the targets, and entropies; and what the routers did, if there are any."""
         variables = {"params": params}
         hidden, told = self._model.apply(
-            variables, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden,
+            variables, micro.tokens, micro.positions, micro.segment_ids, routing, method=Qwen.hidden,
             mutable=["intermediates"],
         )
         logprobs, entropy = token_logprobs(
@@ -255,4 +267,4 @@ class Learner:
 
 def _micro(batch: Batch, i: jax.Array) -> Batch:
     """The i-th micro-batch, arrays [R, L]."""
-    return Batch(*(x[i] if x.ndim else x for x in batch))
+    return Batch(*(x[i] if x.ndim and x.size else x for x in batch))

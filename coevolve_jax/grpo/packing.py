@@ -16,6 +16,8 @@ class Batch(NamedTuple):
     row; 0 is padding. targets: int32, the next token of the segment. mask: bool, the target is a token that the
     policy sampled. sampler_logprobs, advantages: float32, of the target.
     used: int32 scalar, the first `used` micro-batches hold data; the rest is padding.
+    routing: int16 [M, R, L, A, K], the experts that the sampler's sparse layers used for the token, -1 on padding;
+    without elements where the learner replays none.
     """
 
     tokens: np.ndarray
@@ -26,6 +28,7 @@ class Batch(NamedTuple):
     sampler_logprobs: np.ndarray
     advantages: np.ndarray
     used: np.ndarray
+    routing: np.ndarray = np.zeros((0,) * 5, np.int16)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -55,6 +58,7 @@ def pack(
     row_length: int,
     rows_per_microbatch: int,
     max_rows: int,
+    routing: tuple[int, int] = (0, 0),
 ) -> Batch:
     """Packs the valid trajectories; one call's shape is that of every other call with the same settings.
 
@@ -62,9 +66,11 @@ def pack(
       advantages: [N], one per trajectory.
       max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one
         trajectory, so the number of trajectories per step is enough.
+      routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
 
     Raises:
-      ValueError: a trajectory is longer than row_length, or all of them need more than max_rows.
+      ValueError: a trajectory is longer than row_length or lacks the routing, or all of them need more than
+        max_rows.
     """
     keep = [i for i, t in enumerate(trajectories) if t.outcome.valid]
     rows = assign_rows([len(trajectories[i].ids) for i in keep], row_length)
@@ -84,6 +90,7 @@ def pack(
         sampler_logprobs=np.zeros(shape, np.float32),
         advantages=np.zeros(shape, np.float32),
         used=np.int32(-(-len(rows) // rows_per_microbatch)),
+        routing=np.full((*shape, *routing), -1, np.int16),
     )
     for r, row in enumerate(rows):
         start = 0
@@ -98,6 +105,19 @@ def pack(
             batch.mask[r, predicts] = t.mask[1:]
             batch.sampler_logprobs[r, predicts] = t.logprobs[1:]
             batch.advantages[r, here] = advantages[keep[k]]
+            if batch.routing.size:
+                batch.routing[r, here] = _routing(t, routing)
             start += n
-    split = lambda x: x.reshape(micro, rows_per_microbatch, row_length) if x.ndim else x
+    split = lambda x: x.reshape(micro, rows_per_microbatch, *x.shape[1:]) if x.ndim else x
     return Batch(*(split(np.asarray(x)) for x in batch))
+
+
+def _routing(t: Trajectory, layers_and_experts: tuple[int, int]) -> np.ndarray:
+    """[T, A, K]. Raises ValueError where the trajectory has no such routing."""
+    found = None if t.routing is None else t.routing.shape[1:]
+    if found != layers_and_experts:
+        raise ValueError(
+            f"A trajectory of task {t.task_id} has routing of layers and experts {found}, the learner replays "
+            f"{layers_and_experts}: have the engine record it, or set config.learner.replay_routing to False."
+        )
+    return t.routing

@@ -39,6 +39,7 @@ class _Rollout:
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.routing: np.ndarray | None = None  # of what was fed, where the engine records it
         self.turn_starts = [0]
         self.steps: list[Step] = []
         self.turn = 0
@@ -59,8 +60,16 @@ class _Rollout:
         self.mask += [True] * len(completion.ids)
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
+        if completion.routing is not None:
+            # What is known stays: weights that came since may have routed the earlier tokens in another way.
+            known = completion.routing[:0] if self.routing is None else self.routing
+            self.routing = np.concatenate([known, completion.routing[len(known) :]])
 
     def finish(self, outcome: Outcome) -> Trajectory:
+        routing = self.routing
+        if routing is not None:
+            unfed = len(self.ids) - len(routing)
+            routing = np.pad(routing, ((0, unfed), (0, 0), (0, 0)), constant_values=-1)
         return Trajectory(
             task_id=self.task.id,
             member=self.member,
@@ -72,6 +81,7 @@ class _Rollout:
             steps=tuple(self.steps),
             stop=self.stop,
             outcome=outcome,
+            routing=routing,
         )
 
 

@@ -51,13 +51,16 @@ def check_request(r: Request, vocabulary: int, max_length: int, max_new_tokens: 
 class Completion:
     """ids: int32 [N] sampled, the stop id included. logprobs: float32 [N] in nats.
     finish: "stop", "length" or "abort", which the engine could not complete, for the reason given.
-    versions: int32 [N], the policy version that sampled each token."""
+    versions: int32 [N], the policy version that sampled each token.
+    routing: int16 [len(request.ids) + N - 1, A, K], where the engine records it: the K experts that each of the A
+    sparse layers used for each token that was fed, which are all but the last one sampled."""
 
     ids: np.ndarray
     logprobs: np.ndarray
     finish: str
     versions: np.ndarray
     reason: str = ""
+    routing: np.ndarray | None = None
 
 
 class EngineError(RuntimeError):

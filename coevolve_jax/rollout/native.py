@@ -21,6 +21,7 @@ import numpy as np
 
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
 from coevolve_jax.rollout.engine import Completion, Request, check_request
+from coevolve_jax.rollout.routing import init_recorded
 
 
 CHUNK = 32  # tokens; most observations are shorter, and padding costs as much as tokens
@@ -44,28 +45,40 @@ def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
 class Programs:
     """The jitted programs; engines of equal settings share them, compiled.
 
-    slots, max_length, max_new: as of the engine.
+    slots, max_length, max_new: as of the engine. record: the cache is a `routing.Recorded`, not a `KVCache`.
     """
 
-    def __init__(self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int):
+    def __init__(self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int, record: bool):
         self._config, self._dtype, self._model = config, dtype, Qwen(config, dtype=dtype)
         self._slots, self._max_length, self._max_new = slots, max_length, max_new
+        self._record = record
         self.prefill = jax.jit(self._prefill, donate_argnums=1)
         self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames=("columns",))
         self.decode = jax.jit(self._decode, donate_argnums=1, static_argnames=("columns",))
 
+    def empty(self, rows: int, columns: int) -> Any:
+        """A cache of `columns` tokens for each of `rows` rows."""
+        return (init_recorded if self._record else init_cache)(self._config, rows, columns, self._dtype)
+
+    def _feed(self, params, tokens, positions, cache):
+        """`Qwen.decode`, with any cache of `empty`."""
+        decode = functools.partial(self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode)
+        if not self._record:
+            return decode(cache)
+        (hidden, kv), told = decode(cache.kv, mutable=["intermediates"])
+        return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts)
+
     def _prefill(self, params, cache, tokens, positions, source, slots):
         """Computes the prompts' keys and values, and copies prompt source[i] into row slots[i]."""
         count, length = tokens.shape
-        prompts = init_cache(self._config, count, length, self._dtype)
-        _, prompts = self._model.apply({"params": params}, tokens, positions, prompts, method=Qwen.decode)
+        _, prompts = self._feed(params, tokens, positions, self.empty(count, length))
         return cache.put(slots, prompts.take(source))
 
     def _extend(self, params, cache, tokens, positions, slots, *, columns):
         """Computes the keys and values of `tokens` in the rows `slots`."""
         rows = cache.take(slots, columns)
         positions = jnp.minimum(positions, columns)  # padding lies beyond these columns too
-        _, rows = self._model.apply({"params": params}, tokens, positions, rows, method=Qwen.decode)
+        _, rows = self._feed(params, tokens, positions, rows)
         return cache.put(slots, rows)
 
     def _decode(
@@ -75,7 +88,7 @@ class Programs:
         apply = functools.partial(self._model.apply, {"params": params})
         rows = cache.take(slots, columns)
         positions = jnp.minimum(positions, columns)
-        hidden, rows = apply(tokens, positions, rows, method=Qwen.decode)
+        hidden, rows = self._feed(params, tokens, positions, rows)
         fed = jnp.sum(positions < columns, axis=1)
         last = jnp.take_along_axis(hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1)[:, 0]
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
@@ -110,7 +123,7 @@ class Programs:
 
         def one_token(carry):
             place = jnp.where(carry["done"], columns, lengths + carry["step"] - 1)
-            hidden, rows = apply(carry["token"][:, None], place[:, None], carry["rows"], method=Qwen.decode)
+            hidden, rows = self._feed(params, carry["token"][:, None], place[:, None], carry["rows"])
             return append({**carry, "rows": rows}, hidden[:, 0])
 
         start = {
@@ -122,7 +135,8 @@ class Programs:
             "counts": jnp.zeros(batch, jnp.int32),
         }
         final = jax.lax.while_loop(lambda carry: jnp.any(~carry["done"]), one_token, append(start, last))
-        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"])
+        experts = (final["rows"].experts,) if self._record else ()
+        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"], *experts)
 
 
 class NativeEngine:
@@ -136,6 +150,7 @@ class NativeEngine:
       max_new_tokens: the largest request.sampling.max_new_tokens.
       seed: of all sampling noise, together with each request's own seed.
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
+      record_routing: completions tell which experts were used; the model must have some.
     """
 
     batches = True
@@ -151,6 +166,7 @@ class NativeEngine:
         seed: int,
         dtype: Any = jnp.float32,
         copies: bool = False,
+        record_routing: bool = False,
     ):
         self._config = model_config
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
@@ -158,7 +174,7 @@ class NativeEngine:
         self._key = jax.random.key(seed)
         self._row_sizes = ladder(16, slots, 4)
         self._column_sizes = ladder(256, max_length, 2)
-        self._programs = Programs(model_config, dtype, slots, max_length, max_new_tokens)
+        self._programs = Programs(model_config, dtype, slots, max_length, max_new_tokens, record_routing)
         self._lock = threading.Lock()  # held by whoever uses the cache: a batch is never cut in two
         self.update_weights(params, 0)
 
@@ -200,7 +216,7 @@ class NativeEngine:
 
     def _generate_wave(self, requests: Sequence[Request]) -> list[Completion]:
         if self._cache is None:
-            self._cache = init_cache(self._config, self._slots, self._max_length, self._dtype)
+            self._cache = self._programs.empty(self._slots, self._max_length)
         self._admit(requests)
         self._catch_up(requests)
         rows = bucket(len(requests), self._row_sizes)
@@ -222,12 +238,15 @@ class NativeEngine:
             columns=bucket(limit, self._column_sizes),
         )
         completions = []
-        for r, ids, logprobs, count in zip(requests, *jax.device_get(sampled)):
+        for r, ids, logprobs, count, *experts in zip(requests, *jax.device_get(sampled)):
             ids = ids[:count]
+            fed = len(r.ids) + len(ids) - 1
             # The last sampled token has been returned but not fed: its keys are not cached yet.
             self._held[r.session] = (self._held[r.session][0], np.concatenate([r.ids, ids[:-1]]))
             finish = "stop" if len(ids) and ids[-1] in stop_ids else "length"
-            completions.append(Completion(ids, logprobs[:count], finish, np.full(count, self._version, np.int32)))
+            versions = np.full(count, self._version, np.int32)
+            routing = experts[0][:, :fed].swapaxes(0, 1) if experts else None
+            completions.append(Completion(ids, logprobs[:count], finish, versions, routing=routing))
         return completions
 
     def _catch_up(self, requests: Sequence[Request]) -> None:

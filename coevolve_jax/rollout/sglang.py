@@ -6,6 +6,7 @@ one request at most, which is asked again, where it had come to: tokens that wer
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import uuid
@@ -20,6 +21,7 @@ from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
 from coevolve_jax.rollout.fleet import Fault, Fleet, Member
 from coevolve_jax.rollout.push import Pusher, call
+from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.weights import Weights
 
 FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that
@@ -45,6 +47,7 @@ class SGLangEngine:
       attempts: how often a message is tried before its trajectory is given up.
       patience: seconds for which the engine waits while no server answers.
       restarts: how often each launched server may be started anew.
+      record_routing: completions tell which experts were used; for servers with --enable-return-routed-experts.
 
     Raises:
       EngineError: a server does not answer, or serves another model.
@@ -66,8 +69,9 @@ class SGLangEngine:
         attempts: int = 5,
         patience: float = 120.0,
         restarts: int = 5,
+        record_routing: bool = False,
     ):
-        self._vocabulary = model_config.vocab_size
+        self._config, self._record_routing = model_config, record_routing
         self._max_length, self._max_new = max_length, max_new_tokens
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
         self._pusher = pusher
@@ -101,7 +105,7 @@ class SGLangEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         for request in requests:
-            check_request(request, self._vocabulary, self._max_length, self._max_new)
+            check_request(request, self._config.vocab_size, self._max_length, self._max_new)
         tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
@@ -146,6 +150,7 @@ class SGLangEngine:
             "rid": rid,
             "input_ids": ids.tolist(),
             "return_logprob": True,
+            "return_routed_experts": self._record_routing,
             "sampling_params": {
                 "temperature": r.sampling.temperature, "top_p": 1.0, "top_k": -1,
                 "max_new_tokens": r.sampling.max_new_tokens - done,
@@ -159,10 +164,19 @@ class SGLangEngine:
             asyncio.ensure_future(self._abort(member, rid))
             raise
         budget = r.sampling.max_new_tokens - done
-        completion = read_answer(answer, self._vocabulary, budget, r.sampling.stop_ids)
+        completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids)
+        if self._record_routing and completion.finish != "abort":
+            completion = self._with_routing(completion, answer, len(ids) + len(completion.ids) - 1)
         self.prompt_tokens += answer["meta_info"].get("prompt_tokens", 0)
         self.cached_tokens += answer["meta_info"].get("cached_tokens", 0)
         return completion
+
+    def _with_routing(self, completion: Completion, answer: dict, tokens: int) -> Completion:
+        try:
+            routing = read_routing(answer["meta_info"].get("routed_experts"), self._config, tokens)
+        except ValueError as error:
+            raise Fault(f"/generate: {error}") from None
+        return dataclasses.replace(completion, routing=routing)
 
     async def _abort(self, member: Member, rid: str) -> None:
         try:
@@ -249,7 +263,7 @@ def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Complet
     """One completion of several that follow each other."""
     return Completion(
         np.concatenate([p.ids for p in parts]), np.concatenate([p.logprobs for p in parts]), finish,
-        np.concatenate([p.versions for p in parts]), reason,
+        np.concatenate([p.versions for p in parts]), reason, parts[-1].routing,
     )
 
 

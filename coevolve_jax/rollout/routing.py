@@ -1,0 +1,86 @@
+"""Which experts the sampler used for each token, remembered so that the update can use them too.
+
+Rollout routing replay, arXiv 2510.11370. A: sparse layers; B: rows; K: experts per token; S: cache columns;
+T: new tokens of a row.
+"""
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.qwen import KVCache, init_cache
+
+
+class Recorded(NamedTuple):
+    """A KV cache that also remembers the experts of each of its tokens, laid out as the keys are.
+
+    experts: int16 [B, A, S, K]; what no token was written to means nothing.
+    """
+
+    kv: KVCache
+    experts: jax.Array
+
+    def take(self, rows: jax.Array, columns: int | None = None) -> Recorded:
+        """As of `KVCache`."""
+        experts = self.experts.at[rows, :, :columns].get(mode="fill", fill_value=-1)
+        return Recorded(self.kv.take(rows, columns), experts)
+
+    def put(self, rows: jax.Array, part: Recorded) -> Recorded:
+        """As of `KVCache`."""
+        experts = self.experts.at[rows, :, : part.experts.shape[2]].set(part.experts, mode="drop")
+        return Recorded(self.kv.put(rows, part.kv), experts)
+
+    def write(self, kv: KVCache, positions: jax.Array, experts: jax.Array) -> Recorded:
+        """After T more tokens of each row, at `positions` [B, T]: with their keys, which `kv` holds, and their
+        experts, int32 [A, B, T, K]. As with keys, what lies beyond the columns is not written."""
+        place = jnp.arange(len(positions))[:, None], slice(None), positions
+        new = experts.transpose(1, 2, 0, 3).astype(self.experts.dtype)
+        return Recorded(kv, self.experts.at[place].set(new, mode="drop"))
+
+
+def init_recorded(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32) -> Recorded:
+    """As `init_cache`, of a model with experts."""
+    shape = (rows, len(config.sparse_layers), capacity, config.num_experts_per_tok)
+    return Recorded(init_cache(config, rows, capacity, dtype), jnp.full(shape, -1, jnp.int16))
+
+
+def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
+    """The routing in what an SGLang server (0.5.23, --enable-return-routed-experts) answers to a request with
+    return_routed_experts: meta_info["routed_experts"], base64 of int32 [tokens, all layers, K].
+
+    SGLang counts all layers; what it has for dense ones means nothing.
+
+    Args:
+      config: the policy's architecture.
+      tokens: how many the server was fed: those of the request and all but the last sampled.
+
+    Returns:
+      int16 [tokens, A, K], of the sparse layers alone.
+
+    Raises:
+      ValueError: it is no such text, or no routing of such a model.
+    """
+    if not isinstance(text, str):
+        raise ValueError("the server returned no routing: start it with --enable-return-routed-experts")
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("the routing that the server returned is no base64 text") from None
+    layers, top_k = config.num_hidden_layers, config.num_experts_per_tok
+    if len(data) != 4 * tokens * layers * top_k:
+        raise ValueError(f"the routing that the server returned has {len(data)} bytes, and {tokens} tokens of "
+                         f"{layers} layers and {top_k} experts have {4 * tokens * layers * top_k}")
+    routing = np.frombuffer(data, "<i4").reshape(tokens, layers, top_k)[:, list(config.sparse_layers)]
+    if routing.size and not (0 <= routing.min() and routing.max() < config.num_experts):
+        raise ValueError(f"the routing that the server returned names expert {routing.min()} or {routing.max()}, "
+                         f"and the model has experts 0 to {config.num_experts - 1}")
+    ordered = np.sort(routing, axis=-1)
+    if (ordered[..., 1:] == ordered[..., :-1]).any():  # as where a token was not recorded, and all are 0
+        raise ValueError("the routing that the server returned names an expert twice for one token")
+    return routing.astype(np.int16)
