@@ -30,18 +30,23 @@ class Rollouts:
         self._thread = ThreadPoolExecutor(1) if config.rollout.ahead else None
         self._coming: Future | None = None
 
-    def of(self, step: int) -> tuple[list[Task], list[Trajectory]]:
-        """The tasks of this step and their trajectories; what was drawn counts in the pool from here on."""
+    def of(self, step: int) -> tuple[list[Task], list[Trajectory], dict[str, float]]:
+        """The tasks of this step, their trajectories, and how busy engine and workers were (Agent.utilisation).
+        What was drawn counts in the pool from here on."""
         coming, self._coming = self._coming or self._begin(step), None
-        drawn, batch, trajectories = coming.result()
+        drawn, batch, trajectories, use = coming.result()
         self._tasks.commit(drawn)
         if self._config.rollout.ahead and step + 1 < self._config.steps:
             self._coming = self._begin(step + 1)
-        return batch, trajectories
+        return batch, trajectories, use
 
     def _begin(self, step: int) -> Future:
         tasks = self._tasks.fork()
-        roll = lambda: (tasks, *sample(self._config, self._agent, tasks, step))
+
+        def roll():
+            self._agent.utilisation()  # forgets what was before
+            return tasks, *sample(self._config, self._agent, tasks, step), self._agent.utilisation()
+
         if self._thread:
             return self._thread.submit(roll)
         done: Future = Future()

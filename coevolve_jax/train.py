@@ -115,7 +115,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 # 1. K rollouts for each of a batch of tasks from D_t
                 with timed(seconds, "rollout"):
                     try:
-                        batch, trajectories = rollouts.of(step)
+                        batch, trajectories, use = rollouts.of(step)
                     except EngineError:
                         save()
                         raise
@@ -154,7 +154,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 run.seconds[phase] = run.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
             row = {
                 "step": step, **describe(batch, trajectories), **staleness(trajectories, step), **learned,
-                "tasks": len(run.tasks), "use": agent.utilisation(),
+                "tasks": len(run.tasks), "use": use,
                 "groups": {"rolled_out": len(batch), "learned_from": len({t.task_id for t in chosen})},
                 "signals": fired, "evolution": evolution, "seconds": seconds,
             }

@@ -1,0 +1,79 @@
+"""The real loop, shrunk, on a real SGLang server; and one step ahead of the update."""
+import json
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from coevolve_jax import checkpoint, sampling
+from coevolve_jax.types import Outcome, Trajectory
+from faults import Proxy
+from test_train import ROOT, command, environ, rows, run  # noqa: F401 (a fixture)
+
+SERVED = "configs/bfcl_tiny.py:engine=sglang"
+
+
+def check_metrics(workdir, ages):
+    metrics = rows(workdir, "metrics.jsonl")
+    assert [m["step"] for m in metrics] == list(range(len(ages)))
+    for m, age in zip(metrics, ages):
+        assert m["valid"] == 1.0 and m["staleness_max"] <= age
+        assert 0 < m["use"]["engine"] <= 1 and 0 < m["use"]["workers"] <= 1
+        if m["policy_tokens"] > 1 and age == 0:  # the same policy: only rounding may differ
+            assert m["mismatch_max"] < 1e-3
+    return metrics
+
+
+def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, environ, tmp_path):  # noqa: F811
+    done = run(command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_metrics(tmp_path / "run", [0, 0, 0])
+    assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["held_out"]["after"]["invalid"] == 0
+
+
+def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
+    sglang_server, environ, tmp_path  # noqa: F811
+):
+    workdir = tmp_path / "run"
+    with Proxy(sglang_server.url) as proxy:
+        settings = {"steps": 3, "checkpoint.every": 100, "engine.url": proxy.url, "engine.patience": 2.0}
+        process = subprocess.Popen(command(workdir, SERVED, **settings), cwd=ROOT, env=environ,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and process.poll() is None:
+            if (workdir / "metrics.jsonl").exists() and rows(workdir, "metrics.jsonl"):
+                break
+            time.sleep(0.02)
+        proxy.always = "reset"
+        error = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and "Traceback" not in error
+    assert "Error: No SGLang server has answered for 2 s" in error.strip().splitlines()[-1]
+    kept = len(rows(workdir, "metrics.jsonl"))
+    assert 1 <= kept < 3 and checkpoint.latest_step(workdir / "checkpoints") == kept
+    done = run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    check_metrics(workdir, [0, 0, 0])
+
+
+def test_one_step_ahead_the_tokens_are_one_update_old(environ, tmp_path):  # noqa: F811
+    ahead = {"rollout.ahead": 1, "learner.tis_cap": 2.0, "steps": 4, "learner.skip_dead_groups": False}
+    done = run(command(tmp_path / "run", **ahead), environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
+    assert max(m["staleness_max"] for m in metrics) == 1
+
+
+def test_trajectories_beyond_the_bound_are_left_out():
+    def aged(*versions):
+        n = len(versions)
+        return Trajectory("t", 0, np.zeros(n, np.int32), np.asarray(versions) >= 0, np.zeros(n, np.float32),
+                          np.asarray(versions, np.int32), (0,), (), "done", Outcome(1.0, True))
+
+    given = [aged(-1, 7, 7), aged(-1, 6, 7), aged(-1, 5, 7), aged(-1)]
+    kept = sampling.leave_out_stale(given, 7, 1)
+    assert [t.outcome.valid for t in kept] == [True, True, False, True]
+    assert [t.outcome.valid for t in sampling.leave_out_stale(given, 7, 0)] == [True, False, False, True]
+    assert sampling.staleness(kept, 7) == {"staleness_mean": pytest.approx(1 / 4), "staleness_max": 1}
