@@ -85,8 +85,9 @@ def _forward(plan: _Plan, hidden, captured, targets, mask):
         logprobs, entropy, norm, saved = carry
         logits = plan.logits_of(h_NxRxCxD[i].reshape(n, -1), *captured)
         peak = jnp.max(logits, axis=-1)
-        exps = jnp.exp(logits - peak[:, None])
-        surprise = exps * logits
+        lower = logits - peak[:, None]
+        exps = jnp.exp(lower)
+        surprise = exps * lower
         if keep:
             # Written once and then read: where the compiler takes them anew for each of their uses, exponentials and
             # sums of products cost more than a pass over memory.
@@ -94,8 +95,8 @@ def _forward(plan: _Plan, hidden, captured, targets, mask):
             saved = saved.at[i].set(exps)
         total = jnp.sum(exps, axis=-1)
         logz = peak + jnp.log(total)
+        uncertain = jnp.log(total) - jnp.sum(surprise, axis=-1) / total
         picked = jnp.take_along_axis(logits, t_NxRxC[i].reshape(n, 1), axis=-1)[:, 0]
-        uncertain = logz - jnp.sum(surprise, axis=-1) / total
         return logprobs.at[i].set(picked - logz), entropy.at[i].set(uncertain), norm.at[i].set(total), saved
 
     nothing = jnp.zeros((blocks, n))
