@@ -1,9 +1,9 @@
-"""The machine's matrix rate, and what two choices of this code are worth on it.
+"""The machine's matrix rate, and what some choices of this code are worth on it.
 
     python benchmarks/choices.py
 
-Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3); medians of
---repeats runs after one to compile.
+Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3) where no other are
+named; medians of --repeats runs after one to compile.
 """
 import os
 import statistics
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from coevolve_jax.models import attention, hf_io
+from coevolve_jax.rollout import sampling
 
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Runs of each program.", lower_bound=1)
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Whose shapes are timed.")
@@ -71,6 +72,21 @@ def main(_) -> None:
 
     show(f"attention of {ROWS} rows of {LENGTH}, forward and backward: 1 block, {attention.BLOCKS} blocks",
          one=bind(attention_loss(1), q, k), blocks=bind(attention_loss(attention.BLOCKS), q, k))
+
+    # Packed rows: whole products of short rows, or one long row of which blocks of other segments are skipped.
+    packed = jnp.repeat(jnp.arange(1, 1 + ROWS * LENGTH // 256), 256)
+    skipping = jax.grad(lambda q, k, s: jnp.sum(attention.chunked(q, k, k, s)), argnums=(0, 1))
+    whole = jax.grad(lambda q, k, s: jnp.sum(attention.plain(q, k, k, s)), argnums=(0, 1))
+    as_one = lambda x: x.reshape(1, -1, *x.shape[2:])
+    show(f"attention of {len(packed)} tokens in segments of 256, forward and backward: plain, chunked",
+         plain=bind(whole, q, k, packed.reshape(ROWS, LENGTH)), chunked=bind(skipping, as_one(q), as_one(k), packed[None]))
+
+    # A large vocabulary: one running sum, or two steps.
+    logits, keys = random(64, 151936), jax.random.split(jax.random.key(0), 64)
+    ones = jnp.ones(64)
+    draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)
+    show("sampling 64 tokens of 151,936: one step, two steps",
+         one=draw(sampling._in_one_step), two=draw(sampling._in_two_steps))
 
 
 def show(title: str, **programs) -> None:

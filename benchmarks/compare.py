@@ -41,9 +41,9 @@ _OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to
 _ROWS = lambda *pairs: [{"row_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
 _MICRO = lambda *sizes: [{"micro": size} for size in sizes]  # padded sequences of a micro-batch
 SETTINGS = {
-    ("ours", "update", "small"): _ROWS((512, 2), (512, 4), (512, 8), (256, 8)),
+    ("ours", "update", "small"): _ROWS((512, 2), (1024, 1), (2048, 1), (2176, 1)),
     ("ours", "update", "large"): [
-        {**rows, "logprob_chunk": chunk} for rows in _ROWS((512, 2), (512, 8)) for chunk in (256, 1024)],
+        {**rows, "logprob_chunk": chunk} for rows, chunk in zip(_ROWS((1024, 1), (2176, 1)), (512, 1024))],
     ("tunix", "update", "small"): _MICRO(4, 8, 16, 32),
     ("tunix", "update", "large"): _MICRO(2, 4, 8),
     ("trl", "update", "small"): _MICRO(4, 8, 16, 32),

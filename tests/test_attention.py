@@ -95,6 +95,14 @@ def test_any_packing_of_segments(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
+def test_chunked_does_not_visit_blocks_of_other_segments():
+    """A NaN among the values, which no mask keeps out of a product, would show it."""
+    q, k, v, _, _ = inputs(23, 6, 2, 12)
+    segments = np.array([[1] * 8 + [2] * 12 + [0] * 3, [1] * 3 + [2] * 5 + [4] * 12 + [0] * 3], np.int32)
+    out = attn.chunked(q, k, np.where((np.arange(23) < 8)[:, None, None], np.nan, v), segments, size=8)
+    assert np.isnan(out[:, :8]).all() and np.isfinite(out[:, 8:20]).all()
+
+
 @pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
 def test_nothing_crosses_segments_or_comes_from_the_future(name):
     q, k, v, segments, _ = inputs(23, 6, 2, 12)

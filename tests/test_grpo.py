@@ -325,9 +325,9 @@ def test_positions_that_the_policy_did_not_sample_cost_no_logits():
 
     (_, (logprobs, entropy)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden)
     jax.effects_barrier()
-    # Four columns hold every masked position: one chunk of six. It runs forward and is recomputed backward,
-    # twice because a callback, unlike a product, is never dropped where its result is not used.
-    assert len(calls) == 3
+    # Four columns hold every masked position: one block of six. It runs forward, and its exponentials are kept; a
+    # callback, unlike a product, is not dropped backward where its result is not used.
+    assert len(calls) == 2
     logp = jax.nn.log_softmax(hidden @ table)
     full = lambda h: jnp.sum(jnp.where(mask, jnp.take_along_axis(
         jax.nn.log_softmax(h @ table), targets[..., None], -1)[..., 0], 0))

@@ -195,10 +195,13 @@ class Learner:
             variables, micro.tokens, micro.positions, micro.segment_ids, routing, method=Qwen.hidden,
             mutable=["intermediates"],
         )
-        logprobs, entropy = token_logprobs(
-            lambda h: self._model.apply(variables, h, method=Qwen.unembed), hidden, micro.targets,
-            mask=micro.mask, temperature=self._temperature, chunk=self._config.logprob_chunk,
+        # Rows of a device as one, from which the positions that are trained on are gathered.
+        joined = lambda x: x.reshape(sharding.row_parts(self._mesh), -1, *x.shape[2:])
+        scores = token_logprobs(
+            lambda h: self._model.apply(variables, h, method=Qwen.unembed), joined(hidden), joined(micro.targets),
+            mask=joined(micro.mask), temperature=self._temperature, chunk=self._config.logprob_chunk,
         )
+        logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")
 
     def _loss(

@@ -21,8 +21,10 @@ MASKED = -1e30
 # `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
 # half of the masked products. More blocks skip little more and compile longer.
 BLOCKS = 4
+# Tokens of a block of `chunked` on a CPU. Small ones compute little beside the segments' own products.
+SEGMENT_BLOCK = 64
 # Above this many tokens of a row the CPU takes `chunked`, which then is faster and smaller.
-PLAIN_LENGTH = 1024
+PLAIN_LENGTH = 512
 
 
 def attention(
@@ -75,13 +77,14 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> j
     return jnp.concatenate(outputs, axis=1)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int = 256) -> jax.Array:
+def chunked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int | None = None) -> jax.Array:
     """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
 
-    Blocks are `size` tokens square and those above the diagonal are skipped, so memory grows with L.
+    Blocks are `size` tokens square; those above the diagonal and those before a row's segment are skipped, so
+    memory grows with L, and time with the length of the segments.
     """
     L = q.shape[1]
-    size = min(size, L)
+    size = min(size or (SEGMENT_BLOCK if jax.default_backend() == "cpu" else 256), L)
     q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
     B, padded, K, D = k.shape
     split = lambda x: x.reshape(B, -1, size, K, x.shape[2] // K, D).transpose(1, 0, 3, 4, 2, 5)
@@ -105,8 +108,21 @@ def _block_scores(q, k, segments, i, j):
     return jnp.where(mask[:, None, None], scores, MASKED)
 
 
+def _first_keys(segments):
+    """[n], for each block of queries the first block of keys that can hold a token of the same segment in any row.
+
+    It goes by the range of a block's segments, with padding, which is at a row's end, as the largest: exact where
+    segments lie one after the other as `grpo/packing.py` lays them, and never too late.
+    """
+    segments = jnp.where(segments == 0, jnp.iinfo(jnp.int32).max, segments)
+    low, high = segments.min(axis=2), segments.max(axis=2)
+    meets = (low[:, None] <= high) & (low <= high[:, None])
+    return jnp.argmax(jnp.any(meets, axis=2), axis=1)
+
+
 def _blockwise_forward(q, k, v, segments):
     n, *rows, D = q.shape
+    first = _first_keys(segments)
 
     def queries(i):
         def keys(j, carry):
@@ -120,7 +136,7 @@ def _blockwise_forward(q, k, v, segments):
             return total * fade[..., None] + part, norm * fade + weights.sum(-1), higher
 
         start = jnp.zeros((*rows, D)), jnp.zeros(rows), jnp.full(rows, MASKED)
-        total, norm, peak = jax.lax.fori_loop(0, i + 1, keys, start)
+        total, norm, peak = jax.lax.fori_loop(first[i], i + 1, keys, start)
         return (total / norm[..., None]).astype(v.dtype), peak + jnp.log(norm)
 
     out, logsumexp = jax.lax.map(queries, jnp.arange(n))
@@ -131,6 +147,7 @@ def _blockwise_backward(saved, d_out):
     q, k, v, segments, out, logsumexp = saved
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scale = q.shape[-1] ** -0.5
+    first = _first_keys(segments)
 
     def queries(carry, i):
         d = d_out[i]
@@ -145,7 +162,7 @@ def _blockwise_backward(saved, d_out):
             dk = dk.at[j].add(product("bkgcs,bkgcd->bksd", d_scores, q[i]))
             return dq + product("bkgcs,bksd->bkgcd", d_scores, k[j]), dk, dv
 
-        dq, dk, dv = jax.lax.fori_loop(0, i + 1, keys, (jnp.zeros(q.shape[1:]), *carry))
+        dq, dk, dv = jax.lax.fori_loop(first[i], i + 1, keys, (jnp.zeros(q.shape[1:]), *carry))
         return (dk, dv), dq.astype(q.dtype)
 
     zeros = jnp.zeros(k.shape), jnp.zeros(v.shape)

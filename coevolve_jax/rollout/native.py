@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+from coevolve_jax.rollout import sampling
 from coevolve_jax.rollout.engine import Completion, Request, check_request
 from coevolve_jax.rollout.routing import init_recorded
 
@@ -95,16 +96,8 @@ class Programs:
         batch = tokens.shape[0]
 
         def sample(hidden, position):
-            greedy = temperatures == 0
-            logits = apply(hidden, method=Qwen.unembed) / jnp.where(greedy, 1.0, temperatures)[:, None]
-            logprobs = jax.nn.log_softmax(logits)
-            # The inverse of the distribution function: one random number per row, not one per token.
-            # u lies in (0, 1], so a token of probability 0 is never reached.
-            mass = jnp.cumsum(jnp.exp(logprobs), axis=-1)
-            u = 1 - jax.vmap(lambda k, p: jax.random.uniform(jax.random.fold_in(k, p)))(keys, position)
-            drawn = jnp.sum(mass < u[:, None] * mass[:, -1:], axis=-1)
-            token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
-            return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+            here = jax.vmap(jax.random.fold_in)(keys, position)
+            return sampling.sample(apply(hidden, method=Qwen.unembed), temperatures, here, budgets > 0)
 
         def append(carry, hidden):
             """Samples one token for each row that goes on."""

@@ -1,0 +1,58 @@
+"""One token per row from its logits: by the inverse of the distribution function, or the likeliest one."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+# Above this many tokens the inverse is taken in two steps, over blocks of BLOCK tokens and then within one of
+# them: the running sum of a large vocabulary otherwise costs more than the product that made the logits.
+ONE_STEP = 8192
+BLOCK = 128
+
+
+def sample(
+    logits: jax.Array, temperatures: jax.Array, keys: jax.Array, wanted: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The token of each row and its log-probability, int32 [R] and float32 [R] in nats.
+
+    logits: float32 [R, V]. temperatures: float32 [R]; 0 takes the likeliest token, whose log-probability is that
+    at temperature 1. keys: [R] random keys. wanted: bool [R]; what other rows get means nothing.
+    """
+    greedy = temperatures == 0
+    logits = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
+    pick = _in_one_step if logits.shape[1] <= ONE_STEP else _in_two_steps
+    return pick(logits, greedy, keys, wanted)
+
+
+def _in_one_step(logits, greedy, keys, wanted):
+    logprobs = jax.nn.log_softmax(logits)
+    # One random number per row, not one per token. u lies in (0, 1], so a token of probability 0 is never reached.
+    mass = jnp.cumsum(jnp.exp(logprobs), axis=-1)
+    u = 1 - jax.vmap(jax.random.uniform)(keys)
+    drawn = jnp.sum(mass < u[:, None] * mass[:, -1:], axis=-1)
+    token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
+    return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
+
+
+def _in_two_steps(logits, greedy, keys, wanted):
+    padded = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
+    blocks = padded.reshape(len(logits), -1, BLOCK)
+    peak = logits.max(axis=-1, keepdims=True)
+    sums = jnp.sum(jnp.exp(blocks - peak[:, None]), axis=-1)
+    u = 1 - jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    block = _first_reaching(sums, u[:, 0])
+    within = jnp.exp(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0] - peak)
+    drawn = block * BLOCK + _first_reaching(within, u[:, 1])
+    # A pass over all logits that most batches do without.
+    token = jax.lax.cond(
+        jnp.any(greedy & wanted), lambda: jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn), lambda: drawn)
+    logz = peak[:, 0] + jnp.log(jnp.sum(sums, axis=-1))
+    return token.astype(jnp.int32), jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - logz
+
+
+def _first_reaching(weights: jax.Array, u: jax.Array) -> jax.Array:
+    """The first index of each row of weights [R, N] at which their running sum reaches the share u in (0, 1] of
+    their total; never one of weight 0, whatever the rounding of the sum."""
+    mass = jnp.where(weights > 0, jnp.cumsum(weights, axis=-1), 0)
+    goal = u[:, None] * mass.max(axis=-1, keepdims=True)
+    return jnp.argmax((mass >= goal) & (mass > 0), axis=-1)
