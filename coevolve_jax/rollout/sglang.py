@@ -50,7 +50,8 @@ class SGLangEngine:
       record_routing: completions tell which experts were used; for servers with --enable-return-routed-experts.
 
     Raises:
-      EngineError: a server does not answer, or serves another model.
+      EngineError: a server does not answer, or has too little room.
+      ValueError: it serves another model, or cannot serve this one.
     """
 
     batches = False
@@ -71,6 +72,9 @@ class SGLangEngine:
         restarts: int = 5,
         record_routing: bool = False,
     ):
+        if model_config.dense_layers and model_config.sparse_layers:
+            raise ValueError("SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense layers "
+                             "as well: use config.engine.name = \"native\".")
         self._config, self._record_routing = model_config, record_routing
         self._max_length, self._max_new = max_length, max_new_tokens
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
