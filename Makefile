@@ -66,7 +66,8 @@ pretrain: setup
 
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
 PEERS := tunix trl
-bench: setup $(PEERS:%=.bench/%/.installed)
+bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
+	$(RUN) benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang
 	$(RUN) benchmarks/compare.py $(BENCH)
 
 .bench/%/.installed: requirements/bench-%.txt

@@ -18,6 +18,7 @@ setup(
         "absl-py>=2.5",
         "tqdm>=4.67",
         "aiohttp>=3.11",
+        "jinja2>=3.1",
         "tensorboardX>=2.6",
         "matplotlib>=3.11",
         "scipy>=1.14",

@@ -6,7 +6,7 @@ accelerator were at hand, so time and score of this code are not known; docs/mem
 fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs from half of them:
 
     CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\
-        --context_length=25600 --dtype=bfloat16 --arguments="--dp 4"
+        --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
     CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
         --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 

@@ -19,7 +19,8 @@ _LENGTH = flags.DEFINE_integer("context_length", 2048, "Tokens of prompt and ans
 _RUNNING = flags.DEFINE_integer("max_running_requests", 64, "Requests at once.", lower_bound=1)
 _VERSION = flags.DEFINE_string("weight_version", "0", "What the server calls these weights.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
-_PORT = flags.DEFINE_integer("port", 0, "On loopback; 0 takes a free one.", lower_bound=0, upper_bound=65535)
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "0.0.0.0 lets all machines in, to change its weights too.")
+_PORT = flags.DEFINE_integer("port", 0, "0 takes a free one.", lower_bound=0, upper_bound=65535)
 _LOG = flags.DEFINE_string("log", None, "File for the server's output, appended.")
 _DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may take.", lower_bound=1.0)
 
@@ -32,7 +33,7 @@ def main(argv) -> None:
         server = Server(
             _MODEL.value, version=_VERSION.value, python=_PYTHON.value, device=_DEVICE.value,
             dtype=_DTYPE.value, context_length=_LENGTH.value, max_running_requests=_RUNNING.value,
-            seed=_SEED.value, port=_PORT.value, log_path=_LOG.value, arguments=argv[1:],
+            seed=_SEED.value, host=_HOST.value, port=_PORT.value, log_path=_LOG.value, arguments=argv[1:],
             deadline=_DEADLINE.value)
         print(f"SGLang loads {_MODEL.value} (log: {server.log_path}) ...", flush=True)
         server.wait_until_ready()

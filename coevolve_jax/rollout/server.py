@@ -55,9 +55,9 @@ def default_python() -> str:
                      f"{REMEDY}.")
 
 
-def _command(python: str, model: Path, port: int, version: str, flags: Sequence[str]) -> list[str]:
+def _command(python: str, model: Path, host: str, port: int, version: str, flags: Sequence[str]) -> list[str]:
     """Token ids in and out (no tokenizer); the version comes back with every token."""
-    return [python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", HOST,
+    return [python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", host,
             "--port", str(port), "--weight-version", version, "--skip-tokenizer-init", *flags]
 
 
@@ -72,15 +72,15 @@ def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str])
     return {**env, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1", "TMPDIR": scratch, **extra}
 
 
-def _reserve(port: int) -> socket.socket:
+def _reserve(host: str, port: int) -> socket.socket:
     """Bound, not listening: other programs are not given the port, but the server may still listen on it."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        reserved.bind((HOST, port))
+        reserved.bind((host, port))
     except OSError as error:
         reserved.close()
-        raise ValueError(f"Port {port} of {HOST} cannot be used ({error.strerror}): choose another, or 0 for "
+        raise ValueError(f"Port {port} of {host} cannot be used ({error.strerror}): choose another, or 0 for "
                          "any that is free.") from None
     return reserved
 
@@ -96,13 +96,14 @@ def _end(process: subprocess.Popen) -> None:
 
 
 class Server:
-    """One SGLang server on a loopback port. The constructor launches it; `wait_until_ready` waits.
+    """One SGLang server on this machine. The constructor launches it; `wait_until_ready` waits.
 
     model_path: Hugging Face folder. version: what the server calls these weights. python: one that has
     sglang. device: "cpu", or "auto" for SGLang's own choice and defaults; by default "cpu" for the python of
     `.sglang`. context_length: tokens of prompt and answer. max_total_tokens: of the KV cache; by default
     room for all running requests on a CPU, SGLang's choice elsewhere. arguments: further ones of
-    sglang.launch_server, verbatim. deadline: seconds for a start. log_path: both output streams, appended.
+    sglang.launch_server, verbatim. host: where it listens; 0.0.0.0 lets other machines in. deadline: seconds
+    for a start. log_path: both output streams, appended.
 
     The processes end with `stop`, with this object, with the interpreter, and when this process is killed.
     ValueError, before anything is launched, for a python, folder, device or port that cannot be.
@@ -111,7 +112,7 @@ class Server:
     def __init__(self, model_path: str | Path, *, version: str = "0", python: str | None = None,
                  device: str | None = None, dtype: str = "float32", context_length: int = 2048,
                  max_running_requests: int = 64, max_total_tokens: int | None = None, seed: int = 0,
-                 port: int = 0, log_path: str | Path | None = None, arguments: Sequence[str] = (),
+                 host: str = HOST, port: int = 0, log_path: str | Path | None = None, arguments: Sequence[str] = (),
                  environment: Mapping[str, str] | None = None, deadline: float = 600.0):
         self.python = python or default_python()
         if shutil.which(self.python) is None:
@@ -127,9 +128,10 @@ class Server:
                        "--max-running-requests", str(max_running_requests), *size,
                        *(_CPU_FLAGS if cpu else ()), *arguments]
         self._extra, self.deadline = dict(environment or {}), deadline
-        self._reserved = _reserve(port)
+        self._reserved = _reserve(host, port)
         self.port = self._reserved.getsockname()[1]
-        self.url = f"http://{HOST}:{self.port}"
+        self._host, self._reached = host, HOST if host == "0.0.0.0" else host
+        self.url = f"http://{self._reached}:{self.port}"
         name = f"coevolve-sglang-{os.getuid()}-{self.port}.log"
         self.log_path = Path(log_path or Path(tempfile.gettempdir()) / name).resolve()
         self._launch(model_path, version)
@@ -144,7 +146,7 @@ class Server:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", supervise.__file__, str(os.getpid()), scratch,
-                 *_command(self.python, self.model_path, self.port, version, self._flags)],
+                 *_command(self.python, self.model_path, self._host, self.port, version, self._flags)],
                 env=_environment(self.python, self.device == "cpu", scratch, self._extra),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         self._finalizer = weakref.finalize(self, _end, self._process)
@@ -175,7 +177,7 @@ class Server:
 
     def healthy(self, timeout: float = 25.0) -> bool:
         """Whether the server generates: /health samples a token, or sees others sampled, in 1 to 20 s."""
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
+        connection = http.client.HTTPConnection(self._reached, self.port, timeout=timeout)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
