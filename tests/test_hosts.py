@@ -21,7 +21,7 @@ from test_multiprocess import free_address
 from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
 
 # Batches are scored, and sent once for two updates.
-SMALL = {"steps": 3, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
+SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
 def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:
@@ -97,6 +97,15 @@ def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, envi
     jax.tree.map(close, *policies)
     result = lambda folder: json.loads((folder / "summary.json").read_text())["held_out"]
     assert result(workdir) == result(alone)
+
+
+def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):  # noqa: F811
+    served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
+    both = ends(start(tmp_path / "run", environ, changes=(served, served)))
+    assert [code for code, _ in both] == [0, 0], both
+    assert [row["valid"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [1.0]
+    config, pushed = hf_io.load(tmp_path / "run" / "weights" / "version-1")
+    jax.tree.map(np.testing.assert_array_equal, pushed, hf_io.load(tmp_path / "run" / "policy")[1])
 
 
 def test_processes_of_different_configs_are_all_refused(tmp_path, environ):  # noqa: F811

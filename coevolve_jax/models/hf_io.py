@@ -116,12 +116,14 @@ def save(
     are split over files of at most that (a larger tensor has its own) with an index; no more than one file
     is in host memory. Everything is written to a temporary folder beside `path` and renamed, so that a reader
     sees either nothing or a whole model. In a folder that exists already the model's files are replaced and
-    the others (a tokenizer) are kept; several files are replaced while the folder has no index. Where
-    many processes run, all of them call this and the first one writes.
+    the others (a tokenizer) are kept; several files are replaced while the folder has no index. Parameters
+    that lie on several processes: all of them call this and the first one writes.
     """
     path = Path(path)
-    dtype = np.dtype(dtype or jax.tree.leaves(params)[0].dtype)
-    writes = jax.process_index() == 0
+    leaves = jax.tree.leaves(params)
+    dtype = np.dtype(dtype or leaves[0].dtype)
+    shared = any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
+    writes = not shared or jax.process_index() == 0
     with _folder_beside(path) if writes else contextlib.nullcontext() as temporary:
         weight_map, total = {}, 0
         files = _split(entries_of(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
@@ -139,7 +141,8 @@ def save(
                 temporary / "config.json", {**config.to_hf(), "dtype": dtype.name, "torch_dtype": dtype.name}
             )
             _replace(temporary, path) if path.exists() else temporary.rename(path)
-    multihost_utils.sync_global_devices("model is saved")
+    if shared:
+        multihost_utils.sync_global_devices("model is saved")
 
 
 def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:

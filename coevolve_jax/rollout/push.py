@@ -118,7 +118,7 @@ class Pusher:
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
 
     def write(self, params: Any, version: int) -> Weights:
-        """Prepares `params` to be pushed as `version`; all processes of the trainer call it, one pushes.
+        """Prepares `params` to be pushed as `version`.
 
         With transport "distributed" the result is a view on `params`, good until they are donated.
         """

@@ -89,13 +89,14 @@ class ArrayWeights(Weights):
         """On one device, contiguous."""
         entry, index = self.parts[name]
         tensor = entry.leaf[index] if index else entry.leaf
-        tensor = jax.device_put(tensor, min(tensor.devices(), key=lambda device: device.id))
+        devices = tensor.devices() if isinstance(tensor, jax.Array) else jax.local_devices()
+        tensor = jax.device_put(tensor, min(devices, key=lambda device: device.id))
         return (tensor.T if entry.transposed else tensor).astype(self.dtype)
 
 
 def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
     """Raises ValueError for parameters that this process does not hold whole."""
-    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params)):
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(params)):
         raise ValueError("Parameters that lie on several processes cannot be broadcast to servers; set the "
                          "transport to 'disk'.")
     entries = hf_io.entries_of(config, params)
@@ -130,18 +131,16 @@ class Folders:
         self._temporary = root is None
 
     def write(self, config: QwenConfig, params: Any, version: int, dtype: str) -> FolderWeights:
-        """Whole or not at all: a server never sees a half-written folder. All processes call it."""
+        """Whole or not at all: a server never sees a half-written folder."""
         if self._root is None:
             count = sum(leaf.size for leaf in jax.tree.leaves(params))
             self._root = _temporary_root(count * np.dtype(dtype).itemsize)
         folder = self._root / f"version-{version}"
-        if jax.process_index() == 0:
-            self._remove(folder)
+        self._remove(folder)
         hf_io.save(folder, config, params, dtype)
-        if jax.process_index() == 0:
-            versions = [path for path in self._root.iterdir() if re.fullmatch(r"version-\d+", path.name)]
-            for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-2]:
-                self._remove(old)
+        versions = [path for path in self._root.iterdir() if re.fullmatch(r"version-\d+", path.name)]
+        for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-2]:
+            self._remove(old)
         return FolderWeights(folder, version)
 
     def close(self) -> None:
