@@ -7,6 +7,7 @@ Runs a few steps of the real loop's pieces after one to compile, and prints seco
 import functools
 import os
 import platform
+import threading
 import time
 from collections import defaultdict
 
@@ -27,11 +28,19 @@ _STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.")
 flags.mark_flag_as_required("config")
 
 
+BETWEEN = "between rounds: text, tools"
+
+
 class Timers:
-    """Seconds and calls by name; nested pieces are subtracted from the ones around them."""
+    """Seconds and calls by name; nested pieces of a thread are subtracted from the ones around them."""
 
     def __init__(self):
-        self.own, self.calls, self._inner = defaultdict(float), defaultdict(int), [0.0]
+        self.own, self.calls, self._threads = defaultdict(float), defaultdict(int), threading.local()
+
+    @property
+    def _inner(self) -> list[float]:
+        """Seconds of the pieces within each piece that this thread is in."""
+        return self._threads.__dict__.setdefault("inner", [0.0])
 
     def wrap(self, owner, method: str, name: str) -> None:
         """Replaces owner.method by one that is timed until its result is ready."""
@@ -69,12 +78,10 @@ def main(_) -> None:
             if step == 2:  # two steps have compiled the programs
                 for method in ("prefill", "extend", "decode"):
                     timers.wrap(engine._programs, method, f"engine: {method}")
-                timers.wrap(engine, "generate", "engine: around its programs")
-                for method in ("reset", "step", "end_turn", "score", "close"):
-                    timers.wrap(worlds, method, "environment")
-                timers.wrap(agent, "rollouts", "agent: text and tokens")
+                timers.wrap(engine, "_generate", "engine: around its programs")
+                timers.wrap(agent, "rollouts", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
-                started = time.perf_counter()
+                started, busy = time.perf_counter(), worlds.busy
             batch = tasks.sample(c.rollout.tasks_per_step, sampling.rng_for(c.seed, "sample", step))
             trajectories = sampling.roll_out(c, agent, batch, step)
             chosen, _ = train.choose(c, trajectories, FilterState())
@@ -83,13 +90,16 @@ def main(_) -> None:
             if started:
                 tokens += sum(int(t.mask.sum()) for t in trajectories)
                 trained += sum(len(t.ids) for t in trajectories)
+        busy = (worlds.busy - busy) / _STEPS.value
     total = (time.perf_counter() - started) / _STEPS.value
+    timers.own[BETWEEN] -= sum(s for name, s in timers.own.items() if name.startswith("engine"))  # in other threads
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
           f"{c.rollout.tasks_per_step} x {c.rollout.group_size} trajectories, "
           f"{trained / _STEPS.value:.0f} tokens of which {tokens / _STEPS.value:.0f} sampled, per step")
     for name, seconds in sorted(timers.own.items(), key=lambda item: -item[1]):
         per_step = seconds / _STEPS.value
         print(f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls")
+    print(f"{'  a worker of the environment':<30}{busy:8.3f} s {busy / total:6.1%}")
     rest = total - sum(timers.own.values()) / _STEPS.value
     print(f"{'everything else':<30}{rest:8.3f} s {rest / total:6.1%}\n{'step':<30}{total:8.3f} s")
 
