@@ -146,7 +146,8 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
     c, sizes = config.engine, _sizes(config)
     shared = workdir / "weights" if workdir and c.url else None  # servers elsewhere see the workdir, if anything
     root = Path(c.push_folder) if c.push_folder else shared
-    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=root)
+    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=root, exact=c.push_exact,
+                    timeout=c.push_timeout)
     members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
     if not members:
         servers = []
@@ -155,9 +156,13 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
                 servers.append(Server(
                     config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
                     context_length=sizes["max_length"] + SPARE,
+                    version="launched",  # a version that no push has
                     arguments=[*shlex.split(c.arguments), *(["--enable-return-routed-experts"] if replays else [])],
                     log_path=workdir and workdir / f"sglang_{i}.log",
                 ))
+                if c.servers > 1 and servers[0].device != "cpu":
+                    raise ValueError("config.engine.servers must be 1 on an accelerator, where all would take the same "
+                                     "devices: start servers with experiments/serve.py and name them in config.engine.url.")
             members = [Member(server.wait_until_ready().url, server) for server in servers]
         except BaseException as error:
             for server in servers:
@@ -165,10 +170,16 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
             if isinstance(error, RuntimeError):  # it did not start, and its log says why
                 raise EngineError(str(error)) from None
             raise
-    return SGLangEngine(
-        policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
-        patience=c.patience, restarts=c.restarts, record_routing=replays, **sizes,
-    )
+    try:
+        return SGLangEngine(
+            policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
+            patience=c.patience, restarts=c.restarts, record_routing=replays, **sizes,
+        )
+    except BaseException:
+        for member in members:
+            if member.process:
+                member.process.stop()
+        raise
 
 
 def _sizes(config: ConfigDict) -> dict[str, int]:

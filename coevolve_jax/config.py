@@ -28,7 +28,8 @@ CHOICES = {
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
 SERVING = ("engine.url", "engine.servers", "engine.python", "engine.arguments", "engine.timeout", "engine.attempts",
-           "engine.patience", "engine.restarts", "engine.push", "engine.push_folder")
+           "engine.patience", "engine.restarts", "engine.push", "engine.push_folder", "engine.push_timeout",
+           "engine.push_exact")
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -106,8 +107,10 @@ def check(config: ConfigDict) -> None:
     require(config.rollout.ahead in (0, 1), "rollout.ahead", "0 or 1 step")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")
-    for name in ("timeout", "patience"):
+    for name in ("timeout", "patience", "push_timeout"):
         require(config.engine[name] > 0, f"engine.{name}", "more than 0 seconds")
+    require(not (config.rollout.ahead and config.engine.name == "sglang" and config.engine.push == "distributed"),
+            "engine.push", "disk where rollouts run ahead: the update takes the weights that would be broadcast")
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -103,8 +104,8 @@ class Leader:
 
     def first(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
-        _tell("first")
-        return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
+        _tell("first", device=self._engine_device)
+        return dataclasses.replace(self._policy, params=for_engine(self._policy.params, self._engine_device))
 
     def init(self, params: Any) -> TrainState:
         """params: the policy before RL; followers have their own part of it."""
@@ -133,15 +134,8 @@ class Leader:
 
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters for the engine."""
-        _tell("policy")
-        return self._for_engine(self._learner.policy(state))
-
-    def _for_engine(self, params: Any) -> Any:
-        """Whole on one device, where the engine computes on it; else as they lie, or in host memory where
-        other processes hold a part of them."""
-        if self._engine_device:
-            return whole(params)
-        return params if jax.process_count() == 1 else whole(params, np.asarray)
+        _tell("policy", device=self._engine_device)
+        return for_engine(self._learner.policy(state), self._engine_device)
 
     def save(
         self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
@@ -172,7 +166,7 @@ def follow(learner: Learner, policy: Policy) -> None:
         name, said = _hear()
         match name:
             case "first":
-                whole(policy.params, _drop)
+                for_engine(policy.params, said["device"])
             case "init":
                 state = learner.init(policy.params)
             case "restore":
@@ -189,7 +183,7 @@ def follow(learner: Learner, policy: Policy) -> None:
             case "update":
                 state, _ = learner.update(state, batch, scores if said["scored"] else None)
             case "policy":
-                whole(learner.policy(state), _drop)
+                for_engine(learner.policy(state), said["device"])
             case "save":
                 checkpoint.save(said["directory"], said["step"], state, {}, keep=said["keep"])
             case "save_policy":
@@ -198,25 +192,56 @@ def follow(learner: Learner, policy: Policy) -> None:
                 return
 
 
-def whole(params: Any, keep: Callable[[jax.Array], Any] = lambda x: x) -> Any:
+def for_engine(params: Any, device: bool) -> Any:
+    """Whole on one device, where the engine computes on it; else as they lie, or in the leader's memory where
+    other processes hold a part of them."""
+    if device:
+        return on_one_device(params)
+    return params if jax.process_count() == 1 else in_memory(params)
+
+
+def on_one_device(params: Any) -> Any:
     """The parameters whole on this process's first device of their mesh, as copies that outlive a donation.
 
-    They come parameter by parameter: every other device holds one of them at a time, and so does the first
-    where `keep` takes each to somewhere else. Where they lie on several processes, all must call this. What
-    lies on one device is returned as it is.
+    They come parameter by parameter: every other device holds one of them at a time. Where they lie on several
+    processes, all must call this. What lies on one device is returned as it is.
     """
     if jax.tree.leaves(params)[0].sharding.num_devices == 1:
         return params
-
-    def gather(x: jax.Array) -> Any:
-        everywhere = jax.jit(jnp.copy, out_shardings=sharding.replicated(x.sharding.mesh))(x)
-        return keep(everywhere.addressable_data(0).block_until_ready())
-
-    return jax.tree.map(gather, params)
+    return jax.tree.map(lambda x: _gather(x, jnp.copy), params)
 
 
-def _drop(_: Any) -> None:
-    """Followers take part in the gathering and need nothing of it."""
+def in_memory(params: Any) -> Any:
+    """The parameters as numpy arrays, of processes that all call this; followers get None in their place.
+
+    They come layer by layer, so that no device holds all layers' experts at once.
+    """
+    leads = jax.process_index() == 0
+
+    def fetch(x: jax.Array) -> np.ndarray | None:
+        parts = [_gather(x, jnp.copy)] if x.ndim < 3 else (_gather(x, _layer, i) for i in range(len(x)))
+        if leads:
+            return np.stack([np.asarray(part) for part in parts]).reshape(x.shape)
+        for _ in parts:
+            pass
+        return None
+
+    return jax.tree.map(fetch, params)
+
+
+def _gather(x: jax.Array, part: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
+    """part(x, *arguments) on this process's first device."""
+    everywhere = _program(part, sharding.replicated(x.sharding.mesh))(x, *arguments)
+    return everywhere.addressable_data(0).block_until_ready()
+
+
+def _layer(x: jax.Array, i: int) -> jax.Array:
+    return x[i]
+
+
+@functools.cache
+def _program(part: Callable[..., jax.Array], everywhere: jax.sharding.Sharding) -> Callable[..., jax.Array]:
+    return jax.jit(part, out_shardings=everywhere)
 
 
 def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState | None]:

@@ -7,8 +7,8 @@
         3. weakness signals from these rollouts
         4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + what is valid
 
-Everything random is drawn from (seed, purpose, step), so that a run that was
-killed goes on exactly as if it had not been.
+Everything random is drawn from (seed, purpose, step), so that a run that was killed goes on exactly as if it had
+not been, where the in-process engine generates and config.rollout.ahead is 0.
 """
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prom
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _OBSERVATION = flags.DEFINE_integer("max_observation", 1000, "Characters of a tool result that the model reads.")
 _URL = flags.DEFINE_string("url", "", "SGLang servers that generate, separated by commas; none: this process does.")
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ("float32", "bfloat16"), "In which it is computed, also by the servers.")
+_FOLDER = flags.DEFINE_string("push_folder", "", "Where servers on other hosts find the weights; they take them over.")
 _SLOTS = flags.DEFINE_integer("slots", 32, "Conversations at once.", lower_bound=1)
 
 
@@ -71,7 +73,8 @@ def run() -> None:
                     "max_observation": _OBSERVATION.value, "ahead": 0},
         "model": str(folder),
         "engine": {"name": "sglang" if _URL.value else "native", "url": _URL.value, "slots": _SLOTS.value,
-                   "dtype": "float32", "push": "disk", "push_folder": "", "timeout": 600.0, "attempts": 5,
+                   "dtype": _DTYPE.value, "push": "disk", "push_folder": _FOLDER.value, "push_timeout": 600.0,
+                   "push_exact": True, "timeout": 600.0, "attempts": 5,
                    "patience": 120.0, "restarts": 0},
     })
     with build.worlds(config) as worlds, closing(build.engine(config, policy)) as engine:

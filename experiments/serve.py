@@ -17,7 +17,7 @@ _DEVICE = flags.DEFINE_enum("device", None, ("cpu", "auto"), "By default cpu for
 _DTYPE = flags.DEFINE_string("dtype", "float32", "Of weights and KV cache.")
 _LENGTH = flags.DEFINE_integer("context_length", 2048, "Tokens of prompt and answer.", lower_bound=2)
 _RUNNING = flags.DEFINE_integer("max_running_requests", 64, "Requests at once.", lower_bound=1)
-_VERSION = flags.DEFINE_string("weight_version", "0", "What the server calls these weights.")
+_VERSION = flags.DEFINE_string("weight_version", "launched", "What the server calls these weights.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "0.0.0.0 lets all machines in, to change its weights too.")
 _PORT = flags.DEFINE_integer("port", 0, "0 takes a free one.", lower_bound=0, upper_bound=65535)

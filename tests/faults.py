@@ -10,16 +10,20 @@ from coevolve_jax.rollout import loop
 
 class Proxy:
     """Forwards everything to `target`, but does to /generate what `faults` holds next: "reset", "500", "truncate",
-    "hang", "abort", "garbage" or "pass". `always` is done to each request of every kind, "" for nothing.
+    "hang", "abort", "garbage" or "pass". `always` is done to each request of every kind, "" for nothing; always_at
+    to those of a path.
 
-    A context manager; url is where it listens. seen: bodies of the /generate requests.
+    A context manager; url is where it listens. seen: bodies of the /generate requests. aborted: ids of those that
+    it was told to abort.
     """
 
     def __init__(self, target: str):
         self._target = target
         self.faults: list[str] = []
         self.always = ""
+        self.always_at: dict[str, str] = {}
         self.seen: list[dict] = []
+        self.aborted: list[str] = []
 
     def __enter__(self):
         loop.run(self._start())
@@ -44,7 +48,9 @@ class Proxy:
 
     async def _handle(self, request):
         body = await request.read()
-        fault = self.always
+        fault = self.always or self.always_at.get(request.path, "")
+        if request.path == "/abort_request":
+            self.aborted.append(json.loads(body).get("rid"))
         if request.path == "/generate":
             self.seen.append(json.loads(body))
             fault = fault or (self.faults.pop(0) if self.faults else "")

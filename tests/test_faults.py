@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.pool import ProcessPool
 from coevolve_jax.rollout import loop, sglang
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.fleet import Fault, Member
-from coevolve_jax.rollout.push import Pusher
+from coevolve_jax.rollout.push import Pusher, call
 from coevolve_jax.rollout.server import Server
 from coevolve_jax.rollout.sglang import SGLangEngine, read_answer
 from faults import Proxy
@@ -141,26 +140,54 @@ def test_what_is_no_server_is_refused_at_once(make, proxies):
 def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
     proxy, _ = proxies
     engine = make(Member(proxy.url))
-    told = []
 
     async def cancel():
         asked = asyncio.ensure_future(engine.generate([ask(0, PROMPT, stop=(), new=64)]))
-        await asyncio.sleep(0.02)
+        await until(lambda: proxy.seen)
         asked.cancel()
         await asyncio.wait([asked])
-        handle = proxy._handle
-        await asyncio.sleep(0.2)
-        return handle
+        await until(lambda: proxy.aborted)
 
-    original = engine._abort
-
-    async def spy(member, rid):
-        told.append(rid)
-        await original(member, rid)
-
-    engine._abort = spy
     loop.run(cancel())
-    assert told == [body["rid"] for body in proxy.seen]
+    assert proxy.aborted == [body["rid"] for body in proxy.seen]
+
+
+async def until(holds, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that point"
+        await asyncio.sleep(0.001)
+
+
+def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy, forward):  # noqa: F811
+    """What counts is what was verified, not what the server calls its weights."""
+    proxy, _ = proxies
+    engine = make(Member(proxy.url))
+    other = moved(policy.params)
+    proxy.always_at["/weights_checker"] = "500"  # the new weights are there, and nobody can tell
+    engine.update_weights(other, 4)
+    assert not engine._fleet.serving
+    proxy.always_at.clear()
+    (c,) = generate(engine, [ask(0, PROMPT, new=6)])
+    assert (c.versions == 4).all() and engine._pusher.holds(proxy.url, engine._weights)
+    check(forward, PROMPT, c, weights={4: other})
+
+
+def test_a_first_push_that_fails_ends_the_start(proxies, make):
+    proxy, _ = proxies
+    proxy.always_at["/update_weights_from_disk"] = "500"
+    with pytest.raises(EngineError, match="did not take version 0"):
+        make(Member(proxy.url))
+
+
+def test_a_server_left_paused_is_woken(proxies, make):
+    """As by a push whose connection broke: paused, it would never say that it is well."""
+    proxy, _ = proxies
+    engine = make(Member(proxy.url))
+    loop.run(call(engine._http, proxy.url, "POST", "/pause_generation", {"mode": "retract"}))
+    proxy.faults = ["reset"]
+    (c,) = generate(engine, [ask(0, PROMPT, new=6)])
+    assert c.finish in ("stop", "length")
 
 
 def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_weights(

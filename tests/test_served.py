@@ -58,8 +58,10 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     check_metrics(workdir, [0, 0, 0])
 
 
-def test_one_step_ahead_the_tokens_are_one_update_old(environ, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("engine", ["native", "sglang"])
+def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, environ, tmp_path):  # noqa: F811
     ahead = {"rollout.ahead": 1, "learner.tis_cap": 2.0, "steps": 4, "learner.skip_dead_groups": False}
+    ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
     done = run(command(tmp_path / "run", **ahead), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])

@@ -113,12 +113,13 @@ class _Rounds:
     async def _serve(self, round: Sequence[tuple[Request, asyncio.Future]]) -> None:
         try:
             completions = await self._generate([request for request, _ in round])
+            answered = list(zip(round, completions, strict=True))
         except BaseException as error:
             for _, answer in round:
                 if not answer.done():
                     answer.set_exception(error)
             return
-        for (_, answer), completion in zip(round, completions, strict=True):
+        for (_, answer), completion in answered:
             if not answer.done():
                 answer.set_result(completion)
 
@@ -182,7 +183,7 @@ class Agent:
         """Cancels rollouts that are under way in another thread."""
         for running in list(self._running):
             running.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)  # none is in the pool when its workers end
 
     async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
         waiting, done = deque(enumerate(jobs)), {}

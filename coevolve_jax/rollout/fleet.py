@@ -12,6 +12,8 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from absl import logging
+
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.server import Server
 
@@ -21,6 +23,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between probes
 
 class Fault(Exception):
     """A server did not do what it was asked; trying again, or elsewhere, may help. The message says what happened."""
+
+
+class Slow(Fault):
+    """A server did not answer in time."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,6 +109,7 @@ class Fleet:
     def put_out(self, member: Member, why: str) -> None:
         """Nothing new goes to this member until it is well and has the newest weights."""
         if member.serving:
+            logging.warning("%s gets no requests until it is well: %s", member.url, why)
             member.serving, member.why = False, why
             task = asyncio.ensure_future(self._recover(member))
             self._recoveries.add(task)
@@ -123,9 +130,10 @@ class Fleet:
                 unanswered = 0
                 await self._refresh(member)
                 member.serving = True
+                logging.warning("%s serves again.", member.url)
                 break
-            except (Fault, RuntimeError, ValueError) as fault:
-                member.why = str(fault)
+            except Exception as fault:  # whatever it is, the next try may do better
+                member.why = str(fault) or type(fault).__name__
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         async with self._back:

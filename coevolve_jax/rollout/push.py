@@ -142,20 +142,29 @@ class Pusher:
                 "Nothing was sent; launch the server with this run's model and engine.dtype."
             )
         del self._servers[url]  # until it is known again what it holds
-        expected = asyncio.create_task(asyncio.to_thread(_expected, server, weights, tensors))
         async with _paused(session, url):
+            expected = asyncio.create_task(asyncio.to_thread(_expected, server, weights, tensors))
             try:
                 await self._send(session, url, server, weights, tensors)
                 server = await self._verify(session, url, server, weights, await expected)
-            except EngineError as error:
+            except Exception as error:
+                expected.cancel()
                 await self._leave(session, url)
                 kept = await self._restore(session, url, server)
+                if not kept:  # nothing may be sampled by whatever it has now
+                    with contextlib.suppress(EngineError):
+                        await call(session, url, "POST", "/abort_request", {"abort_all": True})
                 state = f"still serves version {server.version}" if kept else "lost the old one: restart it"
                 raise EngineError(
                     f"{url} did not take version {weights.version} and {state}. {error}"
                 ) from error
         self._servers[url] = server
         return server.checksum
+
+    def holds(self, url: str, weights: Weights) -> bool:
+        """Whether the last that this pusher put on the server at `url`, and verified there, are `weights`."""
+        known = self._servers.get(url)
+        return known is not None and known.content is not None and known.version == str(weights.version)
 
     async def close(self, session: aiohttp.ClientSession) -> None:
         """Leaves the groups and deletes the temporary folder."""
@@ -170,6 +179,10 @@ class Pusher:
         if known is None or known.version != info.get("weight_version"):
             await self._leave(session, url)
             args = await call(session, url, "GET", "/server_info")
+            copies = [name for name in ("dp_size", "pp_size") if int(args.get(name) or 1) > 1]
+            if self._transport == "distributed" and copies:
+                raise ValueError(f"Weights cannot be broadcast to {url}, whose {copies[0]} is {args[copies[0]]}: set "
+                                 "config.engine.push to 'disk', or start it with tensor parallelism alone.")
             try:
                 known = self._servers[url] = Server(
                     tensors=_served_tensors(args, self._model),
@@ -177,7 +190,7 @@ class Pusher:
                     layout=tuple(str(args.get(key)) for key in LAYOUT),
                     ranks=int(args["tp_size"]),
                     exact=self._exact and args["device"] in ("cpu", "cuda") and args["quantization"] is None
-                    and int(args["tp_size"]) == int(args["pp_size"]) == 1,
+                    and int(args["tp_size"]) == int(args["pp_size"]) == int(args.get("ep_size") or 1) == 1,
                     folder=info["model_path"],
                     version=info["weight_version"],
                     checksum=await checksum(session, url),

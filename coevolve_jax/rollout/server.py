@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -128,6 +129,7 @@ class Server:
                        "--max-running-requests", str(max_running_requests), *size,
                        *(_CPU_FLAGS if cpu else ()), *arguments]
         self._extra, self.deadline = dict(environment or {}), deadline
+        self._lock, self._stopped = threading.Lock(), False
         self._reserved = _reserve(host, port)
         self.port = self._reserved.getsockname()[1]
         self._host, self._reached = host, HOST if host == "0.0.0.0" else host
@@ -189,13 +191,18 @@ class Server:
     def restart(self, model_path: str | Path, version: str) -> Server:
         """The same server at the same URL with these weights, whatever state it is in, also hanging or dead.
         What it was working on is lost."""
-        self._finalizer()
-        self._launch(model_path, version)
+        with self._lock:
+            if self._stopped:
+                raise RuntimeError(f"The SGLang server at {self.url} was stopped.")
+            self._finalizer()
+            self._launch(model_path, version)
         return self.wait_until_ready()
 
     def stop(self) -> None:
-        """Ends the server and waits until none of its processes is left. A second call does nothing."""
-        self._finalizer()
+        """Ends the server for good and waits until none of its processes is left. A second call does nothing."""
+        with self._lock:
+            self._stopped = True
+            self._finalizer()
         self._reserved.close()
 
     def failure(self, what: str = "does not answer") -> str:

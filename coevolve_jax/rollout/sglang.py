@@ -19,7 +19,7 @@ import numpy as np
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
-from coevolve_jax.rollout.fleet import Fault, Fleet, Member
+from coevolve_jax.rollout.fleet import Fault, Fleet, Member, Slow
 from coevolve_jax.rollout.push import Pusher, call
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.weights import Weights
@@ -83,10 +83,18 @@ class SGLangEngine:
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
         self.prompt_tokens = self.cached_tokens = 0  # so far: what was sent, and what of it the servers had cached
-        loop.run(self._open(members, patience, restarts))
-        self.update_weights(params, 0)
+        self._broken: EngineError | None = None
+        loop.run(self._start(members, patience, restarts))
+        try:
+            loop.run(self._check_served())
+            self.update_weights(params, 0)
+            if not self._fleet.serving:
+                raise EngineError(self._fleet.members[0].why)
+        except BaseException:
+            self.close()
+            raise
 
-    async def _open(self, members: Sequence[Member], patience: float, restarts: int) -> None:
+    async def _start(self, members: Sequence[Member], patience: float, restarts: int) -> None:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
         )
@@ -94,12 +102,6 @@ class SGLangEngine:
         self._fleet = Fleet(
             members, probe=self._probe, refresh=self._refresh, patience=patience, restarts=restarts
         )
-        for member in members:
-            try:
-                await self._check_served(member)
-            except EngineError:
-                await self._aclose()
-                raise
 
     @property
     def urls(self) -> list[str]:
@@ -108,6 +110,8 @@ class SGLangEngine:
     # ---- Requests -----------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        if self._broken:
+            raise self._broken
         for request in requests:
             check_request(request, self._config.vocab_size, self._max_length, self._max_new)
         tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
@@ -129,13 +133,15 @@ class SGLangEngine:
             if failed:
                 await asyncio.sleep(FIRST_PAUSE * 2 ** min(failed - 1, 4) * random.uniform(0.5, 1.5))
             async with self._fleet.take() as member:
+                served = member.served
                 try:
                     parts.append(await self._ask(member, r, np.concatenate([r.ids, *(p.ids for p in parts)]), done))
                     member.served += 1
                 except Fault as fault:
                     self.faults += 1
                     failed, why = failed + 1, str(fault)
-                    self._fleet.put_out(member, why)
+                    if not (isinstance(fault, Slow) and member.served > served):  # others it has answered meanwhile
+                        self._fleet.put_out(member, why)
                     continue
             if parts[-1].finish == "abort":
                 self.faults += 1
@@ -170,14 +176,15 @@ class SGLangEngine:
         budget = r.sampling.max_new_tokens - done
         completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids)
         if self._record_routing and completion.finish != "abort":
-            completion = self._with_routing(completion, answer, len(ids) + len(completion.ids) - 1)
+            completion = await self._with_routing(completion, answer, len(ids) + len(completion.ids) - 1)
         self.prompt_tokens += answer["meta_info"].get("prompt_tokens", 0)
         self.cached_tokens += answer["meta_info"].get("cached_tokens", 0)
         return completion
 
-    def _with_routing(self, completion: Completion, answer: dict, tokens: int) -> Completion:
-        try:
-            routing = read_routing(answer["meta_info"].get("routed_experts"), self._config, tokens)
+    async def _with_routing(self, completion: Completion, answer: dict, tokens: int) -> Completion:
+        text = answer["meta_info"].get("routed_experts")
+        try:  # of a long conversation it is megabytes
+            routing = await asyncio.to_thread(read_routing, text, self._config, tokens)
         except ValueError as error:
             raise Fault(f"/generate: {error}") from None
         return dataclasses.replace(completion, routing=routing)
@@ -201,52 +208,67 @@ class SGLangEngine:
                     raise EngineError(f"{member.url}{path} refuses what it was asked: {text[:300]}")
                 if response.status != 200:
                     raise Fault(f"{path} answered {response.status}: {text[:200]}")
-                return json.loads(text) if reads else None
+                if not reads:
+                    return None
+                return json.loads(text) if len(text) < 2**20 else await asyncio.to_thread(json.loads, text)
         except TimeoutError:
-            raise Fault(f"{path} did not answer within {seconds:g} s") from None
+            raise Slow(f"{path} did not answer within {seconds:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Fault(f"{path} failed: {type(error).__name__}: {error}"[:300]) from None
 
     # ---- Servers ------------------------------------------------------------------------------------------
 
-    async def _check_served(self, member: Member) -> None:
-        try:
-            room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
-        except EngineError as error:
-            raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to have "
-                              "one launched.") from None
-        if isinstance(room, int) and room < self._max_length + SPARE:
-            raise EngineError(f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
-                              f"{self._max_length}: start it with --context-length {self._max_length + SPARE}.")
+    async def _check_served(self) -> None:
+        for member in self._fleet.members:
+            try:
+                room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
+            except EngineError as error:
+                raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to have "
+                                  "one launched.") from None
+            if isinstance(room, int) and room < self._max_length + SPARE:
+                raise EngineError(f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
+                                  f"{self._max_length}: start it with --context-length {self._max_length + SPARE}.")
 
     async def _probe(self, member: Member) -> None:
-        await self._call(member, "GET", "/health", None, self._probe_timeout, reads=False)
+        async with self._pushing:  # while weights are loaded, a server does not answer
+            # A push whose connection broke may have left it paused, in which it never is well.
+            await self._call(member, "POST", "/continue_generation", {}, self._probe_timeout, reads=False)
+            await self._call(member, "GET", "/health", None, self._probe_timeout, reads=False)
 
     async def _refresh(self, member: Member) -> None:
         """Brings a server that was out to the newest weights, unless it still has them."""
         async with self._pushing:
             served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
-            if served != str(self._weights.version):
+            if served != str(self._weights.version) or not self._pusher.holds(member.url, self._weights):
                 await self._pusher.push(self._http, member.url, self._weights)
 
     # ---- Weights ------------------------------------------------------------------------------------------
 
     def update_weights(self, params: Any, version: int) -> None:
         """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` says so."""
-        loop.run(self._push(self._pusher.write(params, version)))
+        try:
+            weights = self._pusher.write(params, version)
+        except OSError as error:  # said by `generate`, when the step that made these weights is whole
+            self._broken = EngineError(f"The weights of version {version} cannot be written ({error}): give "
+                                       "config.engine.push_folder a folder with room for three versions.")
+            return
+        loop.run(self._push(weights))
 
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
             self._weights = weights
-            members = self._fleet.serving
             outcomes = await asyncio.gather(
-                *(self._pusher.push(self._http, m.url, weights) for m in members), return_exceptions=True
+                *(self._push_to(member, weights) for member in self._fleet.serving), return_exceptions=True
             )
-        for member, outcome in zip(members, outcomes, strict=True):
-            if isinstance(outcome, EngineError):
-                self._fleet.put_out(member, str(outcome))
-            elif isinstance(outcome, BaseException):
+        for outcome in outcomes:
+            if outcome is not None:
                 raise outcome
+
+    async def _push_to(self, member: Member, weights: Weights) -> None:
+        try:
+            await self._pusher.push(self._http, member.url, weights)
+        except EngineError as error:
+            self._fleet.put_out(member, str(error))
 
     def release(self, sessions: Sequence[int]) -> None:
         """Nothing: the servers drop the least recently used prefixes by themselves."""
@@ -255,9 +277,11 @@ class SGLangEngine:
         loop.run(self._aclose())
 
     async def _aclose(self) -> None:
-        await self._pusher.close(self._http)
-        await self._fleet.close()
-        await self._http.close()
+        try:
+            await self._pusher.close(self._http)
+        finally:
+            await self._fleet.close()
+            await self._http.close()
 
 
 _NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", np.zeros(0, np.int32))
