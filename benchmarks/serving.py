@@ -3,8 +3,9 @@
     python benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang
 
 Launches the server that the config names (or attaches to config.engine.url). The client and the bare request are
-interleaved; medians are printed, and beside the client's seconds those in which its process computed.
+interleaved; medians are printed, and beside the seconds of the clock those in which this process computed.
 """
+import asyncio
 import os
 import statistics
 import time
@@ -30,17 +31,19 @@ _TOKENS = flags.DEFINE_integer("tokens", 32, "Tokens per message.")
 flags.mark_flag_as_required("config")
 
 
-def bare(url: str, prompts: list[list[int]], sampling_params: dict) -> None:
-    """All prompts in one request: what the server needs by itself."""
+def bare(url: str, bodies: list[dict]) -> None:
+    """Posts each body and throws the answer away: what the server needs by itself."""
 
-    async def post():
-        async with aiohttp.ClientSession() as session:
-            body = {"input_ids": prompts, "sampling_params": [sampling_params] * len(prompts), "return_logprob": True}
-            async with session.post(url + "/generate", json=body) as response:
-                response.raise_for_status()
-                await response.read()
+    async def post(session, body):
+        async with session.post(url + "/generate", json=body) as response:
+            response.raise_for_status()
+            await response.read()
 
-    loop.run(post())
+    async def all_at_once():
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await asyncio.gather(*(post(session, body) for body in bodies))
+
+    loop.run(all_at_once())
 
 
 def timed(function) -> tuple[float, float]:
@@ -63,20 +66,24 @@ def flush(url: str) -> None:
 
 def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int) -> None:
     params = {"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True}
+    whole = {"input_ids": prompts, "sampling_params": [params] * len(prompts), "return_logprob": True}
+    single = [{"input_ids": p, "sampling_params": params, "return_logprob": True} for p in prompts]
     requests = [Request(i, np.asarray(p, np.int32), Sampling(1.0, tokens), i) for i, p in enumerate(prompts)]
-    ours, theirs = [], []
+    ways = {
+        "one request for all": lambda: bare(url, [whole]),
+        "a request for each, bare": lambda: bare(url, single),
+        "a request for each, ours": lambda: loop.run(engine.generate(requests)),
+    }
+    took = {name: [] for name in ways}
     for _ in range(rounds + 1):
-        flush(url)
-        ours.append(timed(lambda: loop.run(engine.generate(requests))))
-        flush(url)
-        theirs.append(timed(lambda: bare(url, prompts, params)))
-    wall, cpu = (statistics.median(column) for column in zip(*ours[1:]))
-    alone, _ = (statistics.median(column) for column in zip(*theirs[1:]))
+        for name, way in ways.items():
+            flush(url)
+            took[name].append(timed(way))
     count = len(prompts) * tokens
     print(f"{len(prompts)} messages of {tokens} tokens, medians of {rounds}:")
-    print(f"  one request for all       {alone:6.3f} s  {count / alone:6.0f} tokens/s")
-    print(f"  a request for each, ours  {wall:6.3f} s  {count / wall:6.0f} tokens/s  {wall / alone - 1:+.1%}")
-    print(f"  the client computes       {cpu:6.3f} s  {cpu / wall:6.1%} of that time")
+    for name, seconds in took.items():
+        wall, cpu = (statistics.median(column) for column in zip(*seconds[1:]))
+        print(f"  {name:<26}{wall:6.3f} s  {count / wall:6.0f} tokens/s; this process computes {cpu:5.3f} s, {cpu / wall:.1%}")
 
 
 def pushes(engine, params, rounds: int) -> None:
