@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from coevolve_jax.models import attention, hf_io
-from coevolve_jax.rollout import sampling
+from coevolve_jax.rollout import draws
 
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Runs of each program.", lower_bound=1)
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Whose shapes are timed.")
@@ -86,7 +86,7 @@ def main(_) -> None:
     ones = jnp.ones(64)
     draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)
     show("sampling 64 tokens of 151,936: one step, two steps",
-         one=draw(sampling._in_one_step), two=draw(sampling._in_two_steps))
+         one=draw(draws._in_one_step), two=draw(draws._in_two_steps))
 
 
 def show(title: str, **programs) -> None:

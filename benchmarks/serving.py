@@ -83,7 +83,8 @@ def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int)
     print(f"{len(prompts)} messages of {tokens} tokens, medians of {rounds}:")
     for name, seconds in took.items():
         wall, cpu = (statistics.median(column) for column in zip(*seconds[1:]))
-        print(f"  {name:<26}{wall:6.3f} s  {count / wall:6.0f} tokens/s; this process computes {cpu:5.3f} s, {cpu / wall:.1%}")
+        own = f"this process computes {cpu:5.3f} s, {cpu / wall:.1%}"
+        print(f"  {name:<26}{wall:6.3f} s  {count / wall:6.0f} tokens/s; {own}")
 
 
 def pushes(engine, params, rounds: int) -> None:
@@ -110,8 +111,8 @@ def main(argv) -> None:
         agent.utilisation()
         seconds, _ = timed(lambda: sampling.roll_out(c, agent, batch, 1))
         share = agent.utilisation()
-        print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, engine {share['engine']:.0%} and workers "
-              f"{share['workers']:.0%} busy")
+        busy = f"engine {share['engine']:.0%} and workers {share['workers']:.0%} busy"
+        print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, {busy}")
 
 
 if __name__ == "__main__":

@@ -161,8 +161,9 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
                     log_path=workdir and workdir / f"sglang_{i}.log",
                 ))
                 if c.servers > 1 and servers[0].device != "cpu":
-                    raise ValueError("config.engine.servers must be 1 on an accelerator, where all would take the same "
-                                     "devices: start servers with experiments/serve.py and name them in config.engine.url.")
+                    raise ValueError(f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
+                                     "would take the same devices; start servers with experiments/serve.py and name "
+                                     "them in config.engine.url.")
             members = [Member(server.wait_until_ready().url, server) for server in servers]
         except BaseException as error:
             for server in servers:

@@ -62,7 +62,8 @@ class Proxy:
         if fault == "hang":
             await asyncio.sleep(3600)
         headers = {"Content-Type": "application/json"}
-        async with self._http.request(request.method, self._target + request.path_qs, data=body, headers=headers) as answer:
+        url = self._target + request.path_qs
+        async with self._http.request(request.method, url, data=body, headers=headers) as answer:
             content, status = await answer.read(), answer.status
         if fault == "garbage":
             return web.json_response({"output_ids": ["a"], "meta_info": {}})

@@ -238,7 +238,8 @@ def test_an_answer_is_read_token_by_token():
 
 
 @pytest.mark.parametrize("data", [
-    {}, [], None, answer([]), answer([100]), answer([-1]), answer([7] * 9), answer([7], weight_version="", weight_versions=[]),
+    {}, [], None, answer([]), answer([100]), answer([-1]), answer([7] * 9),
+    answer([7], weight_version="", weight_versions=[]),
     answer([7, 8], output_token_logprobs=[[-0.5, 7, None]]), answer([7], output_token_logprobs=[[-0.5, 8, None]]),
     answer([7, 8], weight_versions=[{"version": "4", "start": 0, "end": 1}]), answer([7], finish_reason=None),
 ])

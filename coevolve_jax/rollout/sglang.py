@@ -1,7 +1,7 @@
 """The engine that asks SGLang servers, over HTTP, token ids in and token ids out.
 
-What can go wrong on the way (a server killed, hanging, out of memory, refusing; a connection reset, a body cut short) costs
-one request at most, which is asked again, where it had come to: tokens that were sampled are kept.
+What can go wrong on the way (a server killed, hanging, out of memory, refusing; a connection reset, a body cut
+short) costs one request at most, which is asked again from where it had come to: what was returned is kept.
 """
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class SGLangEngine:
         record_routing: bool = False,
     ):
         if model_config.dense_layers and model_config.sparse_layers:
-            raise ValueError("SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense layers "
-                             "as well: use config.engine.name = \"native\".")
+            raise ValueError("SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense "
+                             "layers as well: use config.engine.name = \"native\".")
         self._config, self._record_routing = model_config, record_routing
         self._max_length, self._max_new = max_length, max_new_tokens
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
@@ -223,8 +223,8 @@ class SGLangEngine:
             try:
                 room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
             except EngineError as error:
-                raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to have "
-                                  "one launched.") from None
+                raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
+                                  "have one launched.") from None
             if isinstance(room, int) and room < self._max_length + SPARE:
                 raise EngineError(f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
                                   f"{self._max_length}: start it with --context-length {self._max_length + SPARE}.")
@@ -245,7 +245,7 @@ class SGLangEngine:
     # ---- Weights ------------------------------------------------------------------------------------------
 
     def update_weights(self, params: Any, version: int) -> None:
-        """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` says so."""
+        """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` tells."""
         try:
             weights = self._pusher.write(params, version)
         except OSError as error:  # said by `generate`, when the step that made these weights is whole
