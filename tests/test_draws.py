@@ -12,7 +12,7 @@ ROWS = 4096
 SIZES = pytest.mark.parametrize("size", [40, draws.ONE_STEP + 77])
 
 
-def draws(logits, temperature=1.0, rows=ROWS):
+def drawn_from(logits, temperature=1.0, rows=ROWS):
     keys = jax.random.split(jax.random.key(5), rows)
     temperatures, wanted = jnp.full(rows, temperature), jnp.ones(rows, bool)
     spread = lambda x: jnp.broadcast_to(x, (rows, len(x)))
@@ -31,7 +31,7 @@ def peaked(size):
 def test_tokens_come_as_often_as_the_softmax_says(size):
     logits = peaked(size)
     p = np.exp(jax.nn.log_softmax(logits / 0.8))
-    token, logprob = draws(logits, 0.8)
+    token, logprob = drawn_from(logits, 0.8)
     np.testing.assert_allclose(logprob, np.log(p)[token], atol=1e-4)
     bins = np.arange(size) * 16 // size  # the tail, in 16 parts
     bins[[3, 4, size // 2, size - 1]] = 16 + np.arange(4)
@@ -42,7 +42,7 @@ def test_tokens_come_as_often_as_the_softmax_says(size):
 @SIZES
 def test_temperature_0_takes_the_likeliest_token(size):
     logits = peaked(size)
-    token, logprob = draws(logits, 0.0, rows=3)
+    token, logprob = drawn_from(logits, 0.0, rows=3)
     np.testing.assert_array_equal(token, logits.argmax())
     np.testing.assert_allclose(logprob, jax.nn.log_softmax(logits).max(), atol=1e-5)
 
@@ -52,7 +52,7 @@ def test_what_has_no_probability_is_never_drawn(size):
     allowed = np.random.default_rng(2).permutation(size)[:5]
     logits = np.full(size, -np.inf, np.float32)
     logits[allowed] = np.arange(5)
-    token, logprob = draws(logits)
+    token, logprob = drawn_from(logits)
     assert set(token) <= set(allowed.tolist()) and len(set(token)) > 3
     assert np.all(np.isfinite(logprob))
 

@@ -20,13 +20,15 @@ from coevolve_jax.models import hf_io
 from test_multiprocess import free_address
 from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
 
+# XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
+THREADS = {"NPROC": "16"}
 # Batches are scored, and sent once for two updates.
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
 def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
-    environ = {**environ, "PATIENCE": str(patience)}
+    environ = {**environ, **THREADS, "PATIENCE": str(patience)}
     address, processes = free_address(), []
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     flags = "--xla_force_host_platform_device_count=1"
@@ -62,7 +64,7 @@ def kill_when(process: subprocess.Popen, ready) -> None:
 def alone(tmp_path_factory, environ) -> Path:  # noqa: F811
     """The run of one process with two devices."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = {**THREADS, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     done = run(command(workdir, **SMALL), {**environ, **flags})
     assert done.returncode == 0, done.stderr[-3000:]
     return workdir
