@@ -153,7 +153,7 @@ def start(args, devices):
     """A Python process with that many CPU devices."""
     env = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "NPROC": "16",  # threads, for collectives that wait
     }
     return subprocess.Popen([sys.executable, *args], cwd=ROOT, env=env)
 
