@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,8 @@ def test_a_started_server_generates(sglang_server):
     assert sglang_server.alive() and sglang_server.healthy()
     answer = _greedy(sglang_server)
     assert len(answer["output_ids"]) == 4
-    assert answer["meta_info"]["weight_version"] == "0"
+    with urllib.request.urlopen(f"{sglang_server.url}/model_info") as info:  # others may have pushed weights since
+        assert answer["meta_info"]["weight_version"] == json.load(info)["weight_version"]
     assert len(answer["meta_info"]["output_token_logprobs"]) == 4
 
 
