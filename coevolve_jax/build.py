@@ -1,6 +1,7 @@
 """Builds what a config names: policy, worlds, explorer, engine, agent, and the claim on a workdir."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -149,38 +150,31 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
     pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=root, exact=c.push_exact,
                     timeout=c.push_timeout)
     members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
-    if not members:
-        servers = []
+    with contextlib.ExitStack() as undo:
+        launched = []
+        for i in range(0 if members else c.servers):
+            launched.append(Server(
+                config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
+                context_length=sizes["max_length"] + SPARE,
+                version="launched",  # a version that no push has
+                arguments=[*shlex.split(c.arguments), *(["--enable-return-routed-experts"] if replays else [])],
+                log_path=workdir and workdir / f"sglang_{i}.log",
+            ))
+            undo.callback(launched[-1].stop)
+            if c.servers > 1 and launched[0].device != "cpu":
+                raise ValueError(f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
+                                 "would take the same devices; start servers with experiments/serve.py and name "
+                                 "them in config.engine.url.")
         try:
-            for i in range(c.servers):
-                servers.append(Server(
-                    config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
-                    context_length=sizes["max_length"] + SPARE,
-                    version="launched",  # a version that no push has
-                    arguments=[*shlex.split(c.arguments), *(["--enable-return-routed-experts"] if replays else [])],
-                    log_path=workdir and workdir / f"sglang_{i}.log",
-                ))
-                if c.servers > 1 and servers[0].device != "cpu":
-                    raise ValueError(f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
-                                     "would take the same devices; start servers with experiments/serve.py and name "
-                                     "them in config.engine.url.")
-            members = [Member(server.wait_until_ready().url, server) for server in servers]
-        except BaseException as error:
-            for server in servers:
-                server.stop()
-            if isinstance(error, RuntimeError):  # it did not start, and its log says why
-                raise EngineError(str(error)) from None
-            raise
-    try:
-        return SGLangEngine(
+            members += [Member(server.wait_until_ready().url, server) for server in launched]
+        except RuntimeError as error:  # it did not start, and its log says why
+            raise EngineError(str(error)) from None
+        made = SGLangEngine(
             policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
             patience=c.patience, restarts=c.restarts, record_routing=replays, **sizes,
         )
-    except BaseException:
-        for member in members:
-            if member.process:
-                member.process.stop()
-        raise
+        undo.pop_all()  # they are the engine's from here on
+        return made
 
 
 def _sizes(config: ConfigDict) -> dict[str, int]:
