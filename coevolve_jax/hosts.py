@@ -47,6 +47,7 @@ from coevolve_jax.models import hf_io
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
+_INSIST_SECONDS = 10  # so long a process that is interrupted may take to end before it is interrupted again
 _SHARE = "put --workdir on a file system that all processes share."
 
 
@@ -282,21 +283,24 @@ def _hear() -> tuple[str, dict]:
 
 
 def _wait_for(key: str) -> str:
-    """What another process sets, be it in hours."""
+    """What another process sets, be it in hours. Raises Failed where one has failed."""
     while True:
         try:
             return _service().blocking_key_value_get(key, _POLL_SECONDS * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
+        if why := _failure():
+            raise Failed(why)
 
 
 def _watch(over: threading.Event) -> None:
-    """Interrupts the main thread, as Ctrl-C would, where another process has failed."""
+    """Interrupts the main thread, as Ctrl-C would, where another process has failed; and again, since Python drops
+    what is raised while it runs a finaliser or a callback."""
     while not over.wait(_POLL_SECONDS):
         if _failure():
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            return
+            over.wait(_INSIST_SECONDS)
 
 
 def _failure() -> str | None:

@@ -131,7 +131,7 @@ def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ)
 def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):  # noqa: F811
     (tmp_path / "another.txt").write_text("")
     (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
-    assert leader == follower == 1 and "Traceback" not in message + relayed
+    assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert f"Error: {tmp_path} is not empty" in message
     assert f"Error: Process 0 has ended (ValueError: {tmp_path} is not empty" in relayed
     assert [p.name for p in tmp_path.iterdir()] == ["another.txt"]
@@ -141,7 +141,7 @@ def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):  # noqa: F81
     elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
     elsewhere.mkdir()
     (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))
-    assert leader == follower == 1 and "Traceback" not in message + relayed
+    assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
     assert not (tmp_path / "run").exists()
