@@ -38,7 +38,7 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
 
 
 def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
-    """setting: row_length and rows_per_microbatch of the packed batch, logprob_chunk."""
+    """setting: row_length and rows_per_microbatch of the packed batch, remat."""
     c = get_config()
     with c.learner.unlocked():
         c.learner.update({

@@ -362,9 +362,10 @@ def train(config: QwenConfig, data: Iterator[Batch], save) -> None:
     def loss_fn(params, batch: Batch):
         variables = {"params": params}
         hidden = model.apply(variables, batch.tokens, batch.positions, batch.segment_ids, method=Qwen.hidden)
+        unembedding, axis = model.apply(variables, method=Qwen.unembedding)
         logprobs, _ = token_logprobs(
-            lambda h: model.apply(variables, h, method=Qwen.unembed),
-            hidden.reshape(-1, hidden.shape[-1]), batch.targets.reshape(-1), chunk=_TOKENS.value,
+            hidden.reshape(-1, hidden.shape[-1]), unembedding, batch.targets.reshape(-1), vocab_axis=axis,
+            chunk=_TOKENS.value,
         )
         follows = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
         text = follows & (batch.segment_ids > 0) & ~batch.mask

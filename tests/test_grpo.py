@@ -12,10 +12,9 @@ from flax.traverse_util import flatten_dict
 from hypothesis import given, settings, strategies as st
 
 from coevolve_jax import sharding
-from coevolve_jax.grpo import losses
+from coevolve_jax.grpo import logprobs, losses
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.optimizer import learning_rate, make_optimizer
 from coevolve_jax.grpo.packing import assign_rows, pack
 from coevolve_jax.models.qwen import Qwen
@@ -84,7 +83,7 @@ def test_chunked_logprobs_equal_the_full_softmax_forward_and_backward(chunk):
         return logp[np.arange(23), targets]
 
     def chunked(h, w):
-        return token_logprobs(lambda x: x @ w, h, targets, temperature=0.7, chunk=chunk)[0]
+        return logprobs.token_logprobs(h, w, targets, temperature=0.7, chunk=chunk)[0]
 
     weights = rng.normal(size=23)
     for f in (full, chunked):
@@ -93,7 +92,7 @@ def test_chunked_logprobs_equal_the_full_softmax_forward_and_backward(chunk):
     for a, b in zip(chunked.grad, full.grad):
         np.testing.assert_allclose(a, b, atol=1e-4)
     logp = jax.nn.log_softmax(hidden @ table)
-    entropy = token_logprobs(lambda x: x @ table, hidden, targets, chunk=chunk)[1]
+    entropy = logprobs.token_logprobs(hidden, table, targets, chunk=chunk)[1]
     np.testing.assert_allclose(entropy, -jnp.sum(jnp.exp(logp) * logp, -1), atol=1e-5)
 
 
@@ -308,31 +307,32 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
     assert largest[16] <= max(limit // 4, params["embed_tokens"]["embedding"].size)
 
 
-def test_positions_that_the_policy_did_not_sample_cost_no_logits():
+def test_positions_that_the_policy_did_not_sample_cost_no_logits(monkeypatch):
     rng = np.random.default_rng(12)
     hidden, table = rng.normal(size=(3, 24, 5)).astype(np.float32), rng.normal(size=(5, 31)).astype(np.float32)
     targets, mask = rng.integers(0, 31, (3, 24)), np.zeros((3, 24), bool)
     mask[0, 20:], mask[1, 3], mask[2, [1, 2, 9]] = True, True, True
-    calls = []
+    calls, logits_of = [], logprobs._logits
 
-    def unembed(h):
+    def counted(*args):
         jax.debug.callback(lambda: calls.append(1))
-        return h @ table
+        return logits_of(*args)
+
+    monkeypatch.setattr(logprobs, "_logits", counted)
 
     def loss(hidden):
-        logprobs, entropy = token_logprobs(unembed, hidden, targets, mask=mask, chunk=12)
-        return jnp.sum(logprobs), (logprobs, entropy)
+        scores, entropy = logprobs.token_logprobs(hidden, table, targets, mask=mask, chunk=12)
+        return jnp.sum(scores), (scores, entropy)
 
-    (_, (logprobs, entropy)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden)
+    (_, (scores, entropy)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden)
     jax.effects_barrier()
-    # Four columns hold every masked position: one block of six. It runs forward, and its exponentials are kept; a
-    # callback, unlike a product, is not dropped backward where its result is not used.
+    # Four columns of a row hold every masked position, so that one block of 3 x 4 does, forward and backward.
     assert len(calls) == 2
     logp = jax.nn.log_softmax(hidden @ table)
     full = lambda h: jnp.sum(jnp.where(mask, jnp.take_along_axis(
         jax.nn.log_softmax(h @ table), targets[..., None], -1)[..., 0], 0))
     want = np.take_along_axis(np.asarray(logp), targets[..., None], -1)[..., 0]
-    np.testing.assert_allclose(logprobs, np.where(mask, want, 0), atol=1e-5)
+    np.testing.assert_allclose(scores, np.where(mask, want, 0), atol=1e-5)
     np.testing.assert_allclose(entropy, np.where(mask, -np.sum(np.exp(logp) * logp, -1), 0), atol=1e-5)
     np.testing.assert_allclose(grads, jax.grad(full)(hidden), atol=1e-5)
 

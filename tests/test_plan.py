@@ -75,7 +75,9 @@ def measured_bytes(length: int, learner) -> int:
 
 def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
     """Where layers take most, where logits do, and in what twice the tokens cost, which is activations alone."""
-    monkeypatch.setattr(logprobs, "BLOCK", 1024)  # as on accelerators: a whole chunk at once
+    # As on accelerators: a whole chunk at once, of the whole vocabulary.
+    monkeypatch.setattr(logprobs, "CPU_BLOCK", 1024)
+    monkeypatch.setattr(logprobs, "CPU_TILE", SMALL["vocab_size"])
     learner = configs["bfcl_qwen3_4b"].learner.copy_and_resolve_references()
     learner.update(dtype="float32", attention="chunked", remat=True)
     planned, measured = [], []

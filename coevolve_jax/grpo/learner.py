@@ -197,9 +197,10 @@ class Learner:
         )
         # Rows of a device as one, from which the positions that are trained on are gathered.
         joined = lambda x: x.reshape(sharding.row_parts(self._mesh), -1, *x.shape[2:])
+        unembedding, axis = self._model.apply(variables, method=Qwen.unembedding)
         scores = token_logprobs(
-            lambda h: self._model.apply(variables, h, method=Qwen.unembed), joined(hidden), joined(micro.targets),
-            mask=joined(micro.mask), temperature=self._temperature, chunk=self._config.logprob_chunk,
+            joined(hidden), unembedding, joined(micro.targets), vocab_axis=axis, mask=joined(micro.mask),
+            temperature=self._temperature, chunk=self._config.logprob_chunk, whole=self._mesh.size > 1,
         )
         logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")
@@ -253,8 +254,10 @@ class Learner:
     def _update_step(self, state: TrainState, reference: Any, batch: Batch, old_logprobs: jax.Array):
         grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)
         grad_norm = optax.tree.norm(grads)
+        # Where the sum of squares is finite, so are the moments, and a step has at most some hundred times the
+        # learning rate's size. The step itself is not asked: the new state could not be written over the old one then.
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm) & jnp.isfinite(optax.tree.norm(updates))
         pulls = batch.mask if self._uses_kl else batch.mask & (batch.advantages != 0)
         applied = finite & jnp.any(pulls)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)

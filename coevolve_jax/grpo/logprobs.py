@@ -1,168 +1,210 @@
 """Log-probabilities of given tokens without the full [tokens, vocabulary] matrix.
 
-R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block.
+Logits exist for one block of positions and one tile of the vocabulary at a time. The forward pass keeps a running
+maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135); the backward pass computes each
+tile's logits again.
+
+R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
+T: entries of a tile.
 """
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# Positions of a row that the CPU takes at once: few, so that little is computed beside what is needed, and enough
-# that adding up the gradient of the unembedding takes little of the time of its products.
-BLOCK = 256
+# On one CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary, which may
+# be spread over devices, is one tile: products are so fast there that fewer and larger ones are better.
+CPU_BLOCK, CPU_TILE = 256, 2048
+LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a number
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """logits_of: hidden [R * C, D] and what the unembedding closes over -> float32 logits [R * C, V]. size: C.
-    kept: blocks whose exponentials are kept for the backward pass."""
+class _Plan(NamedTuple):
+    """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits."""
 
-    logits_of: Callable[..., jax.Array]
-    size: int
-    kept: int
+    columns: int
+    tile: int
+    axis: int
+    temperature: float
 
 
 def token_logprobs(
-    unembed: Callable[[jax.Array], jax.Array],
     hidden: jax.Array,
+    unembedding: jax.Array,
     targets: jax.Array,
     *,
+    vocab_axis: int = 1,
     mask: jax.Array | None = None,
     temperature: float = 1.0,
     chunk: int = 2048,
+    whole: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and the entropy at each position, in nats.
 
-    Of the positions where the mask is True, and of no more than a block beside them, logits are computed. Each
-    row's are moved together for this and taken block by block, so that rows may lie on different devices. What
-    `chunk` positions gave is kept for the backward pass; where there are more, their logits are computed again.
+    Logits are computed where the mask is True, and for no more than a block of positions beside. Each row's are moved
+    together for this and taken block by block, so that rows may lie on different devices.
 
     Args:
-      unembed: [n, D] -> logits [n, V].
-      hidden: [R, L, D] or [L, D]; targets: int32 [R, L] or [L].
+      hidden: [R, L, D] or [L, D].
+      unembedding: [D, V], or [V, D] with vocab_axis=0; used in the type of `hidden`, its gradient has its own.
+      targets: int32 [R, L] or [L].
       mask: bool, like targets; what is returned where it is False is 0. None: True everywhere.
       temperature: logits are divided by it, as the sampler does.
-      chunk: positions whose logits are held at once, rounded to whole columns (at least one).
+      chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
+      whole: never divide the vocabulary, for an unembedding that lies on several devices.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy), float32, like targets.
     """
     if hidden.ndim == 2:
-        single = token_logprobs(unembed, hidden[None], targets[None], mask=None if mask is None else mask[None],
-                                temperature=temperature, chunk=chunk)
+        single = token_logprobs(hidden[None], unembedding, targets[None], vocab_axis=vocab_axis,
+                                mask=None if mask is None else mask[None], temperature=temperature, chunk=chunk,
+                                whole=whole)
         return single[0][0], single[1][0]
 
-    rows, length, width = hidden.shape
-    columns = min(max(1, chunk // rows), length)
-    # Elsewhere products are so fast that adding up the gradient of the unembedding must happen rarely.
-    size = min(columns, BLOCK) if jax.default_backend() == "cpu" else columns
+    rows, length, _ = hidden.shape
+    columns, tile = min(max(1, chunk // rows), length), unembedding.shape[vocab_axis]
+    if jax.default_backend() == "cpu":
+        columns = min(columns, CPU_BLOCK)
+        tile = tile if whole else _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
-    # What it closes over, the unembedding's matrix, becomes an argument, so that it can have a gradient.
-    unembed, captured = jax.closure_convert(unembed, jnp.zeros((rows * size, width), hidden.dtype))
-    logits_of = lambda h, *captured: unembed(h, *captured).astype(jnp.float32) / temperature
-    plan = _Plan(logits_of, size, columns // size)
-    return _masked_logprobs(plan, hidden, captured, targets, mask)
+    return _masked_logprobs(_Plan(columns, tile, vocab_axis, temperature), hidden, unembedding, targets, mask)
+
+
+def _even(size: int, limit: int, multiple: int = 16) -> int:
+    """Size of the tiles, of about `limit` at most, that cover `size` with the least overlap."""
+    tiles = -(-size // limit)
+    return min(size, -(-size // (tiles * multiple)) * multiple)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _masked_logprobs(plan: _Plan, hidden: jax.Array, captured: list[Any], targets: jax.Array, mask: jax.Array):
-    return _forward(dataclasses.replace(plan, kept=0), hidden, captured, targets, mask)[0]
+def _masked_logprobs(plan: _Plan, hidden: jax.Array, matrix: jax.Array, targets: jax.Array, mask: jax.Array):
+    return _forward(plan, hidden, matrix, targets, mask)[0]
 
 
-def _forward(plan: _Plan, hidden, captured, targets, mask):
-    order, back, used = _order(plan.size, mask)
-    h_NxRxCxD, t_NxRxC = (_blocks(plan.size, x, order) for x in (hidden, targets))
-    blocks, n = len(t_NxRxC), t_NxRxC[0].size
-    kept = min(plan.kept, blocks)
-    vocabulary = jax.eval_shape(plan.logits_of, h_NxRxCxD[0].reshape(n, -1), *captured).shape[-1]
+def _forward(plan: _Plan, hidden, matrix, targets, mask):
+    order, back, used = _order(plan.columns, mask)
+    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (hidden, targets))
 
-    def one_block(keep, i, carry):
-        logprobs, entropy, norm, saved = carry
-        logits = plan.logits_of(h_NxRxCxD[i].reshape(n, -1), *captured)
-        peak = jnp.max(logits, axis=-1)
-        lower = logits - peak[:, None]
-        exps = jnp.exp(lower)
-        surprise = exps * lower
-        if keep:
-            # Written once and then read: where the compiler takes them anew for each of their uses, exponentials and
-            # sums of products cost more than a pass over memory.
-            exps, surprise = jax.lax.optimization_barrier((exps, surprise))
-            saved = saved.at[i].set(exps)
-        total = jnp.sum(exps, axis=-1)
-        logz = peak + jnp.log(total)
-        uncertain = jnp.log(total) - jnp.sum(surprise, axis=-1) / total
-        picked = jnp.take_along_axis(logits, t_NxRxC[i].reshape(n, 1), axis=-1)[:, 0]
-        return logprobs.at[i].set(picked - logz), entropy.at[i].set(uncertain), norm.at[i].set(total), saved
+    def one_tile(i, stats):
+        start, tile = _tile(plan, matrix, i)
 
-    nothing = jnp.zeros((blocks, n))
-    carry = nothing, nothing, nothing, jnp.zeros((kept, n, vocabulary))
-    logprobs, entropy, norm, saved = _each_block(one_block, kept, blocks, used, carry)
-    outputs = tuple(jnp.where(mask, _unblock(x.reshape(t_NxRxC.shape), back), 0) for x in (logprobs, entropy))
-    return outputs, (hidden, captured, targets, mask, norm, saved)
+        def one_block(b, stats):
+            peak, total, weighted, picked = (x[b] for x in stats)
+            logits, place = _logits(plan, h_NxnxD[b], tile, start, i), t_Nxn[b] - start
+            new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
+            # Written once and then read: the compiler would take exponentials anew for each of the two sums.
+            exps, logits = jax.lax.optimization_barrier((jnp.exp(logits - new_peak[:, None]), logits))
+            shrink = jnp.exp(peak - new_peak)
+            here = jnp.take_along_axis(logits, jnp.clip(place, 0, plan.tile - 1)[:, None], axis=-1)[:, 0]
+            inside = (place >= 0) & (place < plan.tile) & (here > LOWEST)
+            new = (new_peak, shrink * total + jnp.sum(exps, axis=-1),
+                   shrink * weighted + jnp.sum(exps * logits, axis=-1), jnp.where(inside, here, picked))
+            return tuple(x.at[b].set(y) for x, y in zip(stats, new))
+
+        return jax.lax.fori_loop(0, used, one_block, stats)
+
+    nothing = jnp.zeros(t_Nxn.shape)
+    stats = nothing + LOWEST, nothing, nothing, nothing
+    peak, total, weighted, picked = _each_tile(plan, matrix, one_tile, stats)
+    logz = peak + jnp.log(total)
+    outputs = picked - logz, logz - weighted / total
+    outputs = tuple(jnp.where(mask, _unblock(x, back, mask), 0) for x in outputs)
+    return outputs, (hidden, matrix, targets, mask, logz)
 
 
 def _backward(plan: _Plan, residuals, cotangents):
-    hidden, captured, targets, mask, norm, saved = residuals
-    order, back, used = _order(plan.size, mask)
-    h_NxRxCxD, t_NxRxC = (_blocks(plan.size, x, order) for x in (hidden, targets))
-    g_NxRxC = _blocks(plan.size, jnp.where(mask, cotangents[0], 0), order)
-    n, kept = t_NxRxC[0].size, len(saved)
+    hidden, matrix, targets, mask, logz = residuals
+    order, back, used = _order(plan.columns, mask)
+    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (hidden, targets))
+    g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
 
-    def one_block(keep, i, carry):
-        d_hidden, d_captured = carry
-        logits, pull = jax.vjp(plan.logits_of, h_NxRxCxD[i].reshape(n, -1), *captured)
-        # The logits themselves are dropped by the compiler where the exponentials have been kept.
-        p = saved[i] / norm[i][:, None] if keep else jax.nn.softmax(logits)
-        # A one-hot product, not a scatter, which XLA runs serially on CPU.
-        chosen = t_NxRxC[i].reshape(n, 1) == jnp.arange(p.shape[-1])
-        d_logits = g_NxRxC[i].reshape(n, 1) * (chosen - p)
-        dh, *dc = pull(d_logits)
-        return d_hidden.at[i].set(dh.reshape(d_hidden.shape[1:])), jax.tree.map(jnp.add, d_captured, dc)
+    def one_tile(i, carry):
+        d_hidden, d_matrix = carry
+        start, tile = _tile(plan, matrix, i)
 
-    start = jnp.zeros(h_NxRxCxD.shape, hidden.dtype), [jnp.zeros(x.shape, x.dtype) for x in captured]
-    d_hidden, d_captured = _each_block(one_block, kept, len(t_NxRxC), used, start)
+        def one_block(b, carry):
+            d_hidden, d_tile = carry
+            h, place = h_NxnxD[b], t_Nxn[b] - start
+            logits = _logits(plan, h, tile, start, i)
+            # A one-hot product, not a scatter, which XLA runs serially on CPU.
+            chosen = (place[:, None] == jnp.arange(plan.tile)) & (logits > LOWEST)
+            d_logits = (g_Nxn[b][:, None] * (chosen - jnp.exp(logits - logz[b][:, None]))).astype(h.dtype)
+            d_hidden = d_hidden.at[b].add(_product(d_logits, tile, 1, plan.axis))
+            left, right = (d_logits, h) if plan.axis == 0 else (h, d_logits)
+            return d_hidden, d_tile + _product(left, right, 0, 0)
+
+        d_tile = _slice(plan, d_matrix, start).astype(jnp.float32)
+        d_hidden, d_tile = jax.lax.fori_loop(0, used, one_block, (d_hidden, d_tile))
+        d_tile = d_tile.astype(d_matrix.dtype)
+        if d_tile.shape == d_matrix.shape:
+            return d_hidden, d_tile
+        return d_hidden, jax.lax.dynamic_update_slice_in_dim(d_matrix, d_tile, start, plan.axis)
+
+    carry = jnp.zeros(h_NxnxD.shape, jnp.float32), jnp.zeros_like(matrix)
+    d_hidden, d_matrix = _each_tile(plan, matrix, one_tile, carry)
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
-    return jnp.where(mask[..., None], _unblock(d_hidden, back), 0), d_captured, None, None
+    d_hidden = jnp.where(mask[..., None], _unblock(d_hidden, back, mask), 0).astype(hidden.dtype)
+    return d_hidden, d_matrix, None, None
 
 
 _masked_logprobs.defvjp(_forward, _backward)
 
 
-def _each_block(body: Callable, kept: int, blocks: int, used: jax.Array, carry: Any) -> Any:
-    """body(keep, i, carry) for the `used` first of the blocks, with keep=True for those before `kept`."""
-    if kept:
-        carry = jax.lax.fori_loop(0, jnp.minimum(used, kept), functools.partial(body, True), carry)
-    if kept < blocks:
-        carry = jax.lax.fori_loop(kept, used, functools.partial(body, False), carry)
-    return carry
+def _each_tile(plan: _Plan, matrix: jax.Array, body, carry):
+    tiles = -(-matrix.shape[plan.axis] // plan.tile)
+    return body(0, carry) if tiles == 1 else jax.lax.fori_loop(0, tiles, body, carry)
 
 
-def _order(size: int, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _tile(plan: _Plan, matrix: jax.Array, i: jax.Array | int) -> tuple[jax.Array | int, jax.Array]:
+    """Tile i and its first entry. The last one ends with the vocabulary and so may repeat entries of the one before."""
+    start = jnp.minimum(i * plan.tile, matrix.shape[plan.axis] - plan.tile)
+    return start, _slice(plan, matrix, start)
+
+
+def _slice(plan: _Plan, matrix: jax.Array, start: jax.Array | int) -> jax.Array:
+    if matrix.shape[plan.axis] == plan.tile:
+        return matrix
+    return jax.lax.dynamic_slice_in_dim(matrix, start, plan.tile, plan.axis)
+
+
+def _logits(plan: _Plan, h: jax.Array, tile: jax.Array, start: jax.Array | int, i: jax.Array | int) -> jax.Array:
+    """h [n, D] -> [n, T], float32; LOWEST for entries that an earlier tile had."""
+    logits = _product(h, tile, 1, 1 - plan.axis) / plan.temperature
+    return jnp.where(start + jnp.arange(plan.tile) >= i * plan.tile, logits, LOWEST)
+
+
+def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    """Summed over those axes; in the type of `a`, the sums in float32."""
+    dimensions = ((a_axis,), (b_axis,)), ((), ())
+    return jax.lax.dot_general(a, b.astype(a.dtype), dimensions, preferred_element_type=jnp.float32)
+
+
+def _order(columns: int, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Columns of each row [R, N * C], the masked ones first; the place of each column in them [R, L]; and how
     many blocks hold masked ones."""
-    padded = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % size)))
+    padded = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % columns)))
     order = jnp.argsort(~padded, axis=1, stable=True)
-    used = -(-jnp.max(jnp.sum(mask, axis=1)) // size)
+    used = -(-jnp.max(jnp.sum(mask, axis=1)) // columns)
     return order, jnp.argsort(order, axis=1)[:, : mask.shape[1]], used
 
 
-def _blocks(size: int, x: jax.Array, order: jax.Array) -> jax.Array:
-    """x [R, L, ...] in that order, [N, R, C, ...]."""
+def _blocks(columns: int, x: jax.Array, order: jax.Array) -> jax.Array:
+    """x [R, L, ...] in that order, [N, R * C, ...]."""
     x = jnp.pad(x, ((0, 0), (0, order.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
-    return _take(x, order).reshape(len(x), -1, size, *x.shape[2:]).swapaxes(0, 1)
+    x = _take(x, order).reshape(len(x), -1, columns, *x.shape[2:]).swapaxes(0, 1)
+    return x.reshape(len(x), -1, *x.shape[3:])
 
 
-def _unblock(x: jax.Array, back: jax.Array) -> jax.Array:
-    """[N, R, C, ...] in its own order, [R, L, ...]."""
-    return _take(x.swapaxes(0, 1).reshape(x.shape[1], -1, *x.shape[3:]), back)
+def _unblock(x: jax.Array, back: jax.Array, mask: jax.Array) -> jax.Array:
+    """[N, R * C, ...] in its own order, [R, L, ...]."""
+    rows = len(mask)
+    x = x.reshape(len(x), rows, -1, *x.shape[2:]).swapaxes(0, 1)
+    return _take(x.reshape(rows, -1, *x.shape[3:]), back)
 
 
 def _take(x: jax.Array, order: jax.Array) -> jax.Array:
     """x [R, L, ...] with the columns of each row in the order [R, any]."""
     return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)
-

@@ -281,6 +281,12 @@ class Qwen(nn.Module):
             self.sow("intermediates", "routing", routed._replace(experts=experts),
                      init_fn=lambda: None, reduce_fn=lambda _, new: new)
 
+    def unembedding(self):
+        """The matrix that gives logits, and which of its axes is the vocabulary's: ([V, D], 0) or ([D, V], 1)."""
+        if self.config.tie_word_embeddings:
+            return self.embed_tokens.embedding, 0
+        return self.lm_head.variables["params"]["kernel"], 1
+
     def unembed(self, hidden):
         """hidden [..., D] -> logits, float32 [..., V]."""
         if not self.config.tie_word_embeddings:
