@@ -48,7 +48,7 @@ SETTINGS = {
     ("tunix", "update", "small"): _MICRO(4, 8, 16, 32),
     ("tunix", "update", "large"): _MICRO(2, 4, 8),
     ("trl", "update", "small"): _MICRO(4, 8, 16, 32),
-    ("trl", "update", "large"): _MICRO(4, 8, 32),
+    ("trl", "update", "large"): _MICRO(4, 8),
     ("trl", "generate", "small"): [{}, {"cache_implementation": "static"}],
     ("trl", "generate", "large"): [{}, {"cache_implementation": "static"}],
 }
