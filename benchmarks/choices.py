@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
+from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.models import attention, hf_io
 from coevolve_jax.rollout import draws
 
@@ -81,7 +82,17 @@ def main(_) -> None:
     show(f"attention of {len(packed)} tokens in segments of 256, forward and backward: plain, chunked",
          plain=bind(whole, q, k, packed.reshape(ROWS, LENGTH)), chunked=bind(skipping, as_one(q), as_one(k), packed[None]))
 
-    # A large vocabulary: one running sum, or two steps.
+    # Log-probabilities in a large vocabulary: all of it at once, or tile by tile.
+    states, table, targets = random(512, 256), random(151936, 256), jnp.arange(512)
+
+    def score(whole):
+        total = lambda h, w: jnp.sum(token_logprobs(h, w, targets, vocab_axis=0, chunk=512, whole=whole)[0])
+        return bind(jax.grad(total, argnums=(0, 1)), states, table)
+
+    show("log-probabilities of 512 tokens of 151,936, forward and backward: whole, in tiles",
+         whole=score(True), tiles=score(False))
+
+    # Sampling from it: one running sum, or two steps.
     logits, keys = random(64, 151936), jax.random.split(jax.random.key(0), 64)
     ones = jnp.ones(64)
     draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)

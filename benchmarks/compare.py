@@ -44,11 +44,11 @@ _ROWS = lambda *pairs: [{"row_length": length, "rows_per_microbatch": rows} for 
 _MICRO = lambda *sizes: [{"micro": size} for size in sizes]  # padded sequences of a micro-batch
 SETTINGS = {
     ("ours", "update", "small"): _ROWS((512, 2), (1024, 1), (2048, 1), (2176, 1)),
-    ("ours", "update", "large"): [{**rows, "remat": True} for rows in _ROWS((1024, 1), (2176, 1))],
+    ("ours", "update", "large"): [{**rows, "remat": True} for rows in _ROWS((2048, 1), (2176, 1))],
     ("tunix", "update", "small"): _MICRO(4, 8, 16, 32),
-    ("tunix", "update", "large"): _MICRO(2, 4, 8),
+    ("tunix", "update", "large"): _MICRO(2, 4),
     ("trl", "update", "small"): _MICRO(4, 8, 16, 32),
-    ("trl", "update", "large"): _MICRO(4, 8),
+    ("trl", "update", "large"): _MICRO(4),
     ("trl", "generate", "small"): [{}, {"cache_implementation": "static"}],
     ("trl", "generate", "large"): [{}, {"cache_implementation": "static"}],
 }

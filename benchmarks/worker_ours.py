@@ -3,17 +3,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 import cases
 import protocol
 from coevolve_jax import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import pack
+from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
@@ -37,8 +39,11 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
     return made
 
 
-def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
-    """setting: row_length and rows_per_microbatch of the packed batch, remat."""
+def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]:
+    """The learner of a case, the policy's parameters, and the learner's config.
+
+    setting: row_length and rows_per_microbatch of the packed batch, remat.
+    """
     c = get_config()
     with c.learner.unlocked():
         c.learner.update({
@@ -48,15 +53,23 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     model_config, params = hf_io.load(folder / "policy")
     _, reference = hf_io.load(folder / "reference")
     learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
+    return learner, params, c.learner
+
+
+def make_batch(case: cases.Case, data: dict[str, np.ndarray], rollouts: list[Trajectory], config: ConfigDict) -> Batch:
+    return pack(rollouts, data["advantages"], row_length=config.row_length,
+                rows_per_microbatch=config.rows_per_microbatch, max_rows=case.rows)
+
+
+def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
+    learner, params, config = make_learner(folder, setting)
     state = learner.init(params)
     del params
     rollouts = trajectories(data)
 
     def update() -> dict:
         nonlocal state
-        batch = pack(rollouts, data["advantages"], row_length=c.learner.row_length,
-                     rows_per_microbatch=c.learner.rows_per_microbatch, max_rows=case.rows)
-        state, metrics = learner.update(state, batch)
+        state, metrics = learner.update(state, make_batch(case, data, rollouts, config))
         jax.block_until_ready(state)
         return {"loss": float(metrics["loss"])}
 

@@ -87,6 +87,9 @@ def check(config: ConfigDict) -> None:
         "learner.decay_steps",
         f"more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
     )
+    require(0 < learner.learning_rate < float("inf"), "learner.learning_rate", "above 0 and finite")
+    require(0 <= learner.adam_b1 and learner.adam_b1**2 < learner.adam_b2 < 1, "learner.adam_b2",
+            f"below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be bounded")
     require(
         learner.moment_dtype == "float32" or learner.adam_b2 <= 0.99,
         "learner.adam_b2", "at most 0.99 with bfloat16 moments, which cannot hold smaller changes",

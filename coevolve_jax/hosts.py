@@ -47,7 +47,7 @@ from coevolve_jax.models import hf_io
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
-_INSIST_SECONDS = 10  # so long a process that is interrupted may take to end before it is interrupted again
+_INSIST_SECONDS = 60  # so long a process that is interrupted may take to end before it is interrupted again
 _SHARE = "put --workdir on a file system that all processes share."
 
 
@@ -72,7 +72,9 @@ def together(config: ConfigDict) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        over.set()
+        with contextlib.suppress(KeyboardInterrupt):  # of a watch that has just seen why
+            over.set()
+            watch.join()
         if why := _failure():
             raise Failed(why) from None
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

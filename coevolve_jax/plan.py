@@ -67,7 +67,7 @@ class Plan:
     @property
     def total(self) -> int:
         state = self.parameters + self.reference + self.optimizer + self.gradients
-        # The compiler may lay the new moments beside the old ones.
+        # A compiler may copy the moments before it writes them, as XLA does on CPUs.
         return state + max(self.optimizer, self.activations + max(self.layer, self.logprobs))
 
     def fits(self, topology: Topology) -> bool:
@@ -154,12 +154,12 @@ def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> 
 
 
 def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Logits and their gradient in float32; the unembedding and its gradient."""
+    """Logits, these below their peak and their exponentials in float32; the unembedding and its gradient."""
     tensor, shards = mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
     chunk = min(-(-learner.logprob_chunk // shards), tokens)
     table = c.vocab_size * c.hidden_size // tensor
     gathered = jnp.dtype(learner.dtype).itemsize + 4
-    return 2 * chunk * (c.vocab_size // tensor) * 4 + table * gathered
+    return 3 * chunk * (c.vocab_size // tensor) * 4 + table * gathered
 
 
 def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:

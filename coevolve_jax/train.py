@@ -237,9 +237,8 @@ def update(
         learned = {name: value.item() for name, value in jax.device_get(learned).items()}
         if not learned.pop("finite"):
             raise FloatingPointError(
-                f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) is not finite: it was "
-                "not applied and the last checkpoint is intact; start a new workdir with a lower "
-                "config.learner.learning_rate."
+                f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) or its step is not "
+                "finite: the last checkpoint is intact; start a new workdir with a lower config.learner.learning_rate."
             )
         # Only the first epoch's policy is the one that the sampler had.
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}

@@ -15,7 +15,7 @@ from coevolve_jax import sharding
 from coevolve_jax.grpo import logprobs, losses
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.optimizer import learning_rate, make_optimizer
+from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
 from coevolve_jax.grpo.packing import assign_rows, pack
 from coevolve_jax.models.qwen import Qwen
 from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, trajectory
@@ -363,6 +363,16 @@ def test_schedules_follow_their_formulas():
             want = 0.1 * (step / 10 if step < 10 else after)
             assert rate(step, schedule=schedule, **shape) == pytest.approx(want, rel=1e-5, abs=1e-9)
     assert learning_rate(learner_config(learning_rate=0.1)) == 0.1
+
+
+@pytest.mark.parametrize("limit", [0.5, 5.0, 50.0])
+def test_clipping_is_optaxs(limit):
+    trees = [{"a": jnp.full(9, x), "b": jnp.full((4, 4), x)} for x in (0.0, 1.0, 1e-9)]  # norms 0, 5, 5e-9
+    ours, theirs = clip_by_global_norm(limit), optax.clip_by_global_norm(limit)
+    for tree in trees:
+        got, want = (clip.update(tree, clip.init(tree))[0] for clip in (ours, theirs))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+    assert optax.tree.norm(ours.update(trees[1], ours.init(trees[1]))[0]) == pytest.approx(min(5, limit))
 
 
 def test_only_matrices_decay_and_embeddings_on_request(params):

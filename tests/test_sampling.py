@@ -100,6 +100,7 @@ def test_the_filter_goes_through_a_checkpoint_bit_for_bit():
 @pytest.mark.parametrize("key, value, why", [
     ("ratio", "group", "one of token, sequence"), ("kl", "k4", "one of k1, k2, k3, none"),
     ("dtype", "float16", "one of float32, bfloat16"), ("epochs", 0, "at least 1"), ("tis_cap", -1.0, "0 or more"),
+    ("learning_rate", float("inf"), "above 0 and finite"), ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
     ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
 ])
 def test_settings_that_do_not_exist_or_fit_are_named(key, value, why):

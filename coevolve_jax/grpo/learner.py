@@ -122,9 +122,10 @@ class Learner:
         old_logprobs: [M, R, L], what the ratio compares with: `score` before the first update on this batch
         where config.tis_cap is above 0; by default the sampler's.
 
-        The returned state equals the given one where the loss, the gradient or the step is not finite
-        (metrics["finite"] is False), and where nothing asks for a change: no policy token has an advantage and
-        there is no KL term (metrics["applied"] is False in both cases). Metrics are scalars on the device.
+        The returned state equals the given one where the loss or the gradient is not finite, and where nothing
+        asks for a change: no policy token has an advantage and there is no KL term (metrics["applied"] is False in
+        both cases). metrics["finite"] is False in the first, and where the step itself has broken the policy: the
+        norm of the new parameters is not finite. Metrics are scalars on the device.
         """
         batch = sharding.place_batch(self._mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None else old_logprobs
@@ -254,14 +255,15 @@ class Learner:
     def _update_step(self, state: TrainState, reference: Any, batch: Batch, old_logprobs: jax.Array):
         grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)
         grad_norm = optax.tree.norm(grads)
-        # Where the sum of squares is finite, so are the moments, and a step has at most some hundred times the
-        # learning rate's size. The step itself is not asked: the new state could not be written over the old one then.
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
         pulls = batch.mask if self._uses_kl else batch.mask & (batch.advantages != 0)
         applied = finite & jnp.any(pulls)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
         state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stepped, state)
+        # Asked afterwards: the new state could not be written over the old one, three times the size of the parameters,
+        # if the old one might still be returned for it.
+        finite &= jnp.isfinite(optax.tree.norm(jax.lax.optimization_barrier(state.params)))
         return state, {**metrics, "grad_norm": grad_norm, "finite": finite, "applied": applied}
 
     def _score_step(self, params: Any, reference: Any, batch: Batch) -> jax.Array:

@@ -43,12 +43,14 @@ def token_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and the entropy at each position, in nats.
 
-    Logits are computed where the mask is True, and for no more than a block of positions beside. Each row's are moved
-    together for this and taken block by block, so that rows may lie on different devices.
+    Logits are computed where the mask is True, and beside for what fills the last block and for the rows that have
+    fewer such positions than the fullest one. Each row's are moved together for this and taken block by block, so that
+    rows may lie on different devices.
 
     Args:
       hidden: [R, L, D] or [L, D].
-      unembedding: [D, V], or [V, D] with vocab_axis=0; used in the type of `hidden`, its gradient has its own.
+      unembedding: [D, V], or [V, D] with vocab_axis=0; used in the type of `hidden`, in which
+        the gradient of the logits is too; the unembedding's own gradient is summed in float32.
       targets: int32 [R, L] or [L].
       mask: bool, like targets; what is returned where it is False is 0. None: True everywhere.
       temperature: logits are divided by it, as the sampler does.
@@ -86,68 +88,69 @@ def _masked_logprobs(plan: _Plan, hidden: jax.Array, matrix: jax.Array, targets:
 
 def _forward(plan: _Plan, hidden, matrix, targets, mask):
     order, back, used = _order(plan.columns, mask)
-    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (hidden, targets))
+    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
 
     def one_tile(i, stats):
-        start, tile = _tile(plan, matrix, i)
+        start, first, tile = _tile(plan, matrix, i)
 
         def one_block(b, stats):
-            peak, total, weighted, picked = (x[b] for x in stats)
-            logits, place = _logits(plan, h_NxnxD[b], tile, start, i), t_Nxn[b] - start
+            peak, total, surprise, picked = (x[b] for x in stats)
+            logits, place = _logits(plan, h_NxnxD[b], tile, first), t_Nxn[b] - start
             new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
-            # Written once and then read: the compiler would take exponentials anew for each of the two sums.
-            exps, logits = jax.lax.optimization_barrier((jnp.exp(logits - new_peak[:, None]), logits))
-            shrink = jnp.exp(peak - new_peak)
-            here = jnp.take_along_axis(logits, jnp.clip(place, 0, plan.tile - 1)[:, None], axis=-1)[:, 0]
-            inside = (place >= 0) & (place < plan.tile) & (here > LOWEST)
+            lower = logits - new_peak[:, None]
+            exps = jnp.exp(lower)
+            if jax.default_backend() == "cpu":
+                # Written once and then read: its compiler takes exponentials anew for each of the two sums.
+                exps, lower = jax.lax.optimization_barrier((exps, lower))
+            rise = peak - new_peak
+            shrink = jnp.exp(rise)
+            here = jnp.take_along_axis(lower, jnp.clip(place, 0, plan.tile - 1)[:, None], axis=-1)[:, 0]
             new = (new_peak, shrink * total + jnp.sum(exps, axis=-1),
-                   shrink * weighted + jnp.sum(exps * logits, axis=-1), jnp.where(inside, here, picked))
+                   shrink * (surprise + rise * total) + jnp.sum(exps * lower, axis=-1),
+                   jnp.where((place >= first) & (place < plan.tile), here, picked + rise))
             return tuple(x.at[b].set(y) for x, y in zip(stats, new))
 
         return jax.lax.fori_loop(0, used, one_block, stats)
 
     nothing = jnp.zeros(t_Nxn.shape)
-    stats = nothing + LOWEST, nothing, nothing, nothing
-    peak, total, weighted, picked = _each_tile(plan, matrix, one_tile, stats)
-    logz = peak + jnp.log(total)
-    outputs = picked - logz, logz - weighted / total
-    outputs = tuple(jnp.where(mask, _unblock(x, back, mask), 0) for x in outputs)
+    stats = nothing + LOWEST, nothing, nothing, nothing + jnp.nan  # a target outside the vocabulary is never picked
+    peak, total, surprise, picked = _each_tile(plan, matrix, one_tile, stats)
+    logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
+    outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
+    outputs = tuple(jnp.where(mask, _unblock(x, back), 0) for x in outputs)
     return outputs, (hidden, matrix, targets, mask, logz)
 
 
 def _backward(plan: _Plan, residuals, cotangents):
     hidden, matrix, targets, mask, logz = residuals
     order, back, used = _order(plan.columns, mask)
-    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (hidden, targets))
+    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
 
     def one_tile(i, carry):
         d_hidden, d_matrix = carry
-        start, tile = _tile(plan, matrix, i)
+        start, first, tile = _tile(plan, matrix, i)
 
         def one_block(b, carry):
             d_hidden, d_tile = carry
             h, place = h_NxnxD[b], t_Nxn[b] - start
-            logits = _logits(plan, h, tile, start, i)
+            logits = _logits(plan, h, tile, first)
             # A one-hot product, not a scatter, which XLA runs serially on CPU.
-            chosen = (place[:, None] == jnp.arange(plan.tile)) & (logits > LOWEST)
+            chosen = jnp.where(place >= first, place, -1)[:, None] == jnp.arange(plan.tile)
             d_logits = (g_Nxn[b][:, None] * (chosen - jnp.exp(logits - logz[b][:, None]))).astype(h.dtype)
-            d_hidden = d_hidden.at[b].add(_product(d_logits, tile, 1, plan.axis))
+            d_hidden = d_hidden.at[b].add(_product(d_logits, tile, 1, plan.axis).astype(d_hidden.dtype))
             left, right = (d_logits, h) if plan.axis == 0 else (h, d_logits)
             return d_hidden, d_tile + _product(left, right, 0, 0)
 
         d_tile = _slice(plan, d_matrix, start).astype(jnp.float32)
         d_hidden, d_tile = jax.lax.fori_loop(0, used, one_block, (d_hidden, d_tile))
-        d_tile = d_tile.astype(d_matrix.dtype)
-        if d_tile.shape == d_matrix.shape:
-            return d_hidden, d_tile
-        return d_hidden, jax.lax.dynamic_update_slice_in_dim(d_matrix, d_tile, start, plan.axis)
+        return d_hidden, _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
 
-    carry = jnp.zeros(h_NxnxD.shape, jnp.float32), jnp.zeros_like(matrix)
+    tiles = matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
+    carry = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype), jnp.zeros_like(matrix)
     d_hidden, d_matrix = _each_tile(plan, matrix, one_tile, carry)
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
-    d_hidden = jnp.where(mask[..., None], _unblock(d_hidden, back, mask), 0).astype(hidden.dtype)
-    return d_hidden, d_matrix, None, None
+    return _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype), d_matrix, None, None
 
 
 _masked_logprobs.defvjp(_forward, _backward)
@@ -158,22 +161,29 @@ def _each_tile(plan: _Plan, matrix: jax.Array, body, carry):
     return body(0, carry) if tiles == 1 else jax.lax.fori_loop(0, tiles, body, carry)
 
 
-def _tile(plan: _Plan, matrix: jax.Array, i: jax.Array | int) -> tuple[jax.Array | int, jax.Array]:
-    """Tile i and its first entry. The last one ends with the vocabulary and so may repeat entries of the one before."""
+def _tile(plan: _Plan, matrix: jax.Array, i: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Where tile i starts in the vocabulary, its first entry that the tile before has not, and the tile. The last one
+    ends with the vocabulary and so may repeat entries."""
     start = jnp.minimum(i * plan.tile, matrix.shape[plan.axis] - plan.tile)
-    return start, _slice(plan, matrix, start)
+    return start, i * plan.tile - start, _slice(plan, matrix, start)
 
 
-def _slice(plan: _Plan, matrix: jax.Array, start: jax.Array | int) -> jax.Array:
+def _slice(plan: _Plan, matrix: jax.Array, start: jax.Array) -> jax.Array:
     if matrix.shape[plan.axis] == plan.tile:
         return matrix
     return jax.lax.dynamic_slice_in_dim(matrix, start, plan.tile, plan.axis)
 
 
-def _logits(plan: _Plan, h: jax.Array, tile: jax.Array, start: jax.Array | int, i: jax.Array | int) -> jax.Array:
-    """h [n, D] -> [n, T], float32; LOWEST for entries that an earlier tile had."""
+def _put(plan: _Plan, matrix: jax.Array, tile: jax.Array, start: jax.Array) -> jax.Array:
+    if matrix.shape[plan.axis] == plan.tile:
+        return tile
+    return jax.lax.dynamic_update_slice_in_dim(matrix, tile, start, plan.axis)
+
+
+def _logits(plan: _Plan, h: jax.Array, tile: jax.Array, first: jax.Array) -> jax.Array:
+    """h [n, D] -> [n, T], float32; LOWEST before the first entry that counts."""
     logits = _product(h, tile, 1, 1 - plan.axis) / plan.temperature
-    return jnp.where(start + jnp.arange(plan.tile) >= i * plan.tile, logits, LOWEST)
+    return jnp.where(jnp.arange(plan.tile) >= first, logits, LOWEST)
 
 
 def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
@@ -198,11 +208,16 @@ def _blocks(columns: int, x: jax.Array, order: jax.Array) -> jax.Array:
     return x.reshape(len(x), -1, *x.shape[3:])
 
 
-def _unblock(x: jax.Array, back: jax.Array, mask: jax.Array) -> jax.Array:
+def _unblock(x: jax.Array, back: jax.Array) -> jax.Array:
     """[N, R * C, ...] in its own order, [R, L, ...]."""
-    rows = len(mask)
+    rows = len(back)
     x = x.reshape(len(x), rows, -1, *x.shape[2:]).swapaxes(0, 1)
     return _take(x.reshape(rows, -1, *x.shape[3:]), back)
+
+
+def _where(mask: jax.Array, x: jax.Array) -> jax.Array:
+    """x [R, L, D] where the mask is True, else 0: what is not a number there would spoil sums over positions."""
+    return jnp.where(mask[..., None], x, 0)
 
 
 def _take(x: jax.Array, order: jax.Array) -> jax.Array:
