@@ -70,6 +70,23 @@ def test_an_unembedding_in_bfloat16_gets_a_gradient_of_its_own_type(monkeypatch)
             np.testing.assert_allclose(np.asarray(got, np.float32), exact, rtol=0.02, atol=0.03)
 
 
+@pytest.mark.parametrize("tile", [16, 48])
+def test_a_frozen_unembedding_costs_no_product(monkeypatch, tile):
+    monkeypatch.setattr(logprobs, "CPU_TILE", tile)
+    rng = np.random.default_rng(0)
+    hidden, table = (rng.normal(size=shape).astype(np.float32) for shape in ((LENGTH, WIDTH), (WIDTH, VOCABULARY)))
+    targets = rng.integers(0, VOCABULARY, LENGTH)
+
+    def grads_of(frozen):
+        return jax.grad(lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets, frozen=frozen)[0]), argnums=(0, 1))
+
+    trained, frozen = grads_of(False)(hidden, table), grads_of(True)(hidden, table)
+    np.testing.assert_array_equal(frozen[0], trained[0])
+    assert np.any(trained[1]) and not np.any(frozen[1])
+    products = [str(jax.make_jaxpr(grads_of(f))(hidden, table)).count("dot_general") for f in (False, True)]
+    assert products == [4, 3]
+
+
 def test_large_logits_cost_no_accuracy_that_their_differences_have(monkeypatch):
     """All logits are raised by 2**20, which leaves each of them three bits behind the point: all that these have."""
     monkeypatch.setattr(logprobs, "CPU_TILE", 16)

@@ -202,6 +202,7 @@ class Learner:
         scores = token_logprobs(
             joined(hidden), unembedding, joined(micro.targets), vocab_axis=axis, mask=joined(micro.mask),
             temperature=self._temperature, chunk=self._config.logprob_chunk, whole=self._mesh.size > 1,
+            frozen=self._lora,
         )
         logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")

@@ -22,12 +22,14 @@ LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a num
 
 
 class _Plan(NamedTuple):
-    """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits."""
+    """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits. frozen: the unembedding
+    gets no gradient."""
 
     columns: int
     tile: int
     axis: int
     temperature: float
+    frozen: bool
 
 
 def token_logprobs(
@@ -40,6 +42,7 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: int = 2048,
     whole: bool = False,
+    frozen: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and the entropy at each position, in nats.
 
@@ -56,6 +59,7 @@ def token_logprobs(
       temperature: logits are divided by it, as the sampler does.
       chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
       whole: never divide the vocabulary, for an unembedding that lies on several devices.
+      frozen: the unembedding is not trained: its gradient, a third of the backward pass, is zeros.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy), float32, like targets.
@@ -63,7 +67,7 @@ def token_logprobs(
     if hidden.ndim == 2:
         single = token_logprobs(hidden[None], unembedding, targets[None], vocab_axis=vocab_axis,
                                 mask=None if mask is None else mask[None], temperature=temperature, chunk=chunk,
-                                whole=whole)
+                                whole=whole, frozen=frozen)
         return single[0][0], single[1][0]
 
     rows, length, _ = hidden.shape
@@ -72,7 +76,8 @@ def token_logprobs(
         columns = min(columns, CPU_BLOCK)
         tile = tile if whole else _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
-    return _masked_logprobs(_Plan(columns, tile, vocab_axis, temperature), hidden, unembedding, targets, mask)
+    plan = _Plan(columns, tile, vocab_axis, temperature, frozen)
+    return _masked_logprobs(plan, hidden, unembedding, targets, mask)
 
 
 def _even(size: int, limit: int, multiple: int = 16) -> int:
@@ -139,18 +144,21 @@ def _backward(plan: _Plan, residuals, cotangents):
             chosen = jnp.where(place >= first, place, -1)[:, None] == jnp.arange(plan.tile)
             d_logits = (g_Nxn[b][:, None] * (chosen - jnp.exp(logits - logz[b][:, None]))).astype(h.dtype)
             d_hidden = d_hidden.at[b].add(_product(d_logits, tile, 1, plan.axis).astype(d_hidden.dtype))
+            if plan.frozen:
+                return d_hidden, None
             left, right = (d_logits, h) if plan.axis == 0 else (h, d_logits)
             return d_hidden, d_tile + _product(left, right, 0, 0)
 
-        d_tile = _slice(plan, d_matrix, start).astype(jnp.float32)
+        d_tile = None if plan.frozen else _slice(plan, d_matrix, start).astype(jnp.float32)
         d_hidden, d_tile = jax.lax.fori_loop(0, used, one_block, (d_hidden, d_tile))
-        return d_hidden, _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
+        return d_hidden, None if plan.frozen else _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
 
     tiles = matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
-    carry = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype), jnp.zeros_like(matrix)
-    d_hidden, d_matrix = _each_tile(plan, matrix, one_tile, carry)
+    d_hidden, d_matrix = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype), jnp.zeros_like(matrix)
+    d_hidden, summed = _each_tile(plan, matrix, one_tile, (d_hidden, None if plan.frozen else d_matrix))
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
-    return _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype), d_matrix, None, None
+    d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
+    return d_hidden, d_matrix if plan.frozen else summed, None, None
 
 
 _masked_logprobs.defvjp(_forward, _backward)
