@@ -47,7 +47,7 @@ from coevolve_jax.models import hf_io
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
-_INSIST_SECONDS = 60  # so long a process that is interrupted may take to end before it is interrupted again
+_INSIST_SECONDS = 40  # after which a process that is still there is interrupted again; ending a server takes 30
 _SHARE = "put --workdir on a file system that all processes share."
 
 

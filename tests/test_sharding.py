@@ -58,7 +58,7 @@ def settings(config):
     c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
     c.router_balance = 0.1
     # Adam turns the rounding of a gradient that is nearly zero into a good part of a step.
-    c.learning_rate = 3e-5
+    c.learning_rate = 2e-5
     return c
 
 
