@@ -194,11 +194,13 @@ class Demonstrator:
 class DemonstrationEngine:
     """Plays scripts through the agent loop: the n-th session says the n-th script. Not a policy."""
 
+    batches = True
+
     def __init__(self, chat: Chat, scripts: Sequence[Sequence[str]], encode):
         self._lines = [[encode(m) + list(chat.stop_ids) for m in s] for s in scripts]
         self._said = [0] * len(scripts)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         out = []
         for r in requests:
             ids = np.asarray(self._lines[r.session][self._said[r.session]], np.int32)
