@@ -154,11 +154,12 @@ def _backward(plan: _Plan, residuals, cotangents):
         return d_hidden, None if plan.frozen else _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
 
     tiles = matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
-    d_hidden, d_matrix = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype), jnp.zeros_like(matrix)
-    d_hidden, summed = _each_tile(plan, matrix, one_tile, (d_hidden, None if plan.frozen else d_matrix))
+    d_hidden = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype)
+    d_matrix = None if plan.frozen else jnp.zeros_like(matrix)  # None: no gradient
+    d_hidden, d_matrix = _each_tile(plan, matrix, one_tile, (d_hidden, d_matrix))
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
     d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
-    return d_hidden, d_matrix if plan.frozen else summed, None, None
+    return d_hidden, d_matrix, None, None
 
 
 _masked_logprobs.defvjp(_forward, _backward)
