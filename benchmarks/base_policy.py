@@ -11,8 +11,8 @@ from ml_collections import config_flags
 
 from coevolve_jax import build, sampling
 from coevolve_jax.evaluate import evaluate
-from coevolve_jax.evolution.evolve import Synthesizer
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 _TASKS = flags.DEFINE_integer("tasks", 192, "Held-out tasks.")

@@ -15,7 +15,7 @@ from absl import app, flags
 
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.models import attention, hf_io
-from coevolve_jax.rollout import draws
+from coevolve_jax.rollout.native import sample_token
 
 _REPEATS = flags.DEFINE_integer("repeats", 15, "Runs of each program.", lower_bound=1)
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Whose shapes are timed.")
@@ -97,7 +97,7 @@ def main(_) -> None:
     ones = jnp.ones(64)
     draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)
     show("sampling 64 tokens of 151,936: one step, two steps",
-         one=draw(draws._in_one_step), two=draw(draws._in_two_steps))
+         one=draw(sample_token._in_one_step), two=draw(sample_token._in_two_steps))
 
 
 def show(title: str, **programs) -> None:

@@ -17,9 +17,10 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, sampling, sharding, train
-from coevolve_jax.evolution.evolve import Synthesizer
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax import build, sampling, train
+from coevolve_jax.distributed import sharding
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learner import Learner
 

@@ -20,8 +20,8 @@ from ml_collections import config_flags
 
 from coevolve_jax import build, sampling
 from coevolve_jax.envs import bfcl
-from coevolve_jax.evolution.evolve import Synthesizer
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
 

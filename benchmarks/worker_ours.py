@@ -13,13 +13,13 @@ from ml_collections import ConfigDict
 
 import cases
 import protocol
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
-from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.types import Outcome, Trajectory
 from configs.bfcl_tiny import get_config
 

@@ -16,14 +16,14 @@ from transformers import AutoTokenizer
 
 from coevolve_jax import config as configs
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.evolution.scripted import ScriptedExplorer
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Engine, EngineError
-from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.types import Task
 
 
@@ -139,10 +139,10 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
 
 def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
-    from coevolve_jax.rollout.fleet import Member
-    from coevolve_jax.rollout.push import Pusher
-    from coevolve_jax.rollout.server import Server
-    from coevolve_jax.rollout.sglang import SPARE, SGLangEngine
+    from coevolve_jax.rollout.sglang.fleet import Member
+    from coevolve_jax.rollout.sglang.push import Pusher
+    from coevolve_jax.rollout.sglang.server import Server
+    from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
 
     c, sizes = config.engine, _sizes(config)
     shared = workdir / "weights" if workdir and c.url else None  # servers elsewhere see the workdir, if anything

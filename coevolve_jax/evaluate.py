@@ -9,7 +9,7 @@ from importlib import metadata
 import numpy as np
 from tqdm import tqdm
 
-from coevolve_jax.envs.pool import ProcessPool
+from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.types import Task, Trajectory
 

@@ -1,7 +1,7 @@
 """Bytes per device of one update of a model on a machine, from shapes alone.
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from
-the rules of sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md explains and
+the rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md explains and
 tests/test_plan.py compares with the compiler's own account.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.advantages import spreads
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.types import Outcome, Task, Trajectory

@@ -4,9 +4,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from coevolve_jax.evolution.evolve import Tally, Weakness
-from coevolve_jax.evolution.pool import TaskPool
-from coevolve_jax.evolution.signals import History
+from coevolve_jax.synthesis.pipeline import Tally, Weakness
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.signals import History
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.types import Signal, Task, Trajectory
 

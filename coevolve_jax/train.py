@@ -26,13 +26,14 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from coevolve_jax import build, checkpoint, config as configs, hosts, metrics, sharding
+from coevolve_jax import build, checkpoint, config as configs, metrics
+from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.analysis import report
 from coevolve_jax.evaluate import evaluate, versions
-from coevolve_jax.evolution import signals
-from coevolve_jax.evolution.evolve import Synthesizer, weaknesses
-from coevolve_jax.evolution.leakage import LeakGuard
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis import signals
+from coevolve_jax.synthesis.pipeline import Synthesizer, weaknesses
+from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.grpo.learner import Learner, TrainState
@@ -56,7 +57,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
     """Runs, or goes on with, the run in `workdir`. Returns what its summary.json holds.
 
-    Of several processes (hosts.py) the first one does; the others follow it, and return {}.
+    Of several processes (distributed/hosts.py) the first one does; the others follow it, and return {}.
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.

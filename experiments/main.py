@@ -26,7 +26,8 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
-    from coevolve_jax import hosts, sharding  # after the flags are known: --help needs no JAX
+    from coevolve_jax.distributed import hosts
+    from coevolve_jax.distributed import sharding  # after the flags are known: --help needs no JAX
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 

@@ -32,10 +32,10 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.evolution.scripted import ScriptedExplorer
-from coevolve_jax.evolution.reflect import unguided
-from coevolve_jax.evolution.validate import synthesize
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
+from coevolve_jax.synthesis.reflect import unguided
+from coevolve_jax.synthesis.validate import synthesize
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch, assign_rows, pack
 from coevolve_jax.models import hf_io

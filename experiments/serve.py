@@ -26,7 +26,7 @@ _DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may ta
 
 
 def main(argv) -> None:
-    from coevolve_jax.rollout.server import Server  # after the flags are known
+    from coevolve_jax.rollout.sglang.server import Server  # after the flags are known
 
     server = None
     try:

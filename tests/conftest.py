@@ -10,7 +10,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu
 import pytest
 
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout.server import Server
+from coevolve_jax.rollout.sglang.server import Server
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_qwen3"
 

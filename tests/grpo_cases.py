@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.types import Outcome, Trajectory

@@ -169,7 +169,7 @@ def test_kernels_run_on_each_devices_rows_and_heads():
     """In a process of its own, for the number of devices is fixed when JAX starts."""
     program = """
 import functools, jax, numpy as np, pytest
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models import attention as attn
 rng = np.random.default_rng(0)
 q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))

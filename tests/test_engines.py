@@ -11,10 +11,10 @@ from coevolve_jax import build
 from coevolve_jax.models.qwen import Qwen
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
-from coevolve_jax.rollout.fleet import Member
-from coevolve_jax.rollout.native import NativeEngine
-from coevolve_jax.rollout.push import Pusher
-from coevolve_jax.rollout.sglang import SGLangEngine
+from coevolve_jax.rollout.sglang.fleet import Member
+from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.sglang.push import Pusher
+from coevolve_jax.rollout.sglang.engine import SGLangEngine
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 LENGTH, NEW = 128, 64

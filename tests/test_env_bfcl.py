@@ -13,7 +13,8 @@ import pytest
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
-from coevolve_jax.envs import bfcl, bfcl_tools
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.bfcl import tools as bfcl_tools
 from coevolve_jax.types import Call, Task, Turn
 
 BASE = bfcl.load()

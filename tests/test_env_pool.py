@@ -12,7 +12,7 @@ import time
 import pytest
 
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
+from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.types import Call, Observation, Task, Turn
 
 BASE = bfcl.load()
@@ -227,7 +227,7 @@ def alive(pid):
 def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
     """From another folder, with the parent killed by -9, also while a worker hangs in C code."""
     code = textwrap.dedent(f"""
-        from coevolve_jax.envs.pool import ProcessPool
+        from coevolve_jax.envs.worker_pool import ProcessPool
         from coevolve_jax.types import Call, Task
         import time
         pool = ProcessPool(workers=1, timeout=1.0)
@@ -257,7 +257,7 @@ def test_workers_end_with_the_interpreter_and_with_the_pool():
     pid = pool._workers[0].process.pid
     pool.shutdown()
     assert not alive(pid)
-    code = ("from coevolve_jax.envs.pool import ProcessPool; p = ProcessPool(1); "
+    code = ("from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool(1); "
             "print(p._workers[0].process.pid)")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.evolution import abstract, arguments, explore, reflect, scripted, validate
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.synthesis import abstract, explore, reflect, validate
+from coevolve_jax.explorers.scripted import arguments, scripted
 from coevolve_jax.types import Call, Observation, Outcome, Signal, Step, Task, Trajectory, Triplet, Turn
 
 CALLS = dict(rounds=2, steps=8)
@@ -313,8 +314,9 @@ SCRIPT = """
 import sys, hashlib, json
 import numpy as np
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.evolution import reflect, scripted, validate
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.synthesis import reflect, validate
+from coevolve_jax.explorers.scripted import scripted
 if __name__ == "__main__":
     pool = ProcessPool(workers=int(sys.argv[1]), timeout=5.0)
     scenes = bfcl.scenes("train")[::9]

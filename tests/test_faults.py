@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
-from coevolve_jax.rollout import loop, sglang
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.fleet import Fault, Member
-from coevolve_jax.rollout.push import Pusher, call
-from coevolve_jax.rollout.server import Server
-from coevolve_jax.rollout.sglang import SGLangEngine, read_answer
+from coevolve_jax.rollout.sglang.fleet import Fault, Member
+from coevolve_jax.rollout.sglang.push import Pusher, call
+from coevolve_jax.rollout.sglang.server import Server
+from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
 from faults import Proxy
 from test_engines import FOLDER, LIMITS, ask, check, forward, generate, moved, policy  # noqa: F401 (fixtures)
 from test_rollout import TASK

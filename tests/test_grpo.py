@@ -11,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from hypothesis import given, settings, strategies as st
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.learner import Learner

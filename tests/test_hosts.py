@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from test_multiprocess import free_address
 from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)

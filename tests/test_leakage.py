@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from coevolve_jax.evolution.leakage import LeakGuard, histogram
+from coevolve_jax.synthesis.leakage import LeakGuard, histogram
 from coevolve_jax.types import Call, Task, Turn
 
 TEMPLATES = {

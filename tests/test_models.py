@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.config import Yarn
@@ -346,7 +346,7 @@ def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):
     np.save(tmp_path / "tokens.npy", tokens)
     program = """
 import sys, jax, numpy as np
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
 folder = sys.argv[1]

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from coevolve_jax import plan, sharding
+from coevolve_jax import plan
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch

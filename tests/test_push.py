@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout import checksum, push, weights
+from coevolve_jax.rollout.sglang import checksum, push, weights
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.weights import Tensor
+from coevolve_jax.rollout.sglang.weights import Tensor
 
 SPECS = {name: Tensor("float32", (4, 2)) for name in ("model.embed_tokens.weight", "a.weight", "b.weight")}
 
@@ -155,8 +155,8 @@ def test_differences_name_missing_and_unknown_tensors_and_the_vocabulary():
 def test_settings_that_cannot_work(tiny_config, monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="'carrier pigeon' of weights is unknown"):
         push.Pusher(tiny_config, tmp_path, transport="carrier pigeon")
-    monkeypatch.delitem(sys.modules, "coevolve_jax.rollout.broadcast", raising=False)
-    monkeypatch.delattr("coevolve_jax.rollout.broadcast", raising=False)
+    monkeypatch.delitem(sys.modules, "coevolve_jax.rollout.sglang.broadcast", raising=False)
+    monkeypatch.delattr("coevolve_jax.rollout.sglang.broadcast", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="needs torch .* set the transport to 'disk'"):
         push.Pusher(tiny_config, tmp_path, transport="distributed")

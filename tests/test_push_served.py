@@ -13,7 +13,7 @@ import pytest
 
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
-from coevolve_jax.rollout import push, weights
+from coevolve_jax.rollout.sglang import push, weights
 from coevolve_jax.rollout.engine import EngineError
 
 LONG = 300  # tokens: a generation that is still under way when the weights change

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from coevolve_jax import build
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.pool import ProcessPool
+from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat, parse_calls, render_call
 from coevolve_jax.rollout.engine import Completion

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
@@ -20,7 +20,7 @@ from coevolve_jax.models.qwen import KVCache, Qwen, QwenConfig
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.agent import _Rollout
 from coevolve_jax.rollout.engine import Completion, Request, Sampling
-from coevolve_jax.rollout.native import NativeEngine
+from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.types import Outcome, Task
 from grpo_cases import MODEL as DENSE

@@ -9,8 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs, sampling, train
-from coevolve_jax.evolution.evolve import Tally
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis.pipeline import Tally
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.state import RunState
 from coevolve_jax.types import Call, Task, Turn

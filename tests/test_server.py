@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.rollout import server as server_module
-from coevolve_jax.rollout.server import CPU_PYTHON, Server
+from coevolve_jax.rollout.sglang import server as server_module
+from coevolve_jax.rollout.sglang.server import CPU_PYTHON, Server
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "models" / "tiny_qwen3"
@@ -108,7 +108,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
 
 def test_no_process_outlives_a_killed_owner(tmp_path):
     """kill -9 while the scheduler is being born: SGLang's own children watch their parent only later."""
-    program = ("import sys, time\nfrom coevolve_jax.rollout.server import Server\n"
+    program = ("import sys, time\nfrom coevolve_jax.rollout.sglang.server import Server\n"
                f"server = Server({str(TINY)!r}, log_path={str(tmp_path / 'log')!r})\n"
                "print(server._process.pid, flush=True)\ntime.sleep(600)\n")
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from coevolve_jax.evolution import signals as sig
+from coevolve_jax.synthesis import signals as sig
 from coevolve_jax.types import Call, Outcome, Signal, Step, Trajectory
 
 EMPTY = np.zeros(0, np.int32)

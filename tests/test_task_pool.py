@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from coevolve_jax.evolution.pool import TaskPool
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 
 

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.optimizer import make_optimizer
@@ -37,7 +37,7 @@ class Learner:
       config: the `learner` section of the run's config.
       reference: frozen parameters: what the KL term pulls to and what LoRA adapts (the policy before RL).
       temperature: that of the sampler; logits are divided by it, so that ratios compare equals.
-      mesh: where it runs. Parameters and optimiser state follow sharding.py's rules; adapters are on every device.
+      mesh: where it runs. Parameters and optimiser state follow distributed/sharding.py's rules; adapters are on every device.
       seed: of LoRA's first adapters.
 
     Attributes:

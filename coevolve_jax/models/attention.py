@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.gpu import attention as gpu_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import Mesh
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 
 # Its exponential is 0 and, unlike that of an infinity, no difference of two of them is NaN.
 MASKED = -1e30

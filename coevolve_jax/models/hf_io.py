@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from coevolve_jax import sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 WEIGHTS = "model.safetensors"
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None):
     """Reads a Hugging Face folder: config.json and safetensors, in one file or several with an index.
 
-    Returns (config, params); params in `dtype`, by sharding.py's rules where a mesh is given. Each process
+    Returns (config, params); params in `dtype`, by distributed/sharding.py's rules where a mesh is given. Each process
     reads only what its devices hold, and at most two tensors are in host memory besides the parameters.
     Raises ValueError where the folder is no model or the architecture is not supported, and one that
     lists every tensor that is missing, unknown or of another shape than config.json says.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coevolve_jax.evolution.pool import canonical
+from coevolve_jax.synthesis.task_pool import canonical
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.weights import Tensor
+from coevolve_jax.rollout.sglang.weights import Tensor
 
 try:
     import torch

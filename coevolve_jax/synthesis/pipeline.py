@@ -9,10 +9,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.evolution.leakage import LeakGuard
-from coevolve_jax.evolution.pool import TaskPool
-from coevolve_jax.evolution.reflect import unguided
-from coevolve_jax.evolution.validate import synthesize
+from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.reflect import unguided
+from coevolve_jax.synthesis.validate import synthesize
 from coevolve_jax.types import Context, Signal, Task, Trajectory
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid

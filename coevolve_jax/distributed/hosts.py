@@ -38,7 +38,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, config as configs, sharding
+from coevolve_jax import checkpoint, config as configs
+from coevolve_jax.distributed import sharding
 from coevolve_jax.build import Policy
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch

@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from coevolve_jax.envs.base import EnvPool, Execution
-from coevolve_jax.evolution.explore import spawn
-from coevolve_jax.evolution.reflect import signature
+from coevolve_jax.synthesis.explore import spawn
+from coevolve_jax.synthesis.reflect import signature
 from coevolve_jax.types import Call, Context, Observation, Task, Triplet, Turn
 
 EMPTY = frozenset(("", "null", "None", "{}", "[]"))  # answers that tell nothing

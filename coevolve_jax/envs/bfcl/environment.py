@@ -17,7 +17,7 @@ from bfcl_eval.constants import executable_backend_config as backend
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
-from coevolve_jax.envs.bfcl_tools import (TOOLSETS, documented, execute, load_class, parse, read_data, render,
+from coevolve_jax.envs.bfcl.tools import (TOOLSETS, documented, execute, load_class, parse, read_data, render,
                                           tools)
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 

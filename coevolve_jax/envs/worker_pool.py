@@ -24,7 +24,7 @@ from typing import Any
 
 import coevolve_jax
 from coevolve_jax.envs.base import Execution
-from coevolve_jax.envs.bfcl_tools import NOT_PLAIN, plain
+from coevolve_jax.envs.bfcl.tools import NOT_PLAIN, plain
 from coevolve_jax.types import Call, Observation, Outcome, Task
 
 START_SECONDS = 120.0   # a worker imports its packages in 0.3 s on an idle core

@@ -87,7 +87,7 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
         return replicated(mesh)
     spec = next((spec for pattern, spec in RULES if re.search(rf"(^|/)({pattern})$", path)), None)
     if spec is None:
-        raise ValueError(f"No rule of coevolve_jax/sharding.py matches parameter {path!r}; add one to RULES.")
+        raise ValueError(f"No rule of coevolve_jax/distributed/sharding.py matches parameter {path!r}; add one to RULES.")
     for size, axis in zip(shape, spec):
         if axis is not None and size % mesh.shape[axis]:
             raise ValueError(f"Parameter {path} of shape {shape} does not divide by the mesh's {axis} axis "

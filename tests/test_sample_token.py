@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.rollout import draws
+from coevolve_jax.rollout.native import sample_token
 
 ROWS = 4096
-SIZES = pytest.mark.parametrize("size", [40, draws.ONE_STEP + 77])
+SIZES = pytest.mark.parametrize("size", [40, sample_token.ONE_STEP + 77])
 
 
 def drawn_from(logits, temperature=1.0, rows=ROWS):
     keys = jax.random.split(jax.random.key(5), rows)
     temperatures, wanted = jnp.full(rows, temperature), jnp.ones(rows, bool)
     spread = lambda x: jnp.broadcast_to(x, (rows, len(x)))
-    token, logprob = jax.jit(lambda x: draws.sample(spread(x), temperatures, keys, wanted))(logits)
+    token, logprob = jax.jit(lambda x: sample_token.sample(spread(x), temperatures, keys, wanted))(logits)
     return np.asarray(token), np.asarray(logprob)
 
 
@@ -63,7 +63,7 @@ def test_what_has_no_probability_is_never_drawn(size):
 def test_the_first_weight_that_reaches_a_share_is_not_0(weights, u):
     if not sum(weights):
         weights[0] = 1.0
-    index = int(draws._first_reaching(jnp.asarray([weights], jnp.float32), jnp.asarray([u], jnp.float32))[0])
+    index = int(sample_token._first_reaching(jnp.asarray([weights], jnp.float32), jnp.asarray([u], jnp.float32))[0])
     assert weights[index] > 0
     total = sum(weights)
     assert sum(weights[:index]) <= u * total * (1 + 1e-5) and sum(weights[: index + 1]) >= u * total * (1 - 1e-5)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.evolution import reflect as reflection
-from coevolve_jax.evolution.abstract import Proposal
-from coevolve_jax.evolution.arguments import (MAX_STRING, Bank, Param, draw, harvest_state, parse, succeeded,
+from coevolve_jax.synthesis import reflect as reflection
+from coevolve_jax.synthesis.abstract import Proposal
+from coevolve_jax.explorers.scripted.arguments import (MAX_STRING, Bank, Param, draw, harvest_state, parse, succeeded,
                                               tokens)
-from coevolve_jax.evolution.reflect import signature
+from coevolve_jax.synthesis.reflect import signature
 from coevolve_jax.types import Call, Context, Observation, Signal, Task, Trajectory, Triplet
 
 SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # of goals by wanted steps; some turn out shorter

@@ -24,7 +24,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 import coevolve_jax
-from coevolve_jax.rollout import supervise
+from coevolve_jax.rollout.sglang import supervise
 
 HOST = "127.0.0.1"
 CPU_PYTHON = Path(coevolve_jax.__file__).resolve().parents[1] / ".sglang" / "bin" / "python"

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from absl import logging
 
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.server import Server
+from coevolve_jax.rollout.sglang.server import Server
 
 PROBES = 2  # without an answer, after which a launched server counts as hanging
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between probes

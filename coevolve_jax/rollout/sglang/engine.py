@@ -19,10 +19,10 @@ import numpy as np
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
-from coevolve_jax.rollout.fleet import Fault, Fleet, Member, Slow
-from coevolve_jax.rollout.push import Pusher, call
+from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
+from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.rollout.routing import read_routing
-from coevolve_jax.rollout.weights import Weights
+from coevolve_jax.rollout.sglang.weights import Weights
 
 FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that
 SPARE = 8  # tokens of the servers' context that stay free: at its end they cut max_new_tokens without a word
@@ -39,7 +39,7 @@ class SGLangEngine:
       model_config: the policy's architecture; ids outside its vocabulary, which kill a server, are never sent.
       params: the first weights, pushed as version 0, so that a push that cannot work fails at once.
       members: the servers. Those with a process are started anew when they die, and stopped by `close`.
-      pusher: how weights get there (rollout/push.py).
+      pusher: how weights get there (rollout/sglang/push.py).
       max_length: tokens per conversation; the servers must serve as many.
       max_new_tokens: the largest request.sampling.max_new_tokens.
       timeout: seconds that one message may take. probe_timeout: seconds that a server may take to say that it is well;

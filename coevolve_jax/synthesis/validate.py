@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.evolution import abstract, explore
-from coevolve_jax.evolution.abstract import Proposal
+from coevolve_jax.synthesis import abstract, explore
+from coevolve_jax.synthesis.abstract import Proposal
 from coevolve_jax.types import Context, Lineage, Observation, Outcome, Task
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from absl import logging
 
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout import checksum as checksums
-from coevolve_jax.rollout import weights as weights_lib
+from coevolve_jax.rollout.sglang import checksum as checksums
+from coevolve_jax.rollout.sglang import weights as weights_lib
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.weights import FolderWeights, Tensor, Weights
+from coevolve_jax.rollout.sglang.weights import FolderWeights, Tensor, Weights
 
 TRANSPORTS = ("disk", "distributed")
 CONTROL_TIMEOUT = 60.0  # seconds for an answer to a small question
@@ -107,7 +107,7 @@ class Pusher:
         if transport not in TRANSPORTS:
             raise ValueError(f"Transport {transport!r} of weights is unknown: choose one of {TRANSPORTS}.")
         if transport == "distributed":
-            from coevolve_jax.rollout import broadcast
+            from coevolve_jax.rollout.sglang import broadcast
 
             self._join = broadcast.Group.join
         self._config, self._model, self._dtype = config, Path(model), dtype

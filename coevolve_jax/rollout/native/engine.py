@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
-from coevolve_jax.rollout import draws
+from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.engine import Completion, Request, check_request
 from coevolve_jax.rollout.routing import init_recorded
 
@@ -97,7 +97,7 @@ class Programs:
 
         def sample(hidden, position):
             here = jax.vmap(jax.random.fold_in)(keys, position)
-            return draws.sample(apply(hidden, method=Qwen.unembed), temperatures, here, budgets > 0)
+            return sample_token.sample(apply(hidden, method=Qwen.unembed), temperatures, here, budgets > 0)
 
         def append(carry, hidden):
             """Samples one token for each row that goes on."""
