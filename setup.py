@@ -1,4 +1,5 @@
 """Package metadata. `make demo` and `make test` install from the pinned requirements/ files instead."""
+
 from setuptools import find_packages, setup
 
 setup(

@@ -1,7 +1,8 @@
 """What a policy can do before RL: success on the held-out tasks by number of calls, and groups with both outcomes.
 
-    python benchmarks/base_policy.py --config=configs/bfcl_tiny.py --tasks=192
+python benchmarks/base_policy.py --config=configs/bfcl_tiny.py --tasks=192
 """
+
 import os
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -26,13 +27,20 @@ def main(_) -> None:
         agent = build.agent(c, policy, build.engine(c, policy), worlds)
         tasks = TaskPool()
         Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
-            tasks, build.held_out_scenes(c), wanted=_TASKS.value, kind="held_out", step=0,
-            rng=sampling.rng_for(c.evaluation.seed, "held_out"))
+            tasks,
+            build.held_out_scenes(c),
+            wanted=_TASKS.value,
+            kind="held_out",
+            step=0,
+            rng=sampling.rng_for(c.evaluation.seed, "held_out"),
+        )
         for temperature, samples in ((1.0, c.rollout.group_size), (0.0, 1)):
             result, _ = evaluate(agent, list(tasks), samples=samples, temperature=temperature, seed=1)
             by_calls = {n: f"{s / trials:.0%}" for n, (s, trials) in result.by_calls.items()}
-            print(f"temperature {temperature:g}, {samples} samples of {_TASKS.value} tasks: success {result.success:.1%}, "
-                  f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}")
+            print(
+                f"temperature {temperature:g}, {samples} samples of {_TASKS.value} tasks: success {result.success:.1%}, "
+                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}"
+            )
 
 
 if __name__ == "__main__":

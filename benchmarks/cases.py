@@ -2,6 +2,7 @@
 
 Numpy only, because the workers of every virtual environment read it.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -37,7 +38,8 @@ class Case:
     def shrunk(self) -> Case:
         """The same case in small, to try the machinery with; its times mean nothing."""
         return dataclasses.replace(
-            self, vocab_size=self.vocab_size // 16, rows=8, prompt=32, completion=32, layers=2)
+            self, vocab_size=self.vocab_size // 16, rows=8, prompt=32, completion=32, layers=2
+        )
 
 
 def _both(size: str, vocab_size: int, tied: bool) -> list[Case]:
@@ -53,15 +55,30 @@ CASES = {c.name: c for c in _both("small", 4096, False) + _both("large", 151936,
 def model_config(case: Case) -> dict:
     """config.json. rope_theta stands where transformers 4 and where transformers 5 look for it."""
     return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": case.vocab_size,
-        "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": case.layers,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "rms_norm_eps": 1e-6,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": case.vocab_size,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": case.layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
         "tie_word_embeddings": case.tied,
-        "rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
-        "max_position_embeddings": 4096, "hidden_act": "silu", "attention_bias": False,
-        "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "use_sliding_window": False,
+        "rope_theta": 1e6,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "use_sliding_window": False,
         "dtype": "float32",
-        "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
     }
 
 
@@ -80,11 +97,17 @@ def random_weights(case: Case, seed: int) -> dict[str, np.ndarray]:
         weights["lm_head.weight"] = table()
     for i in range(case.layers):
         layer = {
-            "input_layernorm": norm(d), "post_attention_layernorm": norm(d),
-            "self_attn.q_proj": matrix(q, d), "self_attn.k_proj": matrix(kv, d),
-            "self_attn.v_proj": matrix(kv, d), "self_attn.o_proj": matrix(d, q),
-            "self_attn.q_norm": norm(head), "self_attn.k_norm": norm(head),
-            "mlp.gate_proj": matrix(f, d), "mlp.up_proj": matrix(f, d), "mlp.down_proj": matrix(d, f),
+            "input_layernorm": norm(d),
+            "post_attention_layernorm": norm(d),
+            "self_attn.q_proj": matrix(q, d),
+            "self_attn.k_proj": matrix(kv, d),
+            "self_attn.v_proj": matrix(kv, d),
+            "self_attn.o_proj": matrix(d, q),
+            "self_attn.q_norm": norm(head),
+            "self_attn.k_norm": norm(head),
+            "mlp.gate_proj": matrix(f, d),
+            "mlp.up_proj": matrix(f, d),
+            "mlp.down_proj": matrix(d, f),
         }
         weights |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
     return weights

@@ -5,6 +5,7 @@
 Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3) where no other are
 named; medians of --repeats runs after one to compile.
 """
+
 import os
 import statistics
 import time
@@ -44,7 +45,9 @@ def main(_) -> None:
     random = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
     a = random(2048, 2048)
     rate = 2 * 2048**3 / timed(matmul=bind(jnp.matmul, a, a))["matmul"]
-    print(f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of 2048 x 2048")
+    print(
+        f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of 2048 x 2048"
+    )
 
     # The layers' stream as one matrix, or with its rows apart.
     mlp = jax.tree.map(lambda x: x[0], params["layers"]["mlp"])
@@ -55,8 +58,11 @@ def main(_) -> None:
 
     rows = random(2 * ROWS, LENGTH, config.hidden_size)
     both = jax.grad(mlp_loss, argnums=(0, 1))
-    show("MLP of 8,192 tokens, forward and backward: stream [B, L, D], [B * L, D]",
-         apart=bind(both, mlp, rows), joined=bind(both, mlp, rows.reshape(-1, config.hidden_size)))
+    show(
+        "MLP of 8,192 tokens, forward and backward: stream [B, L, D], [B * L, D]",
+        apart=bind(both, mlp, rows),
+        joined=bind(both, mlp, rows.reshape(-1, config.hidden_size)),
+    )
 
     # Causal attention in blocks of queries, or in one.
     q = random(ROWS, LENGTH, config.num_attention_heads, config.head_dim)
@@ -69,18 +75,25 @@ def main(_) -> None:
             out = jnp.sum(attention.attention(q, k, k, segments))
             attention.BLOCKS = kept
             return out
+
         return jax.grad(loss, argnums=(0, 1))
 
-    show(f"attention of {ROWS} rows of {LENGTH}, forward and backward: 1 block, {attention.BLOCKS} blocks",
-         one=bind(attention_loss(1), q, k), blocks=bind(attention_loss(attention.BLOCKS), q, k))
+    show(
+        f"attention of {ROWS} rows of {LENGTH}, forward and backward: 1 block, {attention.BLOCKS} blocks",
+        one=bind(attention_loss(1), q, k),
+        blocks=bind(attention_loss(attention.BLOCKS), q, k),
+    )
 
     # Packed rows: whole products of short rows, or one long row of which blocks of other segments are skipped.
     packed = jnp.repeat(jnp.arange(1, 1 + ROWS * LENGTH // 256), 256)
     skipping = jax.grad(lambda q, k, s: jnp.sum(attention.chunked(q, k, k, s)), argnums=(0, 1))
     whole = jax.grad(lambda q, k, s: jnp.sum(attention.plain(q, k, k, s)), argnums=(0, 1))
     as_one = lambda x: x.reshape(1, -1, *x.shape[2:])
-    show(f"attention of {len(packed)} tokens in segments of 256, forward and backward: plain, chunked",
-         plain=bind(whole, q, k, packed.reshape(ROWS, LENGTH)), chunked=bind(skipping, as_one(q), as_one(k), packed[None]))
+    show(
+        f"attention of {len(packed)} tokens in segments of 256, forward and backward: plain, chunked",
+        plain=bind(whole, q, k, packed.reshape(ROWS, LENGTH)),
+        chunked=bind(skipping, as_one(q), as_one(k), packed[None]),
+    )
 
     # Log-probabilities in a large vocabulary: all of it at once, or tile by tile.
     states, table, targets = random(512, 256), random(151936, 256), jnp.arange(512)
@@ -89,15 +102,21 @@ def main(_) -> None:
         total = lambda h, w: jnp.sum(token_logprobs(h, w, targets, vocab_axis=0, chunk=512, whole=whole)[0])
         return bind(jax.grad(total, argnums=(0, 1)), states, table)
 
-    show("log-probabilities of 512 tokens of 151,936, forward and backward: whole, in tiles",
-         whole=score(True), tiles=score(False))
+    show(
+        "log-probabilities of 512 tokens of 151,936, forward and backward: whole, in tiles",
+        whole=score(True),
+        tiles=score(False),
+    )
 
     # Sampling from it: one running sum, or two steps.
     logits, keys = random(64, 151936), jax.random.split(jax.random.key(0), 64)
     ones = jnp.ones(64)
     draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)
-    show("sampling 64 tokens of 151,936: one step, two steps",
-         one=draw(sample_token._in_one_step), two=draw(sample_token._in_two_steps))
+    show(
+        "sampling 64 tokens of 151,936: one step, two steps",
+        one=draw(sample_token._in_one_step),
+        two=draw(sample_token._in_two_steps),
+    )
 
 
 def show(title: str, **programs) -> None:

@@ -8,6 +8,7 @@ and the same data in float32, one after the other and never at the same time. Ea
 settings (micro-batches above all) and then measured with its fastest. `--shrink` tries the machinery on small
 shapes.
 """
+
 import dataclasses
 import datetime
 import json
@@ -63,10 +64,16 @@ class Implementation:
 
     def start(self, folder: Path, setting: dict, logs: Path) -> Worker:
         script = ROOT / "benchmarks" / f"worker_{self.name}.py"
-        env = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-               "TOKENIZERS_PARALLELISM": "false"}
-        return Worker(self.python, script, {"folder": str(folder), "setting": setting},
-                      logs / f"{self.name}.log", env)
+        env = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        return Worker(
+            self.python, script, {"folder": str(folder), "setting": setting}, logs / f"{self.name}.log", env
+        )
 
     def settings(self, case: Case) -> list[dict]:
         tried = SETTINGS.get((self.name, case.kind, "large" if case.tied else "small"), [{}])
@@ -108,8 +115,11 @@ def fastest(implementation: Implementation, case: Case, folder: Path, logs: Path
                 answer = worker.ask("run")
                 runs.append(answer["seconds"])
         seconds.append(min(runs))
-        print(f"  {case.name} {implementation.name:<6} {json.dumps(setting):<50} {seconds[-1]:8.2f} s "
-              f"{answer['peak'] / 2**30:6.2f} GiB", flush=True)
+        print(
+            f"  {case.name} {implementation.name:<6} {json.dumps(setting):<50} {seconds[-1]:8.2f} s "
+            f"{answer['peak'] / 2**30:6.2f} GiB",
+            flush=True,
+        )
     return settings[int(np.argmin(seconds))]
 
 
@@ -131,12 +141,23 @@ def compare(case: Case, chosen: list[Implementation], folder: Path, logs: Path) 
     for name, worker in workers.items():
         seconds = [answers[name]["seconds"] for answers in rounds]
         results[name] = {
-            **worker.about, "setting": settings[name], "seconds": seconds,
-            "median": statistics.median(seconds), "tokens_per_second": tokens / statistics.median(seconds),
+            **worker.about,
+            "setting": settings[name],
+            "seconds": seconds,
+            "median": statistics.median(seconds),
+            "tokens_per_second": tokens / statistics.median(seconds),
             "peak_bytes": rounds[-1][name]["peak"],
-            "losses": [answers[name].get("loss") for answers in (first, *rounds)], **agreement[name]}
-    return {"case": dataclasses.asdict(case), "useful_tokens": tokens, "operations": operations(case, data),
-            "matmul_rate": rate, "floor_seconds": operations(case, data) / rate, "implementations": results}
+            "losses": [answers[name].get("loss") for answers in (first, *rounds)],
+            **agreement[name],
+        }
+    return {
+        "case": dataclasses.asdict(case),
+        "useful_tokens": tokens,
+        "operations": operations(case, data),
+        "matmul_rate": rate,
+        "floor_seconds": operations(case, data) / rate,
+        "implementations": results,
+    }
 
 
 def check(case: Case, folder: Path, data: dict, workers: dict[str, Worker], first: dict) -> dict[str, dict]:
@@ -145,32 +166,42 @@ def check(case: Case, folder: Path, data: dict, workers: dict[str, Worker], firs
     if case.kind == "generate":
         rows = min(4, case.rows)
         greedy = {name: np.asarray(worker.ask("greedy")["ids"])[:rows] for name, worker in workers.items()}
-        return {name: {"greedy_share": reference.greedy_share(folder, data["prompts"][:rows], ids)}
-                for name, ids in greedy.items()}
+        return {
+            name: {"greedy_share": reference.greedy_share(folder, data["prompts"][:rows], ids)}
+            for name, ids in greedy.items()
+        }
     small = not case.tied
     truth = reference.loss(folder, case, data) if small else first["ours"]["loss"]
     apart = {name: abs(answer["loss"] - truth) for name, answer in first.items()}
     wrong = {name: value for name, value in apart.items() if not value <= TOLERANCE}
     if wrong and not case.ragged:
         raise ValueError(
-            f"{case.name}: the loss is {truth:.8f} and these differ by more than {TOLERANCE:g}: {wrong}.")
-    return {name: {"loss_difference": value, "against": "float64 reference" if small else "ours"}
-            for name, value in apart.items()}
+            f"{case.name}: the loss is {truth:.8f} and these differ by more than {TOLERANCE:g}: {wrong}."
+        )
+    return {
+        name: {"loss_difference": value, "against": "float64 reference" if small else "ours"}
+        for name, value in apart.items()
+    }
 
 
 def show(result: dict) -> None:
     """Prints a case as a table; "per token" is ours over the best peer's time per useful token."""
     case, found = result["case"], result["implementations"]
-    print(f"\n{case['name']}: {result['useful_tokens']} useful tokens, floor {result['floor_seconds']:.2f} s "
-          f"({result['operations'] / 1e9:.0f} GFLOP at {result['matmul_rate'] / 1e9:.0f} GFLOP/s)")
-    print(f"{'':<8}{'median s':>10}{'tokens/s':>11}{'of floor':>10}{'peak GiB':>10}  {'setting':<48} "
-          "agreement")
+    print(
+        f"\n{case['name']}: {result['useful_tokens']} useful tokens, floor {result['floor_seconds']:.2f} s "
+        f"({result['operations'] / 1e9:.0f} GFLOP at {result['matmul_rate'] / 1e9:.0f} GFLOP/s)"
+    )
+    print(
+        f"{'':<8}{'median s':>10}{'tokens/s':>11}{'of floor':>10}{'peak GiB':>10}  {'setting':<48} agreement"
+    )
     for name, r in found.items():
         update = case["kind"] == "update"
         agreement = f"loss {r['loss_difference']:.1e}" if update else f"greedy {r['greedy_share']:.1%}"
-        print(f"{name:<8}{r['median']:>10.2f}{r['tokens_per_second']:>11.0f}"
-              f"{result['floor_seconds'] / r['median']:>10.1%}{r['peak_bytes'] / 2**30:>10.2f}"
-              f"  {json.dumps(r['setting']):<48} {agreement}")
+        print(
+            f"{name:<8}{r['median']:>10.2f}{r['tokens_per_second']:>11.0f}"
+            f"{result['floor_seconds'] / r['median']:>10.1%}{r['peak_bytes'] / 2**30:>10.2f}"
+            f"  {json.dumps(r['setting']):<48} {agreement}"
+        )
     peers = [r["median"] for name, r in found.items() if name != "ours"]
     if peers:
         print(f"ours is {min(peers) / found['ours']['median']:.2f} x as fast as the fastest other")
@@ -182,10 +213,13 @@ def show(result: dict) -> None:
 def machine() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": models[0] if models else platform.machine(), "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),  # the same for every worker
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)}
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),  # the same for every worker
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
 
 
 def append(path: Path, entry: dict) -> None:
@@ -205,9 +239,15 @@ def main(_) -> None:
         case = CASES[name].shrunk() if _SHRINK.value else CASES[name]
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             result = compare(case, chosen, Path(folder), Path(folder))
-        append(Path(_OUTPUT.value), {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"), "machine": here,
-            "shrunk": _SHRINK.value, **result})
+        append(
+            Path(_OUTPUT.value),
+            {
+                "date": datetime.datetime.now().isoformat(timespec="seconds"),
+                "machine": here,
+                "shrunk": _SHRINK.value,
+                **result,
+            },
+        )
         show(result)
 
 

@@ -4,6 +4,7 @@
 
 Runs a few steps of the real loop's pieces after one to compile, and prints seconds per step by piece.
 """
+
 import functools
 import os
 import platform
@@ -64,15 +65,25 @@ class Timers:
 def main(_) -> None:
     c = _CONFIG.value
     policy = build.policy(c.model)
-    learner = Learner(policy.config, c.learner, policy.params, temperature=c.rollout.temperature,
-                      mesh=sharding.make_mesh(**c.mesh))
+    learner = Learner(
+        policy.config,
+        c.learner,
+        policy.params,
+        temperature=c.rollout.temperature,
+        mesh=sharding.make_mesh(**c.mesh),
+    )
     with build.worlds(c) as worlds:
         engine = build.engine(c, policy)
         agent = build.agent(c, policy, engine, worlds)
         tasks = TaskPool()
         Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
-            tasks, build.scenes(c), wanted=c.data.initial_tasks, kind="initial", step=0,
-            rng=sampling.rng_for(c.seed, "initial"))
+            tasks,
+            build.scenes(c),
+            wanted=c.data.initial_tasks,
+            kind="initial",
+            step=0,
+            rng=sampling.rng_for(c.seed, "initial"),
+        )
         state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
         started = None
         for step in range(_STEPS.value + 2):
@@ -93,13 +104,19 @@ def main(_) -> None:
                 trained += sum(len(t.ids) for t in trajectories)
         busy = (worlds.busy - busy) / _STEPS.value
     total = (time.perf_counter() - started) / _STEPS.value
-    timers.own[BETWEEN] -= sum(s for name, s in timers.own.items() if name.startswith("engine"))  # in other threads
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
-          f"{c.rollout.tasks_per_step} x {c.rollout.group_size} trajectories, "
-          f"{trained / _STEPS.value:.0f} tokens of which {tokens / _STEPS.value:.0f} sampled, per step")
+    timers.own[BETWEEN] -= sum(
+        s for name, s in timers.own.items() if name.startswith("engine")
+    )  # in other threads
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, "
+        f"{c.rollout.tasks_per_step} x {c.rollout.group_size} trajectories, "
+        f"{trained / _STEPS.value:.0f} tokens of which {tokens / _STEPS.value:.0f} sampled, per step"
+    )
     for name, seconds in sorted(timers.own.items(), key=lambda item: -item[1]):
         per_step = seconds / _STEPS.value
-        print(f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls")
+        print(
+            f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls"
+        )
     print(f"{'  a worker of the environment':<30}{busy:8.3f} s {busy / total:6.1%}")
     rest = total - sum(timers.own.values()) / _STEPS.value
     print(f"{'everything else':<30}{rest:8.3f} s {rest / total:6.1%}\n{'step':<30}{total:8.3f} s")

@@ -6,6 +6,7 @@ Each piece runs as a program of its own over the packed batch of a case of bench
 runs. Beside its seconds stand those of processors, which are twice as many where both of two cores are busy all the
 time, and what the useful tokens need at the rate of a large product.
 """
+
 import json
 import os
 import statistics
@@ -65,19 +66,24 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
     micros = [learners._micro(batch, i) for i in range(int(batch.used))]
     model, c = learner._model, learner._model.config
     draw = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
-    heads = [draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)]
+    heads = [
+        draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)
+    ]
     states = draw(1, _ROW.value, c.hidden_size)
     unembedding, axis = model.apply({"params": params}, method=Qwen.unembedding)
 
     def hidden(params, micro):
-        return model.apply({"params": params}, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden)
+        return model.apply(
+            {"params": params}, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden
+        )
 
     def attend(q, k, v, micro):
         return attention(q, k, v, micro.segment_ids)
 
     def score(states, unembedding, micro):
-        return token_logprobs(states, unembedding, micro.targets, vocab_axis=axis, mask=micro.mask,
-                              chunk=config.logprob_chunk)
+        return token_logprobs(
+            states, unembedding, micro.targets, vocab_axis=axis, mask=micro.mask, chunk=config.logprob_chunk
+        )
 
     state = learner.init(params)
 
@@ -119,8 +125,10 @@ def main(_) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         cases.write(case, Path(folder))
         found = pieces(case, Path(folder), data)
-    print(f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, {os.cpu_count()} cores, jax "
-          f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}")
+    print(
+        f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, {os.cpu_count()} cores, jax "
+        f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}"
+    )
     for (name, (program, runs)), need in zip(found.items(), needed(case, data), strict=True):
         clock, processor = (runs * seconds for seconds in timed(program))
         print(f"{name:<32}{clock:9.2f}{processor:15.2f}{need / rate:9.2f}", flush=True)

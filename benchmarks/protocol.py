@@ -3,6 +3,7 @@
 The driver's first line is the job: {"folder": ..., "setting": ...}. The worker answers with what it is, then
 answers every {"do": name} with that function's result and the seconds it took. Numpy only.
 """
+
 from __future__ import annotations
 
 import json
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
 
 
 def serve(prepare: Callable[[dict], tuple[dict, dict[str, Callable[[], dict]]]]) -> None:
@@ -48,8 +48,13 @@ class Worker:
         self._log = log
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=env, text=True)
+                [str(python), str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=env,
+                text=True,
+            )
         self.about = self._exchange(job)["about"]
 
     def ask(self, do: str) -> dict:

@@ -1,4 +1,5 @@
 """Qwen3 and the GRPO loss in float64 numpy, slow and obvious: what every implementation must agree with."""
+
 from __future__ import annotations
 
 import json

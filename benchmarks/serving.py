@@ -5,6 +5,7 @@
 Launches the server that the config names (or attaches to config.engine.url). The client and the bare request are
 interleaved; medians are printed, and beside the seconds of the clock those in which this process computed.
 """
+
 import asyncio
 import os
 import statistics
@@ -88,8 +89,12 @@ def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int)
 
 
 def pushes(engine, params, rounds: int) -> None:
-    seconds = [timed(lambda: engine.update_weights(params, version))[0] for version in range(1, rounds + 2)][1:]
-    print(f"weight push: {1e3 * statistics.median(seconds):.0f} ms median, {1e3 * max(seconds):.0f} ms at most")
+    seconds = [timed(lambda: engine.update_weights(params, version))[0] for version in range(1, rounds + 2)][
+        1:
+    ]
+    print(
+        f"weight push: {1e3 * statistics.median(seconds):.0f} ms median, {1e3 * max(seconds):.0f} ms at most"
+    )
     engine.update_weights(params, 0)
 
 
@@ -100,11 +105,22 @@ def main(argv) -> None:
         agent = build.agent(c, policy, engine, worlds)
         tasks = TaskPool(None)
         Synthesizer(build.explorer(c), worlds, c, None).wander(
-            tasks, build.scenes(c), wanted=c.rollout.tasks_per_step, kind="initial", step=0,
-            rng=sampling.rng_for(c.seed, "initial"))
+            tasks,
+            build.scenes(c),
+            wanted=c.rollout.tasks_per_step,
+            kind="initial",
+            step=0,
+            rng=sampling.rng_for(c.seed, "initial"),
+        )
         if c.engine.name == "sglang":
             prompts = [policy.chat.prompt(bfcl.tools(task), task.turns[0].query) for task in tasks]
-            client(engine, engine.urls[0], [prompts[i % len(prompts)] for i in range(64)], _TOKENS.value, _ROUNDS.value)
+            client(
+                engine,
+                engine.urls[0],
+                [prompts[i % len(prompts)] for i in range(64)],
+                _TOKENS.value,
+                _ROUNDS.value,
+            )
             pushes(engine, policy.params, _ROUNDS.value)
         batch = list(tasks)[: 64 // c.rollout.group_size]
         sampling.roll_out(c, agent, batch, 0)

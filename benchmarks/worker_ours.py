@@ -1,4 +1,5 @@
 """This repository's update and generation, as a worker of benchmarks/compare.py."""
+
 from __future__ import annotations
 
 import sys
@@ -31,11 +32,20 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
         prompt, completion = data["prompts"][i], data["completions"][i, :n]
         nothing = np.zeros(len(prompt), np.float32)
         sampled = np.arange(len(prompt) + n) >= len(prompt)
-        made.append(Trajectory(
-            task_id=str(i), member=0, ids=np.concatenate([prompt, completion]), mask=sampled,
-            logprobs=np.concatenate([nothing, data["sampler_logprobs"][i, :n]]),
-            versions=np.where(sampled, 0, -1).astype(np.int32), turn_starts=(0,), steps=(), stop="done",
-            outcome=Outcome(reward=1.0, success=True)))
+        made.append(
+            Trajectory(
+                task_id=str(i),
+                member=0,
+                ids=np.concatenate([prompt, completion]),
+                mask=sampled,
+                logprobs=np.concatenate([nothing, data["sampler_logprobs"][i, :n]]),
+                versions=np.where(sampled, 0, -1).astype(np.int32),
+                turn_starts=(0,),
+                steps=(),
+                stop="done",
+                outcome=Outcome(reward=1.0, success=True),
+            )
+        )
     return made
 
 
@@ -46,19 +56,34 @@ def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]
     """
     c = get_config()
     with c.learner.unlocked():
-        c.learner.update({
-            **{k: cases.ADAMW[k] for k in ("learning_rate", "weight_decay", "max_grad_norm")},
-            "adam_b1": cases.ADAMW["b1"], "adam_b2": cases.ADAMW["b2"], "clip_low": cases.CLIP,
-            "clip_high": cases.CLIP, "kl_coef": cases.KL, "warmup_steps": 0, **setting})
+        c.learner.update(
+            {
+                **{k: cases.ADAMW[k] for k in ("learning_rate", "weight_decay", "max_grad_norm")},
+                "adam_b1": cases.ADAMW["b1"],
+                "adam_b2": cases.ADAMW["b2"],
+                "clip_low": cases.CLIP,
+                "clip_high": cases.CLIP,
+                "kl_coef": cases.KL,
+                "warmup_steps": 0,
+                **setting,
+            }
+        )
     model_config, params = hf_io.load(folder / "policy")
     _, reference = hf_io.load(folder / "reference")
     learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
     return learner, params, c.learner
 
 
-def make_batch(case: cases.Case, data: dict[str, np.ndarray], rollouts: list[Trajectory], config: ConfigDict) -> Batch:
-    return pack(rollouts, data["advantages"], row_length=config.row_length,
-                rows_per_microbatch=config.rows_per_microbatch, max_rows=case.rows)
+def make_batch(
+    case: cases.Case, data: dict[str, np.ndarray], rollouts: list[Trajectory], config: ConfigDict
+) -> Batch:
+    return pack(
+        rollouts,
+        data["advantages"],
+        row_length=config.row_length,
+        rows_per_microbatch=config.rows_per_microbatch,
+        max_rows=case.rows,
+    )
 
 
 def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
@@ -78,8 +103,14 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
 
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     model_config, params = hf_io.load(folder / "policy")
-    engine = NativeEngine(model_config, params, slots=case.rows, max_length=case.prompt + case.completion,
-                          max_new_tokens=case.completion, seed=0)
+    engine = NativeEngine(
+        model_config,
+        params,
+        slots=case.rows,
+        max_length=case.prompt + case.completion,
+        max_new_tokens=case.completion,
+        seed=0,
+    )
     served = 0
 
     def generate(temperature: float) -> list:
@@ -87,20 +118,26 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
         sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
         sessions = range(served, served + case.rows)
         served += case.rows
-        completions = loop.run(engine.generate(
-            [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]))
+        completions = loop.run(
+            engine.generate(
+                [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]
+            )
+        )
         engine.release(sessions)
         return [c.ids.tolist() for c in completions]
 
     return ["coevolve_jax.rollout.native.NativeEngine.generate"], {
-        "run": lambda: {"tokens": sum(map(len, generate(1.0)))}, "greedy": lambda: {"ids": generate(0.0)}}
+        "run": lambda: {"tokens": sum(map(len, generate(1.0)))},
+        "greedy": lambda: {"ids": generate(0.0)},
+    }
 
 
 def prepare(job: dict):
     folder = Path(job["folder"])
     case, data = cases.read(folder)
     calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
-        folder, case, data, job["setting"])
+        folder, case, data, job["setting"]
+    )
     return {"versions": {"jax": jax.__version__}, "calls": calls}, functions
 
 

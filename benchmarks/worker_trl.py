@@ -4,6 +4,7 @@ TRL is installed in.
 The trainer is the real one. Only the method that samples and scores is replaced, by one that returns the
 case's completions with the log-probabilities of the reference, computed as the replaced method does.
 """
+
 from __future__ import annotations
 
 import tempfile
@@ -40,8 +41,12 @@ class Trainer(GRPOTrainer):
         mask = torch.cat([r["prompt_mask"], r["completion_mask"]], dim=1)
         with torch.no_grad():
             reference, *_ = self._get_per_token_logps_and_entropies(
-                self.ref_model, ids, mask, r["completion_ids"].size(1),
-                batch_size=self.args.per_device_train_batch_size)
+                self.ref_model,
+                ids,
+                mask,
+                r["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
         return {**r, "ref_per_token_logps": reference, "num_items_in_batch": r["completion_mask"].sum()}
 
 
@@ -50,28 +55,46 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     micro, adamw = setting["micro"], cases.ADAMW
     steps = case.rows // micro
     trainer = Trainer(
-        model=str(folder / "policy"), reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        model=str(folder / "policy"),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
         args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(dir=folder), use_cpu=True, bf16=False, report_to="none",
-            model_init_kwargs={"dtype": torch.float32}, gradient_checkpointing=False,
-            per_device_train_batch_size=micro, gradient_accumulation_steps=steps, num_generations=8,
-            max_completion_length=case.completion, temperature=1.0,
-            loss_type="dapo", beta=cases.KL, epsilon=cases.CLIP,
+            output_dir=tempfile.mkdtemp(dir=folder),
+            use_cpu=True,
+            bf16=False,
+            report_to="none",
+            model_init_kwargs={"dtype": torch.float32},
+            gradient_checkpointing=False,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=steps,
+            num_generations=8,
+            max_completion_length=case.completion,
+            temperature=1.0,
+            loss_type="dapo",
+            beta=cases.KL,
+            epsilon=cases.CLIP,
             use_bias_correction_kl=False,  # k3 itself, as in the other implementations
-            learning_rate=adamw["learning_rate"], adam_beta1=adamw["b1"], adam_beta2=adamw["b2"],
-            weight_decay=adamw["weight_decay"], max_grad_norm=adamw["max_grad_norm"]),
+            learning_rate=adamw["learning_rate"],
+            adam_beta1=adamw["b1"],
+            adam_beta2=adamw["b2"],
+            weight_decay=adamw["weight_decay"],
+            max_grad_norm=adamw["max_grad_norm"],
+        ),
         train_dataset=datasets.Dataset.from_list([{"prompt": "<eos>"}] * case.rows),
-        processing_class=tokenizer())
+        processing_class=tokenizer(),
+    )
     reference = load_file(folder / "reference" / "model.safetensors")
     trainer.ref_model.load_state_dict(reference, strict=not case.tied)
     del reference
     completions = torch.tensor(data["completions"], dtype=torch.long)
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
     trainer.rollouts = {
-        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts),
-        "completion_ids": completions, "completion_mask": (completions != cases.PAD).long(),
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": (completions != cases.PAD).long(),
         "advantages": torch.tensor(data["advantages"]),
-        "old_per_token_logps": torch.tensor(data["sampler_logprobs"])}
+        "old_per_token_logps": torch.tensor(data["sampler_logprobs"]),
+    }
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = steps
 
@@ -82,9 +105,12 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         trainer.model.zero_grad()
         return {"loss": float(loss), "grad_norm": float(norm)}
 
-    return ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)",
-            "trl.GRPOTrainer.training_step (dapo)", "trl.GRPOTrainer._clip_grad_norm",
-            f"{type(trainer.optimizer).__name__}.step"], {"run": update}
+    return [
+        "trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)",
+        "trl.GRPOTrainer.training_step (dapo)",
+        "trl.GRPOTrainer._clip_grad_norm",
+        f"{type(trainer.optimizer).__name__}.step",
+    ], {"run": update}
 
 
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
@@ -95,13 +121,19 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
 
     def generate(**sampling) -> np.ndarray:
         with torch.inference_mode():
-            ids = model.generate(input_ids=prompts, attention_mask=torch.ones_like(prompts),
-                                 max_new_tokens=case.completion, **sampling, **setting)
+            ids = model.generate(
+                input_ids=prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=case.completion,
+                **sampling,
+                **setting,
+            )
         return ids[:, case.prompt :].numpy()
 
     return ["transformers.Qwen3ForCausalLM.generate (temperature 1, no top-k, no log-probabilities)"], {
         "run": lambda: {"tokens": generate(do_sample=True, temperature=1.0, top_p=1.0, top_k=0).size},
-        "greedy": lambda: {"ids": generate(do_sample=False).tolist()}}
+        "greedy": lambda: {"ids": generate(do_sample=False).tolist()},
+    }
 
 
 def prepare(job: dict):
@@ -109,7 +141,8 @@ def prepare(job: dict):
     folder = Path(job["folder"])
     case, data = cases.read(folder)
     calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
-        folder, case, data, job["setting"])
+        folder, case, data, job["setting"]
+    )
     versions = {name: version(name) for name in ("trl", "transformers", "torch")}
     return {"versions": versions, "calls": calls}, functions
 

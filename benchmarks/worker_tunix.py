@@ -5,6 +5,7 @@ The update is what GRPOLearner does once the rollouts are there: log-probabiliti
 trainer over micro-batches, whose mean losses it averages: on ragged data another loss than the mean over all
 tokens. Its sequence packing is not used: without the TPU's flash attention its Qwen3 does not mask such rows.
 """
+
 from __future__ import annotations
 
 from importlib.metadata import version
@@ -31,10 +32,17 @@ import protocol
 def load(folder: Path, case: cases.Case) -> qwen3.Qwen3:
     c = cases.model_config(case)
     config = qwen3.ModelConfig(
-        num_layers=c["num_hidden_layers"], vocab_size=c["vocab_size"], embed_dim=c["hidden_size"],
-        hidden_dim=c["intermediate_size"], num_heads=c["num_attention_heads"], head_dim=c["head_dim"],
-        num_kv_heads=c["num_key_value_heads"], rope_theta=int(c["rope_theta"]), norm_eps=c["rms_norm_eps"],
-        use_tied_embedding=case.tied)
+        num_layers=c["num_hidden_layers"],
+        vocab_size=c["vocab_size"],
+        embed_dim=c["hidden_size"],
+        hidden_dim=c["intermediate_size"],
+        num_heads=c["num_attention_heads"],
+        head_dim=c["head_dim"],
+        num_kv_heads=c["num_key_value_heads"],
+        rope_theta=int(c["rope_theta"]),
+        norm_eps=c["rms_norm_eps"],
+        use_tied_embedding=case.tied,
+    )
     return qwen3_params.create_model_from_safe_tensors(str(folder), config, dtype=jnp.float32)
 
 
@@ -42,18 +50,29 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     """setting: micro, the sequences of a micro-batch."""
     adamw = dict(cases.ADAMW)
     optimizer = optax.chain(optax.clip_by_global_norm(adamw.pop("max_grad_norm")), optax.adamw(**adamw))
-    algorithm = GRPOConfig(num_generations=8, beta=cases.KL, epsilon=cases.CLIP, kl_loss_mode="low_var_kl",
-                           loss_agg_mode="token-mean")
+    algorithm = GRPOConfig(
+        num_generations=8,
+        beta=cases.KL,
+        epsilon=cases.CLIP,
+        kl_loss_mode="low_var_kl",
+        loss_agg_mode="token-mean",
+    )
     algorithm.temperature = 1.0  # GRPOLearner sets it like this
     actor, micro = load(folder / "policy", case), setting["micro"]
-    trainer = Trainer(actor, optimizer, TrainingConfig(
-        eval_every_n_steps=10**9, gradient_accumulation_steps=case.rows // micro),
-        custom_checkpoint_metadata_fn=dict)
+    trainer = Trainer(
+        actor,
+        optimizer,
+        TrainingConfig(eval_every_n_steps=10**9, gradient_accumulation_steps=case.rows // micro),
+        custom_checkpoint_metadata_fn=dict,
+    )
     trainer.is_managed_externally = True  # as in RLCluster
     loss_fn = get_policy_loss_fn("grpo")
     trainer.with_loss_fn(
         lambda model, train_example, algo_config: loss_fn(
-            model, train_example, algo_config=algorithm, pad_id=cases.PAD, eos_id=cases.EOS), has_aux=True)
+            model, train_example, algo_config=algorithm, pad_id=cases.PAD, eos_id=cases.EOS
+        ),
+        has_aux=True,
+    )
     trainer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": algorithm})
     reference = InferenceWorker({"reference": load(folder / "reference", case)})
 
@@ -62,19 +81,29 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         for start in range(0, case.rows, micro):
             rows = {name: jnp.asarray(x[start : start + micro]) for name, x in data.items()}
             prompts, completions = rows["prompts"], rows["completions"]
-            examples.append(TrainExample(
-                prompt_ids=prompts, prompt_mask=prompts != cases.PAD, completion_ids=completions,
-                completion_mask=completions != cases.PAD, advantages=rows["advantages"],
-                ref_per_token_logps=reference.get_ref_per_token_logps(
-                    prompts, completions, cases.PAD, cases.EOS),
-                old_per_token_logps=rows["sampler_logprobs"]))
+            examples.append(
+                TrainExample(
+                    prompt_ids=prompts,
+                    prompt_mask=prompts != cases.PAD,
+                    completion_ids=completions,
+                    completion_mask=completions != cases.PAD,
+                    advantages=rows["advantages"],
+                    ref_per_token_logps=reference.get_ref_per_token_logps(
+                        prompts, completions, cases.PAD, cases.EOS
+                    ),
+                    old_per_token_logps=rows["sampler_logprobs"],
+                )
+            )
         trainer.train(examples)
         jax.block_until_ready(nnx.state(actor))
         # It reports losses one step late; this is where it keeps the newest.
         return {"loss": float(trainer._prev_buffered_train_metrics.loss)}
 
-    return ["tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps",
-            "tunix.rl.trainer.Trainer.train", "tunix.rl.algo_core.grpo_loss_fn (token-mean)"], {"run": update}
+    return [
+        "tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps",
+        "tunix.rl.trainer.Trainer.train",
+        "tunix.rl.algo_core.grpo_loss_fn (token-mean)",
+    ], {"run": update}
 
 
 class Tokens:
@@ -99,9 +128,16 @@ class Tokens:
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     model, length = load(folder / "policy", case), case.prompt + case.completion
     c = cases.model_config(case)
-    sampler = Sampler(model, Tokens(), CacheConfig(
-        cache_size=length, num_layers=case.layers, num_kv_heads=c["num_key_value_heads"],
-        head_dim=c["head_dim"]))
+    sampler = Sampler(
+        model,
+        Tokens(),
+        CacheConfig(
+            cache_size=length,
+            num_layers=case.layers,
+            num_kv_heads=c["num_key_value_heads"],
+            head_dim=c["head_dim"],
+        ),
+    )
     texts = [Tokens().decode(row) for row in data["prompts"]]
     seed = 0
 
@@ -109,20 +145,28 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
         nonlocal seed
         seed += 1
         # No id of the vocabulary ends a completion, so that all have their full length.
-        answer = sampler(texts, max_generation_steps=case.completion, max_prompt_length=case.prompt,
-                         eos_tokens=[case.vocab_size], seed=seed, **sampling)
+        answer = sampler(
+            texts,
+            max_generation_steps=case.completion,
+            max_prompt_length=case.prompt,
+            eos_tokens=[case.vocab_size],
+            seed=seed,
+            **sampling,
+        )
         return [np.asarray(ids).tolist() for ids in answer.tokens]
 
     return ["tunix.generate.sampler.Sampler (temperature 1, top_p 1, no log-probabilities)"], {
         "run": lambda: {"tokens": sum(map(len, generate(temperature=1.0, top_p=1.0)))},
-        "greedy": lambda: {"ids": generate()}}
+        "greedy": lambda: {"ids": generate()},
+    }
 
 
 def prepare(job: dict):
     folder = Path(job["folder"])
     case, data = cases.read(folder)
     calls, functions = (prepare_update if case.kind == "update" else prepare_generate)(
-        folder, case, data, job["setting"])
+        folder, case, data, job["setting"]
+    )
     versions = {name: version(name) for name in ("google-tunix", "jax")}
     return {"versions": versions, "calls": calls}, functions
 

@@ -1,4 +1,5 @@
 """Builds what a config names: policy, worlds, explorer, engine, agent, and the claim on a workdir."""
+
 from __future__ import annotations
 
 import contextlib
@@ -43,7 +44,9 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} holds no tokenizer that transformers can load ({error}): copy it there.") from None
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can load ({error}): copy it there."
+        ) from None
     hf_io.check_tokenizer(model_config, tokenizer)
     return Policy(model_config, params, tokenizer, Chat(tokenizer))
 
@@ -60,7 +63,9 @@ def claim(workdir: Path, config: ConfigDict) -> None:
                 "or delete this one to start again."
             )
     elif workdir.exists() and any(workdir.iterdir()):
-        raise ValueError(f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir.")
+        raise ValueError(
+            f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
+        )
     else:
         workdir.mkdir(parents=True, exist_ok=True)
         temporary = workdir / "config.json.tmp"
@@ -131,8 +136,13 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
     if config.engine.name == "sglang":
         return _sglang(config, policy, workdir, replays)
     return NativeEngine(
-        policy.config, policy.params, slots=config.engine.slots, seed=config.seed,
-        dtype=jnp.dtype(config.engine.dtype), copies=bool(config.rollout.ahead), record_routing=replays,
+        policy.config,
+        policy.params,
+        slots=config.engine.slots,
+        seed=config.seed,
+        dtype=jnp.dtype(config.engine.dtype),
+        copies=bool(config.rollout.ahead),
+        record_routing=replays,
         **_sizes(config),
     )
 
@@ -145,33 +155,60 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
     from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
 
     c, sizes = config.engine, _sizes(config)
-    shared = workdir / "weights" if workdir and c.url else None  # servers elsewhere see the workdir, if anything
+    shared = (
+        workdir / "weights" if workdir and c.url else None
+    )  # servers elsewhere see the workdir, if anything
     root = Path(c.push_folder) if c.push_folder else shared
-    pusher = Pusher(policy.config, config.model, dtype=c.dtype, transport=c.push, root=root, exact=c.push_exact,
-                    timeout=c.push_timeout)
+    pusher = Pusher(
+        policy.config,
+        config.model,
+        dtype=c.dtype,
+        transport=c.push,
+        root=root,
+        exact=c.push_exact,
+        timeout=c.push_timeout,
+    )
     members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
     with contextlib.ExitStack() as undo:
         launched = []
         for i in range(0 if members else c.servers):
-            launched.append(Server(
-                config.model, python=c.python or None, dtype=c.dtype, max_running_requests=c.slots,
-                context_length=sizes["max_length"] + SPARE,
-                version="launched",  # a version that no push has
-                arguments=[*shlex.split(c.arguments), *(["--enable-return-routed-experts"] if replays else [])],
-                log_path=workdir and workdir / f"sglang_{i}.log",
-            ))
+            launched.append(
+                Server(
+                    config.model,
+                    python=c.python or None,
+                    dtype=c.dtype,
+                    max_running_requests=c.slots,
+                    context_length=sizes["max_length"] + SPARE,
+                    version="launched",  # a version that no push has
+                    arguments=[
+                        *shlex.split(c.arguments),
+                        *(["--enable-return-routed-experts"] if replays else []),
+                    ],
+                    log_path=workdir and workdir / f"sglang_{i}.log",
+                )
+            )
             undo.callback(launched[-1].stop)
             if c.servers > 1 and launched[0].device != "cpu":
-                raise ValueError(f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
-                                 "would take the same devices; start servers with experiments/serve.py and name "
-                                 "them in config.engine.url.")
+                raise ValueError(
+                    f"config.engine.servers is {c.servers}: on an accelerator it must be 1, since all "
+                    "would take the same devices; start servers with experiments/serve.py and name "
+                    "them in config.engine.url."
+                )
         try:
             members += [Member(server.wait_until_ready().url, server) for server in launched]
         except RuntimeError as error:  # it did not start, and its log says why
             raise EngineError(str(error)) from None
         made = SGLangEngine(
-            policy.config, policy.params, members=members, pusher=pusher, timeout=c.timeout, attempts=c.attempts,
-            patience=c.patience, restarts=c.restarts, record_routing=replays, **sizes,
+            policy.config,
+            policy.params,
+            members=members,
+            pusher=pusher,
+            timeout=c.timeout,
+            attempts=c.attempts,
+            patience=c.patience,
+            restarts=c.restarts,
+            record_routing=replays,
+            **sizes,
         )
         undo.pop_all()  # they are the engine's from here on
         return made

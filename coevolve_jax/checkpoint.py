@@ -1,9 +1,10 @@
 """One step, one atomic save: arrays (orbax) and everything else (JSON) are committed by a single rename.
 
-    checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
-                              state.json     step, index of the arrays, task pool, signal history, ledger
-                              manifest.json  sha256 of every other file
+checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
+                          state.json     step, index of the arrays, task pool, signal history, ledger
+                          manifest.json  sha256 of every other file
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -52,8 +53,10 @@ def save(directory: str | os.PathLike, step: int, arrays: Any, state: Mapping, *
     passed_over = [f for s, f in _steps(directory) if s >= step]
     for folder in passed_over:
         if _damage(folder) is None:
-            raise FileExistsError(f"{folder} holds an intact checkpoint and step {step} is not after it; "
-                                  "restore it, or use another workdir.")
+            raise FileExistsError(
+                f"{folder} holds an intact checkpoint and step {step} is not after it; "
+                "restore it, or use another workdir."
+            )
 
     temporary = directory / f"{_TEMPORARY}{_name(step)}"
     if jax.process_index() == 0:
@@ -103,8 +106,10 @@ def restore(
         damaged.append(f"{folder} ({reason})")
         warn(f"Checkpoint {damaged[-1]} is damaged and is passed over for the one before it.")
     if damaged:
-        raise ValueError(f"No intact checkpoint is left: {', '.join(damaged)}; put one back from a copy, "
-                         "or start afresh in another workdir.")
+        raise ValueError(
+            f"No intact checkpoint is left: {', '.join(damaged)}; put one back from a copy, "
+            "or start afresh in another workdir."
+        )
     return None
 
 
@@ -124,7 +129,8 @@ def _load(folder: Path, like: Any) -> tuple[int, Any, dict]:
             wanted[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_device)
     restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
     flat = _checkpointer().restore(
-        folder / _ARRAYS, args=ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args))
+        folder / _ARRAYS, args=ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args)
+    )
     leaves = [flat[name] for name in wanted]
     return payload["step"], jax.tree.unflatten(jax.tree.structure(like), leaves), payload["state"]
 
@@ -134,9 +140,11 @@ def _compare(folder: Path, stored: Mapping, wanted: Mapping) -> None:
     for name in sorted(stored.keys() | wanted.keys()):
         here, there = stored.get(name, "nothing"), wanted.get(name, "nothing")
         if here != there:
-            raise ValueError(f"Checkpoint {folder} does not fit the run: at {name!r} it holds {here} and the "
-                             f"run needs {there}; resume with the configuration that wrote it, or use "
-                             "another workdir.")
+            raise ValueError(
+                f"Checkpoint {folder} does not fit the run: at {name!r} it holds {here} and the "
+                f"run needs {there}; resume with the configuration that wrote it, or use "
+                "another workdir."
+            )
 
 
 def _checkpointer() -> ocp.Checkpointer:

@@ -1,4 +1,5 @@
 """Config files' arguments, checks that need the whole config, and its digest."""
+
 from __future__ import annotations
 
 import hashlib
@@ -27,9 +28,20 @@ CHOICES = {
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
-SERVING = ("engine.url", "engine.servers", "engine.python", "engine.arguments", "engine.timeout", "engine.attempts",
-           "engine.patience", "engine.restarts", "engine.push", "engine.push_folder", "engine.push_timeout",
-           "engine.push_exact")
+SERVING = (
+    "engine.url",
+    "engine.servers",
+    "engine.python",
+    "engine.arguments",
+    "engine.timeout",
+    "engine.attempts",
+    "engine.patience",
+    "engine.restarts",
+    "engine.push",
+    "engine.push_folder",
+    "engine.push_timeout",
+    "engine.push_exact",
+)
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -45,7 +57,9 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
         try:
             values[key] = type(defaults[key])(text)
         except ValueError:
-            raise ValueError(f"Config argument {key}={text!r} is not of type {type(defaults[key]).__name__}.") from None
+            raise ValueError(
+                f"Config argument {key}={text!r} is not of type {type(defaults[key]).__name__}."
+            ) from None
     return values
 
 
@@ -80,7 +94,15 @@ def check(config: ConfigDict) -> None:
     learner = config.learner
     for name in ("epochs", "constant_length", "rows_per_microbatch", "logprob_chunk"):
         require(learner[name] >= 1, f"learner.{name}", "at least 1")
-    for name in ("kl_coef", "tis_cap", "router_balance", "dynamic_sampling", "lora_rank", "warmup_steps", "final_rate"):
+    for name in (
+        "kl_coef",
+        "tis_cap",
+        "router_balance",
+        "dynamic_sampling",
+        "lora_rank",
+        "warmup_steps",
+        "final_rate",
+    ):
         require(learner[name] >= 0, f"learner.{name}", "0 or more")
     require(
         learner.schedule == "constant" or learner.decay_steps > learner.warmup_steps,
@@ -88,36 +110,48 @@ def check(config: ConfigDict) -> None:
         f"more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
     )
     require(0 < learner.learning_rate < float("inf"), "learner.learning_rate", "above 0 and finite")
-    require(0 <= learner.adam_b1 and learner.adam_b1**2 < learner.adam_b2 < 1, "learner.adam_b2",
-            f"below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be bounded")
+    require(
+        0 <= learner.adam_b1 and learner.adam_b1**2 < learner.adam_b2 < 1,
+        "learner.adam_b2",
+        f"below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be bounded",
+    )
     require(
         learner.moment_dtype == "float32" or learner.adam_b2 <= 0.99,
-        "learner.adam_b2", "at most 0.99 with bfloat16 moments, which cannot hold smaller changes",
+        "learner.adam_b2",
+        "at most 0.99 with bfloat16 moments, which cannot hold smaller changes",
     )
     require(
         learner.param_dtype == "float32" or learner.learning_rate >= 1e-4,
-        "learner.param_dtype", "float32 at so small a learning rate: bfloat16 weights would round the steps away",
+        "learner.param_dtype",
+        "float32 at so small a learning rate: bfloat16 weights would round the steps away",
     )
     parts = config.mesh.data * config.mesh.fsdp * config.mesh.expert
     require(
         learner.rows_per_microbatch % parts == 0,
-        "learner.rows_per_microbatch", f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {parts}",
+        "learner.rows_per_microbatch",
+        f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {parts}",
     )
     require(
         config.data.initial_tasks >= config.rollout.tasks_per_step,
-        "data.initial_tasks", f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
+        "data.initial_tasks",
+        f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
     require(config.rollout.ahead in (0, 1), "rollout.ahead", "0 or 1 step")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")
     for name in ("timeout", "patience", "push_timeout"):
         require(config.engine[name] > 0, f"engine.{name}", "more than 0 seconds")
-    require(not (config.rollout.ahead and config.engine.name == "sglang" and config.engine.push == "distributed"),
-            "engine.push", "disk where rollouts run ahead: the update takes the weights that would be broadcast")
+    require(
+        not (config.rollout.ahead and config.engine.name == "sglang" and config.engine.push == "distributed"),
+        "engine.push",
+        "disk where rollouts run ahead: the update takes the weights that would be broadcast",
+    )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
-    require(config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor")
+    require(
+        config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor"
+    )
     require(config.steps >= 1, "steps", "at least 1")
 
 

@@ -1,4 +1,5 @@
 """Success rates under a named protocol."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -33,7 +34,13 @@ class Result:
 
 
 def evaluate(
-    agent: Agent, tasks: Sequence[Task], *, samples: int, temperature: float, seed: int, title: str = "evaluation"
+    agent: Agent,
+    tasks: Sequence[Task],
+    *,
+    samples: int,
+    temperature: float,
+    seed: int,
+    title: str = "evaluation",
 ) -> tuple[Result, list[Trajectory]]:
     """Rolls every task out `samples` times; the trajectories come task by task.
 
@@ -46,7 +53,9 @@ def evaluate(
     return tally(tasks, trajectories, samples, temperature), trajectories
 
 
-def tally(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, temperature: float) -> Result:
+def tally(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, temperature: float
+) -> Result:
     """Counts outcomes; trajectories[i] belongs to tasks[i // samples]."""
     by_task = {task.id: [0, 0] for task in tasks}
     by_calls: dict[int, list[int]] = {len(task.calls): [0, 0] for task in tasks}
@@ -68,7 +77,9 @@ def tally(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: in
     )
 
 
-def official(worlds: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int) -> dict:
+def official(
+    worlds: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
+) -> dict:
     """BFCL's official multi_turn_checker on trajectories of benchmark tasks, run in the isolated workers.
 
     A rollout that a limit ended fails, as officially; an invalid one is left out.
@@ -76,7 +87,9 @@ def official(worlds: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[
     jobs = []
     for i, t in enumerate(trajectories):
         turns = len(tasks[i // samples].turns)
-        calls = [[[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)]
+        calls = [
+            [[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)
+        ]
         if t.outcome.valid and t.stop == "done":
             jobs.append((t.task_id, calls))
     verdicts = worlds.check(jobs)

@@ -1,4 +1,5 @@
 """What a run writes about itself (and `load` reads) and what its user sees: logs, progress, final table."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -164,10 +165,13 @@ class Run:
     def fate(self) -> list[tuple[str, int]]:
         """What became of proposed tasks: (name, count) lines, reasons of refusal last, the frequent first."""
         evolutions = [row["evolution"] for row in self.rows if row["evolution"]]
-        return fate(self.summary.get("tasks") or {
-            **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
-            "refused": sum((Counter(e["refused"]) for e in evolutions), Counter()),
-        })
+        return fate(
+            self.summary.get("tasks")
+            or {
+                **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
+                "refused": sum((Counter(e["refused"]) for e in evolutions), Counter()),
+            }
+        )
 
 
 def load(workdir: str | os.PathLike) -> Run:
@@ -219,7 +223,11 @@ class Progress:
         self._bar = None
         if self._stream.isatty():
             self._bar = tqdm.tqdm(
-                total=total, initial=initial, file=self._stream, unit="step", dynamic_ncols=True,
+                total=total,
+                initial=initial,
+                file=self._stream,
+                unit="step",
+                dynamic_ncols=True,
                 bar_format="{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}",
             )
 
@@ -261,12 +269,19 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
         (f"Held-out success ({summary['held_out_tasks']} tasks)", _held_out_lines(summary)),
         ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
         ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
-        (f"Time ({summary['steps']} steps)",
-         [(phase, f"{clock(s):>10}", _share(s, total)) for phase, s in seconds.items()]
-         + [("total", f"{clock(total):>10}", "")]
-         + ([("share of evolution", f"{share:>10.1%}", "")] if share is not None else [])),
-        ("Files", [(name, str(pathlib.Path(workdir) / name), "")
-                   for name in ("report.html", "summary.json", "tasks.jsonl")]),
+        (
+            f"Time ({summary['steps']} steps)",
+            [(phase, f"{clock(s):>10}", _share(s, total)) for phase, s in seconds.items()]
+            + [("total", f"{clock(total):>10}", "")]
+            + ([("share of evolution", f"{share:>10.1%}", "")] if share is not None else []),
+        ),
+        (
+            "Files",
+            [
+                (name, str(pathlib.Path(workdir) / name), "")
+                for name in ("report.html", "summary.json", "tasks.jsonl")
+            ],
+        ),
     ]
     left = max(len(line[0]) for _, lines in blocks for line in lines) + 2
     middle = max(len(line[1]) for _, lines in blocks[:-1] for line in lines) + 3

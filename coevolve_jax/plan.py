@@ -4,6 +4,7 @@ Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_
 the rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md explains and
 tests/test_plan.py compares with the compiler's own account.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -100,7 +101,9 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     """learner: that section of a config. rows: of a micro-batch, per device. length: tokens of a row.
     Raises ValueError where the mesh does not divide a parameter, and for adapters."""
     if learner.lora_rank:
-        raise ValueError(f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0.")
+        raise ValueError(
+            f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
+        )
     params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
     gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
@@ -169,7 +172,8 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
     names = [field.name for field in dataclasses.fields(Plan)]
     lines = [
         f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
-        f"{rows} row(s) per device, GB per device", "",
+        f"{rows} row(s) per device, GB per device",
+        "",
         "| topology | mesh | tokens per row | " + " | ".join(names) + " | total | of | fits |",
         "|---|---|" + "---:|" * (len(names) + 3) + "---|",
     ]

@@ -1,4 +1,5 @@
 """One step's batch of tasks and their rollouts, now or one step ahead."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -57,16 +58,24 @@ class Rollouts:
 def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -> list[Trajectory]:
     """Trajectories with a token sampled by weights more than `bound` updates old become invalid."""
     return [
-        dataclasses.replace(t, outcome=Outcome(0.0, False, valid=False, reason="sampled by weights that are too old"))
-        if t.outcome.valid and step - t.versions[t.mask].min(initial=step) > bound else t
+        dataclasses.replace(
+            t, outcome=Outcome(0.0, False, valid=False, reason="sampled by weights that are too old")
+        )
+        if t.outcome.valid and step - t.versions[t.mask].min(initial=step) > bound
+        else t
         for t in trajectories
     ]
 
 
 def staleness(trajectories: Sequence[Trajectory], step: int) -> dict[str, float]:
     """How many updates old the weights were that sampled the tokens learned from."""
-    ages = np.concatenate([step - t.versions[t.mask] for t in trajectories if t.outcome.valid] or [np.zeros(0)])
-    return {"staleness_mean": float(ages.mean()) if len(ages) else 0.0, "staleness_max": int(ages.max(initial=0))}
+    ages = np.concatenate(
+        [step - t.versions[t.mask] for t in trajectories if t.outcome.valid] or [np.zeros(0)]
+    )
+    return {
+        "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
+        "staleness_max": int(ages.max(initial=0)),
+    }
 
 
 def sample(
@@ -89,7 +98,9 @@ def sample(
             break
         batch += drawn
         trajectories += roll_out(c, agent, drawn, step, *again)
-        missing = c.rollout.tasks_per_step - sum(spread > 0 for spread in group_spreads(trajectories).values())
+        missing = c.rollout.tasks_per_step - sum(
+            spread > 0 for spread in group_spreads(trajectories).values()
+        )
         if missing <= 0:
             break
     return batch, trajectories

@@ -1,4 +1,5 @@
 """What a run is, besides the learner's arrays: one object that goes into every checkpoint."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -10,6 +10,7 @@
 Everything random is drawn from (seed, purpose, step), so that a run that was killed goes on exactly as if it had
 not been, where the in-process engine generates and config.rollout.ahead is 0.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -154,10 +155,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
             for phase in ("rollout", "update", "evolution"):
                 run.seconds[phase] = run.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
             row = {
-                "step": step, **describe(batch, trajectories), **staleness(trajectories, step), **learned,
-                "tasks": len(run.tasks), "use": use,
+                "step": step,
+                **describe(batch, trajectories),
+                **staleness(trajectories, step),
+                **learned,
+                "tasks": len(run.tasks),
+                "use": use,
                 "groups": {"rolled_out": len(batch), "learned_from": len({t.task_id for t in chosen})},
-                "signals": fired, "evolution": evolution, "seconds": seconds,
+                "signals": fired,
+                "evolution": evolution,
+                "seconds": seconds,
             }
             logs.write_step(row)
             logs.append("signals.jsonl", [s.to_json() for s in found])
@@ -187,7 +194,9 @@ def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
     """The held-out tasks, D_0 and the success of the policy as it is."""
     c, seconds = config, {}
 
-    def wander(tasks: TaskPool, guard: LeakGuard | None, scenes: Sequence[Task], wanted: int, kind: str, seed: int):
+    def wander(
+        tasks: TaskPool, guard: LeakGuard | None, scenes: Sequence[Task], wanted: int, kind: str, seed: int
+    ):
         with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
             return Synthesizer(explorer, worlds, c, guard).wander(
                 tasks, scenes, wanted=wanted, kind=kind, step=0, rng=rng_for(seed, kind), on_added=bar.update
@@ -228,8 +237,12 @@ def update(
         estimator=c.advantage,
     )
     batch = pack(
-        trajectories, advantages, row_length=c.row_length, rows_per_microbatch=c.rows_per_microbatch,
-        max_rows=config.rollout.tasks_per_step * config.rollout.group_size, routing=learner.routing,
+        trajectories,
+        advantages,
+        row_length=c.row_length,
+        rows_per_microbatch=c.rows_per_microbatch,
+        max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
+        routing=learner.routing,
     )
     old_logprobs = learner.score(state, batch) if c.tis_cap else None
     mismatch: dict[str, float] = {}
@@ -275,8 +288,13 @@ def readable(chat: Chat, batch: Sequence[Task], trajectories: Sequence[Trajector
     in_turn = [t for pair in itertools.zip_longest(failures, successes) for t in pair if t is not None]
     return [
         {
-            "step": step, **t.to_json(), "reward": t.outcome.reward, "success": t.outcome.success,
-            "valid": t.outcome.valid, "policy_tokens": int(t.mask.sum()), "text": chat.decode(t.ids),
+            "step": step,
+            **t.to_json(),
+            "reward": t.outcome.reward,
+            "success": t.outcome.success,
+            "valid": t.outcome.valid,
+            "policy_tokens": int(t.mask.sum()),
+            "text": chat.decode(t.ids),
             "queries": queries[t.task_id],
         }
         for t in in_turn
@@ -286,7 +304,9 @@ def readable(chat: Chat, batch: Sequence[Task], trajectories: Sequence[Trajector
 def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
     """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
     c = config.evaluation
-    sampled, _ = evaluate(agent, tasks, samples=c.samples, temperature=c.temperature, seed=c.seed, title="held-out")
+    sampled, _ = evaluate(
+        agent, tasks, samples=c.samples, temperature=c.temperature, seed=c.seed, title="held-out"
+    )
     greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, seed=c.seed, title="held-out, greedy")
     return {**sampled.to_json(), "greedy_success": greedy.success}
 
@@ -302,8 +322,12 @@ def finish(config: ConfigDict, workdir: Path, run: RunState, after: dict) -> dic
         "held_out": {"before": run.before, "after": after},
         "signals": run.signals,
         "tasks": {
-            "initial": run.initial.added, "final": len(run.tasks), "proposed": made.proposed,
-            "accepted": made.accepted, "retained": made.retained, "refused": dict(sorted(made.refused.items())),
+            "initial": run.initial.added,
+            "final": len(run.tasks),
+            "proposed": made.proposed,
+            "accepted": made.accepted,
+            "retained": made.retained,
+            "refused": dict(sorted(made.refused.items())),
         },
         "seconds": dict(sorted(run.seconds.items())),
         "evolution_share": run.seconds.get("evolution", 0.0) / total,
@@ -313,8 +337,12 @@ def finish(config: ConfigDict, workdir: Path, run: RunState, after: dict) -> dic
         "config_digest": configs.digest(config),
         "versions": versions(),
     }
-    ledger = {"initial": run.initial.to_json(), "evolution": made.to_json(), "llm_tokens": 0,
-              "seconds": run.seconds.get("evolution", 0.0)}
+    ledger = {
+        "initial": run.initial.to_json(),
+        "evolution": made.to_json(),
+        "llm_tokens": 0,
+        "seconds": run.seconds.get("evolution", 0.0),
+    }
     for name, content in (("summary.json", summary), ("ledger.json", ledger)):
         write_text(workdir / name, json.dumps(content, indent=1))
     report.write(workdir)

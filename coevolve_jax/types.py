@@ -3,6 +3,7 @@
 Everything that is written to disk has `to_json` / `from_json`, whose values
 are plain JSON, so that a task pool can be read without this package.
 """
+
 from __future__ import annotations
 
 import dataclasses

@@ -8,6 +8,7 @@ configs/bfcl_qwen3_4b.py:
     python experiments/main.py --config=configs/bfcl_qwen2_5_7b.py --workdir=runs/qwen2_5_7b \\
         --config.model=PATH_TO/Qwen2.5-7B-Instruct --config.engine.url=http://HOST:PORT
 """
+
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import inherit

@@ -8,6 +8,7 @@ in configs/bfcl_qwen3_4b.py:
     python experiments/main.py --config=configs/bfcl_qwen3_30b_a3b.py --workdir=runs/qwen3_30b_a3b \\
         --config.model=PATH_TO/Qwen3-30B-A3B-Instruct-2507 --config.engine.url=http://HOST:PORT
 """
+
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import inherit

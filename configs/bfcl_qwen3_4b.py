@@ -12,6 +12,7 @@ fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs fro
 
 The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
 """
+
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import inherit
@@ -23,7 +24,13 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model = "Qwen3-4B-Instruct-2507"
     c.steps = 120
     c.environment.toolsets = (
-        "GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI", "TradingBot", "TravelAPI",
+        "GorillaFileSystem",
+        "MathAPI",
+        "MessageAPI",
+        "TwitterAPI",
+        "TicketAPI",
+        "TradingBot",
+        "TravelAPI",
         "VehicleControlAPI",
     )
     c.environment.workers = 16  # ours

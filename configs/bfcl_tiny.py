@@ -9,6 +9,7 @@ Hardware: two CPU cores, 4 GB of memory. Expected time and score: see README.md.
 Variants: configs/bfcl_tiny.py:mode=random (or static), and engine=sglang for a server that generates, as in
     python experiments/main.py --config=configs/bfcl_tiny.py:mode=random,seed=1 --workdir=runs/random
 """
+
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import parse_arg
@@ -46,7 +47,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_new_tokens = 64  # tokens of one assistant message
     c.rollout.max_steps = 20  # messages with calls per user turn (BFCL's own limit)
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
-    c.rollout.ahead = 0  # 1: the next step's rollouts run while this one's update does, with weights one step old
+    c.rollout.ahead = (
+        0  # 1: the next step's rollouts run while this one's update does, with weights one step old
+    )
 
     c.engine = ConfigDict()
     c.engine.name = arg.engine  # "native", in this process, or "sglang"
@@ -58,9 +61,13 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.python = ""  # interpreter of the environment that has sglang; "": .sglang/bin/python or this one
     c.engine.arguments = ""  # more arguments of launched servers, as on the command line
     c.engine.push = "disk"  # how weights get there; "distributed": by torch.distributed (NCCL on GPUs)
-    c.engine.push_folder = ""  # for "disk": one that the servers see; "": WORKDIR/weights, or temporary if launched
+    c.engine.push_folder = (
+        ""  # for "disk": one that the servers see; "": WORKDIR/weights, or temporary if launched
+    )
     c.engine.push_timeout = 600.0  # seconds that a server may take to load new weights
-    c.engine.push_exact = True  # verify tensor by tensor; False for servers that keep weights in a layout of their own
+    c.engine.push_exact = (
+        True  # verify tensor by tensor; False for servers that keep weights in a layout of their own
+    )
     c.engine.timeout = 120.0  # seconds that one message may take
     c.engine.attempts = 5  # at a message, before its trajectory is given up as invalid
     c.engine.patience = 120.0  # seconds to wait while no server answers
@@ -90,7 +97,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.replay_routing = False  # use the experts that the sampler used, for models with experts
     c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: no such weight
     c.learner.epochs = 1  # updates per batch of rollouts
-    c.learner.skip_dead_groups = True  # groups without spread have no advantage; leaving them out halves the work
+    c.learner.skip_dead_groups = (
+        True  # groups without spread have no advantage; leaving them out halves the work
+    )
     c.learner.dynamic_sampling = 0  # rounds, at most, in which groups without spread are replaced by others
     c.learner.group_filter = False  # leave out groups of unusually small spread
     c.learner.row_length = 512  # tokens of a packed row

@@ -6,6 +6,7 @@
 BFCL tasks are scored by the official checker, with its limit of 20 steps per user turn. What the
 score depends on (protocol, split, temperature, samples, package version) is printed and written with it.
 """
+
 import json
 import os
 import sys
@@ -29,10 +30,18 @@ _SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
-_OBSERVATION = flags.DEFINE_integer("max_observation", 1000, "Characters of a tool result that the model reads.")
-_URL = flags.DEFINE_string("url", "", "SGLang servers that generate, separated by commas; none: this process does.")
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ("float32", "bfloat16"), "In which it is computed, also by the servers.")
-_FOLDER = flags.DEFINE_string("push_folder", "", "Where servers on other hosts find the weights; they take them over.")
+_OBSERVATION = flags.DEFINE_integer(
+    "max_observation", 1000, "Characters of a tool result that the model reads."
+)
+_URL = flags.DEFINE_string(
+    "url", "", "SGLang servers that generate, separated by commas; none: this process does."
+)
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "float32", ("float32", "bfloat16"), "In which it is computed, also by the servers."
+)
+_FOLDER = flags.DEFINE_string(
+    "push_folder", "", "Where servers on other hosts find the weights; they take them over."
+)
 _SLOTS = flags.DEFINE_integer("slots", 32, "Conversations at once.", lower_bound=1)
 
 
@@ -66,31 +75,55 @@ def run() -> None:
         tasks = [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
     else:
         tasks = build.held_out_tasks(Path(_WORKDIR.value))
-    config = ConfigDict({
-        "seed": _SEED.value,
-        "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
-        "rollout": {"max_length": _LENGTH.value, "max_new_tokens": _NEW.value, "max_steps": OFFICIAL_STEPS,
-                    "max_observation": _OBSERVATION.value, "ahead": 0},
-        "model": str(folder),
-        "engine": {"name": "sglang" if _URL.value else "native", "url": _URL.value, "slots": _SLOTS.value,
-                   "dtype": _DTYPE.value, "push": "disk", "push_folder": _FOLDER.value, "push_timeout": 600.0,
-                   "push_exact": True, "timeout": 600.0, "attempts": 5,
-                   "patience": 120.0, "restarts": 0},
-    })
+    config = ConfigDict(
+        {
+            "seed": _SEED.value,
+            "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
+            "rollout": {
+                "max_length": _LENGTH.value,
+                "max_new_tokens": _NEW.value,
+                "max_steps": OFFICIAL_STEPS,
+                "max_observation": _OBSERVATION.value,
+                "ahead": 0,
+            },
+            "model": str(folder),
+            "engine": {
+                "name": "sglang" if _URL.value else "native",
+                "url": _URL.value,
+                "slots": _SLOTS.value,
+                "dtype": _DTYPE.value,
+                "push": "disk",
+                "push_folder": _FOLDER.value,
+                "push_timeout": 600.0,
+                "push_exact": True,
+                "timeout": 600.0,
+                "attempts": 5,
+                "patience": 120.0,
+                "restarts": 0,
+            },
+        }
+    )
     with build.worlds(config) as worlds, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, worlds)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
-        checked = official(worlds, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
+        checked = (
+            official(worlds, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
+        )
     report = {
         "model": str(folder),
         "protocol": {
             "benchmark": "BFCL multi_turn_base" if checked else "held-out synthetic tasks",
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": "official multi_turn_checker" if checked else "BFCL state and response comparison",
-            "tasks": len(tasks), "samples": _SAMPLES.value, "temperature": _TEMPERATURE.value,
-            "seed": _SEED.value, "steps_per_turn": OFFICIAL_STEPS, "max_length": _LENGTH.value, "max_new_tokens": _NEW.value,
+            "tasks": len(tasks),
+            "samples": _SAMPLES.value,
+            "temperature": _TEMPERATURE.value,
+            "seed": _SEED.value,
+            "steps_per_turn": OFFICIAL_STEPS,
+            "max_length": _LENGTH.value,
+            "max_new_tokens": _NEW.value,
             "max_observation": _OBSERVATION.value,
             "malformed_calls": "answered with a tool error (the official harness ends the turn)",
         },
@@ -102,7 +135,9 @@ def run() -> None:
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")
     print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
-    print(f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out")
+    print(
+        f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out"
+    )
     if _OUTPUT.value:
         Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))

@@ -6,6 +6,7 @@
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
 """
+
 import os
 import sys
 
@@ -14,10 +15,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
 _PROCESSES = flags.DEFINE_string(
-    "processes", None, "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX."
+    "processes",
+    None,
+    "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX.",
 )
 flags.mark_flags_as_required(["config", "workdir"])
 
@@ -48,7 +53,9 @@ def parse_flags(argv):
         sys.exit(f"Error: {str(error).strip().splitlines()[-1].strip()} (--help lists the options)")
     except (AttributeError, KeyError) as error:
         key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
-        sys.exit(f"Error: the config has no key {key!r}: the keys and their meaning stand in the config file.")
+        sys.exit(
+            f"Error: the config has no key {key!r}: the keys and their meaning stand in the config file."
+        )
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
 

@@ -6,6 +6,7 @@
 
 docs/memory.md says how the numbers come about. Nothing is allocated.
 """
+
 import os
 import sys
 

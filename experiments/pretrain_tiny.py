@@ -9,6 +9,7 @@ frequent as the right call, so greedy decoding errs too and RL has something to 
 
 runs both stages, the second going on from the first. Seeded. The wall time and what came out stand in README.md.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -50,19 +51,32 @@ _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the wei
 _TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
 _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
-_START = flags.DEFINE_string("start", None, "Folder of an earlier output to go on from: its tokenizer and weights.")
-_RESPELL = flags.DEFINE_float("respell", 0.85, "Share of the demonstrations that are told with other names and numbers.")
+_START = flags.DEFINE_string(
+    "start", None, "Folder of an earlier output to go on from: its tokenizer and weights."
+)
+_RESPELL = flags.DEFINE_float(
+    "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
+)
 _WEAK = flags.DEFINE_float("weak", 0.0, "Share of the tools that have a bad habit; 0: no errors at all.")
 _RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
-_DECAY = flags.DEFINE_float("decay", 0.0, "Share of the steps, the last ones, over which the learning rate falls.")
+_DECAY = flags.DEFINE_float(
+    "decay", 0.0, "Share of the steps, the last ones, over which the learning rate falls."
+)
 _SAVE_EVERY = flags.DEFINE_integer("save_every", 500, "Steps between writings of --output.")
 
 VOCABULARY = 1280
 ROW = 512
 LIMITS = Limits(max_length=ROW, max_new_tokens=64, max_observation=160)
 LONG = Limits(max_length=16 * ROW, max_new_tokens=8 * ROW, max_observation=160)
-MODEL = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, head_dim=32, initializer_range=0.06)
+MODEL = dict(
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    initializer_range=0.06,
+)
 
 DEMO_TOOLSETS = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
 DEMO_SHARE = 0.9  # of the tasks; the other four classes share the rest
@@ -89,30 +103,64 @@ CHAT_TEMPLATE = """\
 
 # What counts as one piece of text. The scaffolding of a call is one piece, so
 # that a call is short to write; a value is cut alike in a query and in JSON, so that it can be copied.
-PIECES = "|".join((
-    r'\n\{"name": "', r'", "arguments": \{\}\}\n', r'", "arguments": \{"', r'"?\}\}\n',
-    r'": "', r'": \["', r'": \[', r'": \{"', r'": \{', r'": ', r'", "', r'\], "', r'\}, "', r', "',
-    r'\{"', r'"\}', r'"\]\}?', r'\["', r"assistant\n", r"user\n", r"system\n",
-    r"\?", r" \(", r"\), ", r" '", r"', ", r"'\)", r" ?[A-Za-z_]+", r"[0-9]", r"\s",
-    r"[^A-Za-z0-9_\s]",
-))
+PIECES = "|".join(
+    (
+        r'\n\{"name": "',
+        r'", "arguments": \{\}\}\n',
+        r'", "arguments": \{"',
+        r'"?\}\}\n',
+        r'": "',
+        r'": \["',
+        r'": \[',
+        r'": \{"',
+        r'": \{',
+        r'": ',
+        r'", "',
+        r'\], "',
+        r'\}, "',
+        r', "',
+        r'\{"',
+        r'"\}',
+        r'"\]\}?',
+        r'\["',
+        r"assistant\n",
+        r"user\n",
+        r"system\n",
+        r"\?",
+        r" \(",
+        r"\), ",
+        r" '",
+        r"', ",
+        r"'\)",
+        r" ?[A-Za-z_]+",
+        r"[0-9]",
+        r"\s",
+        r"[^A-Za-z0-9_\s]",
+    )
+)
 
 
 def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with Qwen's control tokens, trained on texts."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKUP), special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        vocab_size=VOCABULARY - len(MARKUP),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
     )
     fast.add_tokens(MARKUP)
@@ -128,7 +176,9 @@ class Demonstrator:
     def __init__(self, rng: np.random.Generator, weak: float):
         docs = {t: bfcl.tools(Task("", "bfcl", (t,), {})) for t in bfcl.TOOLSETS}
         self._parameters = {
-            d["function"]["name"]: tuple(d["function"]["parameters"]["properties"]) for ds in docs.values() for d in ds
+            d["function"]["name"]: tuple(d["function"]["parameters"]["properties"])
+            for ds in docs.values()
+            for d in ds
         }
         self._siblings = {}
         for ds in docs.values():
@@ -139,7 +189,9 @@ class Demonstrator:
                 self._siblings[name] = max(others, key=lambda n: (overlap(n), n))
         names = sorted(self._parameters)
         weak_tools = set(rng.permutation(names)[: round(weak * len(names))])
-        self.error_rate = {n: float(rng.uniform(0.4, 0.8) if n in weak_tools else rng.uniform(0, 0.08)) for n in names}
+        self.error_rate = {
+            n: float(rng.uniform(0.4, 0.8) if n in weak_tools else rng.uniform(0, 0.08)) for n in names
+        }
         self._habit = {n: str(rng.choice(self.HABITS, p=(0.4, 0.25, 0.15, 0.1, 0.1))) for n in names}
 
     def messages(self, task: Task, rng: np.random.Generator | None) -> list[str]:
@@ -179,7 +231,9 @@ class Demonstrator:
             return Call(self._siblings[call.name], {})
         key = str(rng.choice(sorted(call.arguments)))
         value = call.arguments[key]
-        others = [v for c in task.calls for v in c.arguments.values() if type(v) is type(value) and v != value]
+        others = [
+            v for c in task.calls for v in c.arguments.values() if type(v) is type(value) and v != value
+        ]
         if others:
             wrong = others[int(rng.integers(len(others)))]
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -240,8 +294,15 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 contexts.append(unguided(scene, f"pretrain-{contexts_made}"))
                 contexts_made += 1
             verdicts, _ = synthesize(
-                ScriptedExplorer(bfcl.tools), pool, contexts, rounds=2, steps=10, per_context=4, rng=rng,
-                kind="initial", first_id=5 * contexts_made,
+                ScriptedExplorer(bfcl.tools),
+                pool,
+                contexts,
+                rounds=2,
+                steps=10,
+                per_context=4,
+                rng=rng,
+                kind="initial",
+                first_id=5 * contexts_made,
             )
             before = len(tasks)
             for task in (v.task for v in verdicts if v.task is not None):
@@ -283,7 +344,9 @@ class Spelling:
     def _word(self, word: str, rng: np.random.Generator) -> str:
         """Another word, made of syllables, with the capitals of this one."""
         pick = lambda letters: letters[rng.integers(len(letters))]
-        syllable = lambda: pick("bcdfghjklmnprstvwz") + pick("aeiouy") + pick(("", "", "n", "r", "st", "l", "ck", "m"))
+        syllable = lambda: (
+            pick("bcdfghjklmnprstvwz") + pick("aeiouy") + pick(("", "", "n", "r", "st", "l", "ck", "m"))
+        )
         other = "".join(syllable() for _ in range(rng.integers(1, 4)))
         return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
 
@@ -294,8 +357,13 @@ class Spelling:
         mask = np.zeros(len(ids), bool)
         for begin in opened:
             mask[begin : begin + 1 + np.flatnonzero(ids[begin:] == self._end)[0]] = True
-        return dataclasses.replace(trajectory, ids=ids, mask=mask, logprobs=np.zeros(len(ids), np.float32),
-                                   versions=np.where(mask, 0, -1).astype(np.int32))
+        return dataclasses.replace(
+            trajectory,
+            ids=ids,
+            mask=mask,
+            logprobs=np.zeros(len(ids), np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+        )
 
 
 def conversations(trajectories: Sequence[Trajectory], user: int) -> list[Trajectory]:
@@ -315,8 +383,12 @@ def conversations(trajectories: Sequence[Trajectory], user: int) -> list[Traject
         head = group[0][1]
         for row in assign_rows([len(t.ids) - head for t, _ in group], ROW - head):
             first, *rest = (group[i][0] for i in sorted(row))  # sorted: as shuffled, not longest first
-            join = lambda name: np.concatenate([getattr(first, name), *(getattr(t, name)[head:] for t in rest)])
-            joined.append(dataclasses.replace(first, **{k: join(k) for k in ("ids", "mask", "logprobs", "versions")}))
+            join = lambda name: np.concatenate(
+                [getattr(first, name), *(getattr(t, name)[head:] for t in rest)]
+            )
+            joined.append(
+                dataclasses.replace(first, **{k: join(k) for k in ("ids", "mask", "logprobs", "versions")})
+            )
     return joined
 
 
@@ -349,16 +421,25 @@ def train(config: QwenConfig, data: Iterator[Batch], save) -> None:
         params = init(jax.random.key(_SEED.value))
     falling = round(_DECAY.value * _STEPS.value)
     schedule = optax.join_schedules(
-        [optax.linear_schedule(0.0, _RATE.value, 50), optax.constant_schedule(_RATE.value),
-         optax.linear_schedule(_RATE.value, 0.0, falling)],
+        [
+            optax.linear_schedule(0.0, _RATE.value, 50),
+            optax.constant_schedule(_RATE.value),
+            optax.linear_schedule(_RATE.value, 0.0, falling),
+        ],
         [50, _STEPS.value - falling],
     )
     # Muon on the matrices, Adam on the embedding and the norms: learns faster here than AdamW on everything.
-    matrices = lambda p: jax.tree.map(lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p)
+    matrices = lambda p: jax.tree.map(
+        lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p
+    )
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
-        optax.contrib.muon(schedule, adam_learning_rate=lambda i: schedule(i) / 4, adam_b2=0.95,
-                           muon_weight_dimension_numbers=matrices),
+        optax.contrib.muon(
+            schedule,
+            adam_learning_rate=lambda i: schedule(i) / 4,
+            adam_b2=0.95,
+            muon_weight_dimension_numbers=matrices,
+        ),
     )
 
     def loss_fn(params, batch: Batch):
@@ -366,7 +447,10 @@ def train(config: QwenConfig, data: Iterator[Batch], save) -> None:
         hidden = model.apply(variables, batch.tokens, batch.positions, batch.segment_ids, method=Qwen.hidden)
         unembedding, axis = model.apply(variables, method=Qwen.unembedding)
         logprobs, _ = token_logprobs(
-            hidden.reshape(-1, hidden.shape[-1]), unembedding, batch.targets.reshape(-1), vocab_axis=axis,
+            hidden.reshape(-1, hidden.shape[-1]),
+            unembedding,
+            batch.targets.reshape(-1),
+            vocab_axis=axis,
             chunk=_TOKENS.value,
         )
         follows = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
@@ -410,12 +494,20 @@ def main(_) -> None:
             tokenizer = make_tokenizer([rough.decode(t.ids) for t in sample])
         demonstrations = demonstrate(tokenizer, pool, tasks, scripts, LIMITS)
     fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
-    print(f"{len(fit)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
-          f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
-          f"{np.mean([t.outcome.success for t in fit]):.1%} succeed.")
+    print(
+        f"{len(fit)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
+        f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
+        f"{np.mean([t.outcome.success for t in fit]):.1%} succeed."
+    )
     config = QwenConfig(
-        "qwen3", vocab_size=VOCABULARY, rope_theta=10_000.0, tie_word_embeddings=True, max_position_embeddings=8192,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **MODEL,
+        "qwen3",
+        vocab_size=VOCABULARY,
+        rope_theta=10_000.0,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **MODEL,
     )
     user = tokenizer.convert_tokens_to_ids("<|im_start|>")
     output = Path(_OUTPUT.value)

@@ -7,6 +7,7 @@ What stands after -- goes to sglang.launch_server as it is. Without a GPU, `make
 environment that this needs and runs the first of these commands; with one, `pip install sglang` here, or
 name another --python.
 """
+
 import sys
 
 from absl import app, flags
@@ -31,15 +32,28 @@ def main(argv) -> None:
     server = None
     try:
         server = Server(
-            _MODEL.value, version=_VERSION.value, python=_PYTHON.value, device=_DEVICE.value,
-            dtype=_DTYPE.value, context_length=_LENGTH.value, max_running_requests=_RUNNING.value,
-            seed=_SEED.value, host=_HOST.value, port=_PORT.value, log_path=_LOG.value, arguments=argv[1:],
-            deadline=_DEADLINE.value)
+            _MODEL.value,
+            version=_VERSION.value,
+            python=_PYTHON.value,
+            device=_DEVICE.value,
+            dtype=_DTYPE.value,
+            context_length=_LENGTH.value,
+            max_running_requests=_RUNNING.value,
+            seed=_SEED.value,
+            host=_HOST.value,
+            port=_PORT.value,
+            log_path=_LOG.value,
+            arguments=argv[1:],
+            deadline=_DEADLINE.value,
+        )
         print(f"SGLang loads {_MODEL.value} (log: {server.log_path}) ...", flush=True)
         server.wait_until_ready()
-        print(f"{server.url} serves {_MODEL.value}. Ctrl-C stops it. Train on it from another shell:\n"
-              "    python experiments/main.py --config=configs/bfcl_tiny.py:engine=sglang --workdir=DIR "
-              f"--config.engine.url={server.url}", flush=True)
+        print(
+            f"{server.url} serves {_MODEL.value}. Ctrl-C stops it. Train on it from another shell:\n"
+            "    python experiments/main.py --config=configs/bfcl_tiny.py:engine=sglang --workdir=DIR "
+            f"--config.engine.url={server.url}",
+            flush=True,
+        )
         server.wait()
         sys.exit(f"Error: {server.failure('ended')}")
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ Two things break there: torchvision, imported, describes CUDA operators that its
 SGLang's rotary embedding asks for vLLM's kernel, which the CPU never calls. Only the exact text of the
 versions below is changed; any other version or text is refused by name. Running it twice changes nothing.
 """
+
 import os
 import sys
 from importlib import metadata
@@ -13,15 +14,24 @@ from importlib import metadata
 VERSIONS = {"sglang": "0.5.23", "torchvision": "0.28.0"}
 # Package, file, what stands there (once), what is put in its place.
 PATCHES = (
-    ("torchvision", "torchvision/_meta_registrations.py",
-     '\n@torch.library.register_fake("torchvision::nms")\n',
-     '\n# no CUDA: @torch.library.register_fake("torchvision::nms")\n'),
-    ("torchvision", "torchvision/_meta_registrations.py",
-     '\n@torch.library.register_fake("torchvision::qnms")\n',
-     '\n# no CUDA: @torch.library.register_fake("torchvision::qnms")\n'),
-    ("sglang", "sglang/srt/layers/rotary_embedding/base.py",
-     "\n                from vllm._custom_ops import rotary_embedding\n",
-     "\n                rotary_embedding = None  # no CUDA: from vllm._custom_ops import rotary_embedding\n"),
+    (
+        "torchvision",
+        "torchvision/_meta_registrations.py",
+        '\n@torch.library.register_fake("torchvision::nms")\n',
+        '\n# no CUDA: @torch.library.register_fake("torchvision::nms")\n',
+    ),
+    (
+        "torchvision",
+        "torchvision/_meta_registrations.py",
+        '\n@torch.library.register_fake("torchvision::qnms")\n',
+        '\n# no CUDA: @torch.library.register_fake("torchvision::qnms")\n',
+    ),
+    (
+        "sglang",
+        "sglang/srt/layers/rotary_embedding/base.py",
+        "\n                from vllm._custom_ops import rotary_embedding\n",
+        "\n                rotary_embedding = None  # no CUDA: from vllm._custom_ops import rotary_embedding\n",
+    ),
 )
 
 
@@ -51,8 +61,10 @@ def patch(versions=VERSIONS, patches=PATCHES) -> list[str]:
         if counts == (0, 1):  # patched before
             continue
         if counts != (1, 0):
-            raise ValueError(f"{file} of {package} {versions[package]} has {old.strip()!r} {counts[0]} times "
-                             f"instead of once. {remedy}")
+            raise ValueError(
+                f"{file} of {package} {versions[package]} has {old.strip()!r} {counts[0]} times "
+                f"instead of once. {remedy}"
+            )
         texts[path] = texts[path].replace(old, new)
     changed = [path for path, text in texts.items() if text != before[path]]
     for path in changed:

@@ -1,4 +1,5 @@
 """Fixtures that several test files share. Tests run on the CPU, whatever the machine has."""
+
 import os
 from pathlib import Path
 
@@ -16,8 +17,15 @@ TINY = Path(__file__).parents[1] / "models" / "tiny_qwen3"
 
 
 # `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps.
-LONGEST = ("test_train.py", "test_hosts.py", "test_sharding.py", "test_served.py", "test_faults.py", "test_grpo.py",
-           "test_models.py")
+LONGEST = (
+    "test_train.py",
+    "test_hosts.py",
+    "test_sharding.py",
+    "test_served.py",
+    "test_faults.py",
+    "test_grpo.py",
+    "test_models.py",
+)
 
 
 def pytest_collection_modifyitems(items):

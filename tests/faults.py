@@ -1,4 +1,5 @@
 """A proxy on loopback before a real server, which does to requests what networks and servers do."""
+
 import asyncio
 import json
 

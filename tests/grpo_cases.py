@@ -1,4 +1,5 @@
 """A model, a learner's config and trajectories, small and random, for the tests of coevolve_jax/grpo."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,23 +11,59 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.types import Outcome, Trajectory
 
 MODEL = QwenConfig(
-    "qwen3", vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8, rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.3,
+    "qwen3",
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    rope_theta=1e4,
+    tie_word_embeddings=True,
+    initializer_range=0.3,
 )
 
 
 def learner_config(**changes) -> ConfigDict:
-    return ConfigDict({
-        **dict(
-            learning_rate=1e-2, warmup_steps=0, schedule="constant", decay_steps=0, final_rate=0.0, adam_b1=0.9,
-            adam_b2=0.95, weight_decay=0.0, decay_embeddings=False, max_grad_norm=1.0, ratio="token",
-            aggregate="token", constant_length=32, clip_low=0.2, clip_high=0.2, kl="k3", kl_coef=0.1, tis_cap=0.0, router_balance=0.0,
-            replay_routing=False, row_length=32, rows_per_microbatch=2, logprob_chunk=16, remat=False, dtype="float32",
-            param_dtype="float32", moment_dtype="float32", attention="auto", lora_rank=0, lora_alpha=8.0,
-            lora_targets="layers/.*_proj/kernel",
-        ),
-        **changes,
-    })
+    return ConfigDict(
+        {
+            **dict(
+                learning_rate=1e-2,
+                warmup_steps=0,
+                schedule="constant",
+                decay_steps=0,
+                final_rate=0.0,
+                adam_b1=0.9,
+                adam_b2=0.95,
+                weight_decay=0.0,
+                decay_embeddings=False,
+                max_grad_norm=1.0,
+                ratio="token",
+                aggregate="token",
+                constant_length=32,
+                clip_low=0.2,
+                clip_high=0.2,
+                kl="k3",
+                kl_coef=0.1,
+                tis_cap=0.0,
+                router_balance=0.0,
+                replay_routing=False,
+                row_length=32,
+                rows_per_microbatch=2,
+                logprob_chunk=16,
+                remat=False,
+                dtype="float32",
+                param_dtype="float32",
+                moment_dtype="float32",
+                attention="auto",
+                lora_rank=0,
+                lora_alpha=8.0,
+                lora_targets="layers/.*_proj/kernel",
+            ),
+            **changes,
+        }
+    )
 
 
 def make_learner(params, **changes) -> Learner:
@@ -49,8 +86,14 @@ def trajectory(rng, length: int, *, prompt: int = 3, reward: float = 0.0, valid:
     mask[prompt:] = rng.random(length - prompt) < 0.7
     mask[-1] = True
     return Trajectory(
-        task_id="t", member=0, ids=rng.integers(0, MODEL.vocab_size, length).astype(np.int32), mask=mask,
+        task_id="t",
+        member=0,
+        ids=rng.integers(0, MODEL.vocab_size, length).astype(np.int32),
+        mask=mask,
         logprobs=np.where(mask, rng.normal(-3, 0.3, length), 0).astype(np.float32),
-        versions=np.where(mask, 0, -1).astype(np.int32), turn_starts=(0,), steps=(), stop="done",
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        turn_starts=(0,),
+        steps=(),
+        stop="done",
         outcome=Outcome(reward, reward >= 0.5, valid),
     )

@@ -1,6 +1,7 @@
 """What of sglang-jax the shim touches, around a real small model: the same attribute paths, parameter names,
 layouts and bad habits, as in the source that docs/tpu.md names. It answers /generate by running the policy on
 the leaves that are being served, so that a leaf in the wrong place gives wrong log-probabilities."""
+
 from __future__ import annotations
 
 import asyncio
@@ -51,18 +52,26 @@ def make_model(folder, config, repeats=1):
 
     def layer(i):
         at, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-        attention = Block(**{n: linear(at + n) for n in ("q_proj", "k_proj", "v_proj", "o_proj")},
-                          q_norm=norm(at + "q_norm"), k_norm=norm(at + "k_norm"))
+        attention = Block(
+            **{n: linear(at + n) for n in ("q_proj", "k_proj", "v_proj", "o_proj")},
+            q_norm=norm(at + "q_norm"),
+            k_norm=norm(at + "k_norm"),
+        )
         attention.rotary_emb = Block()
         attention.rotary_emb.cos_sin = nnx.Variable(jnp.ones((4, config.head_dim)))  # no weight
         return Block(
             self_attn=attention,
             mlp=Block(**{n: linear(mlp + n) for n in ("gate_proj", "up_proj", "down_proj")}),
             input_layernorm=norm(f"model.layers.{i}.input_layernorm"),
-            post_attention_layernorm=norm(f"model.layers.{i}.post_attention_layernorm"))
+            post_attention_layernorm=norm(f"model.layers.{i}.post_attention_layernorm"),
+        )
 
-    root = Block(model=Block(embed_tokens=Holder(embedding=jnp.asarray(file["model.embed_tokens.weight"])),
-                             norm=norm("model.norm")))
+    root = Block(
+        model=Block(
+            embed_tokens=Holder(embedding=jnp.asarray(file["model.embed_tokens.weight"])),
+            norm=norm("model.norm"),
+        )
+    )
     root.model.layers = nnx.data([layer(i) for i in range(config.num_hidden_layers)])
     if not config.tie_word_embeddings:
         root.lm_head = Holder(embedding=jnp.asarray(file["lm_head.weight"]))
@@ -159,9 +168,16 @@ class App:
         old = self.by_rid.setdefault(rid, [])  # a reused rid mixes in old output
         old += ids
         many = logprobs[:10] + logprobs if count > 50 else logprobs  # duplicates
-        return {"output_ids": list(old), "meta_info": {
-            "id": rid, "prompt_tokens": len(prompt), "completion_tokens": count,
-            "finish_reason": {"type": "length"}, "output_token_logprobs": many}}
+        return {
+            "output_ids": list(old),
+            "meta_info": {
+                "id": rid,
+                "prompt_tokens": len(prompt),
+                "completion_tokens": count,
+                "finish_reason": {"type": "length"},
+                "output_token_logprobs": many,
+            },
+        }
 
     def _logprobs(self, ids):
         """Of the token after `ids`; what older weights gave is reused until the cache is flushed."""

@@ -2,6 +2,7 @@
 
 The GPU and TPU kernels run interpreted on the CPU, and are lowered for their platform without running.
 """
+
 import functools
 import math
 import os
@@ -123,8 +124,13 @@ def largest_tensor(text: str) -> int:
 
 @pytest.mark.parametrize(
     ("f", "platform", "kernel"),
-    [(attn.flash, "cuda", "triton"), (attn.splash, "tpu", "tpu_custom_call"), (attn.chunked, "cuda", None),
-     (attn.chunked, "tpu", None), (attn.plain, "cpu", None)],
+    [
+        (attn.flash, "cuda", "triton"),
+        (attn.splash, "tpu", "tpu_custom_call"),
+        (attn.chunked, "cuda", None),
+        (attn.chunked, "tpu", None),
+        (attn.plain, "cpu", None),
+    ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_lowers_for_its_platform_without_an_l_by_l_array(f, platform, kernel):
@@ -159,8 +165,10 @@ def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
     used = []
     noted = lambda *x: used.append(1) or attn.chunked(*x, size=8)
     monkeypatch.setitem(attn.IMPLEMENTATIONS, "chunked", noted)
-    logits = {n: jax.jit(Qwen(tiny_config, attention=n).apply)({"params": params}, tokens)
-              for n in ("plain", "chunked")}
+    logits = {
+        n: jax.jit(Qwen(tiny_config, attention=n).apply)({"params": params}, tokens)
+        for n in ("plain", "chunked")
+    }
     assert used
     np.testing.assert_allclose(logits["chunked"], logits["plain"], atol=1e-5)
 

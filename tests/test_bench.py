@@ -1,4 +1,5 @@
 """The benchmark's own arithmetic: its float64 reference, its count of operations, its talk with workers."""
+
 import sys
 from pathlib import Path
 
@@ -16,9 +17,19 @@ import reference  # noqa: E402
 
 
 def tiny(kind="update", **changes) -> cases.Case:
-    return cases.Case(**{
-        "name": "tiny", "kind": kind, "vocab_size": 64, "tied": False, "rows": 2, "prompt": 5,
-        "completion": 16, "layers": 2, **changes})
+    return cases.Case(
+        **{
+            "name": "tiny",
+            "kind": kind,
+            "vocab_size": 64,
+            "tied": False,
+            "rows": 2,
+            "prompt": 5,
+            "completion": 16,
+            "layers": 2,
+            **changes,
+        }
+    )
 
 
 @pytest.mark.parametrize("tied", (False, True))

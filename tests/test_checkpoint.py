@@ -1,4 +1,5 @@
 """One step, one atomic save: exact bits, damage, kills."""
+
 import os
 import shutil
 import signal
@@ -28,8 +29,10 @@ def arrays(step):
     rng = np.random.default_rng(step)
     bits = rng.integers(0, 2**16, size=(7, 3), dtype=np.uint16)
     return {
-        "params": {"w": jnp.asarray(rng.normal(size=(33, 5)), jnp.float32),
-                   "b": jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16)},
+        "params": {
+            "w": jnp.asarray(rng.normal(size=(33, 5)), jnp.float32),
+            "b": jax.lax.bitcast_convert_type(jnp.asarray(bits), jnp.bfloat16),
+        },
         "opt": (Moments({"w": jnp.full((4,), step, jnp.float32)}, jnp.int32(step)), ()),
         "key": jax.random.PRNGKey(step),
         "steps": rng.integers(0, 2**40, size=3),
@@ -189,22 +192,30 @@ def change(**kwargs):
     return lambda like: {**like, **kwargs}
 
 
-@pytest.mark.parametrize("edit, word", [
-    (change(extra=jnp.zeros(2)), "'extra' it holds nothing and the run needs float32"),
-    (lambda like: {k: v for k, v in like.items() if k != "key"}, "'key' it holds uint32.* needs nothing"),
-    (change(key=jnp.zeros(3, jnp.uint32)), r"'key' it holds uint32\[2\] and the run needs uint32\[3\]"),
-    (change(key=jnp.zeros(2, jnp.int32)), "'key' it holds uint32.* needs int32")])
+@pytest.mark.parametrize(
+    "edit, word",
+    [
+        (change(extra=jnp.zeros(2)), "'extra' it holds nothing and the run needs float32"),
+        (lambda like: {k: v for k, v in like.items() if k != "key"}, "'key' it holds uint32.* needs nothing"),
+        (change(key=jnp.zeros(3, jnp.uint32)), r"'key' it holds uint32\[2\] and the run needs uint32\[3\]"),
+        (change(key=jnp.zeros(2, jnp.int32)), "'key' it holds uint32.* needs int32"),
+    ],
+)
 def test_another_structure_is_refused_in_one_sentence(tmp_path, edit, word):
     saved(tmp_path, 1)
     with pytest.raises(ValueError, match=word):
         checkpoint.restore(tmp_path, edit(arrays(1)))
 
 
-@pytest.mark.parametrize("step, tree, state, keep, error, word", [
-    (-1, {"x": np.zeros(1)}, {}, 2, ValueError, "step -1"),
-    (1, {"x": np.zeros(1)}, {}, 0, ValueError, "keep 0"),
-    (1, {"x": 3.0}, {}, 2, ValueError, "'x' is 3.0"),
-    (1, {"x": np.zeros(1)}, {"a": np.zeros(1)}, 2, TypeError, "JSON")])
+@pytest.mark.parametrize(
+    "step, tree, state, keep, error, word",
+    [
+        (-1, {"x": np.zeros(1)}, {}, 2, ValueError, "step -1"),
+        (1, {"x": np.zeros(1)}, {}, 0, ValueError, "keep 0"),
+        (1, {"x": 3.0}, {}, 2, ValueError, "'x' is 3.0"),
+        (1, {"x": np.zeros(1)}, {"a": np.zeros(1)}, 2, TypeError, "JSON"),
+    ],
+)
 def test_bad_arguments_write_nothing(tmp_path, step, tree, state, keep, error, word):
     with pytest.raises(error, match=word):
         checkpoint.save(tmp_path, step, tree, state, keep=keep)

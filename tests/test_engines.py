@@ -1,4 +1,5 @@
 """What every engine must do: the in-process one and a real SGLang server pass the same tests."""
+
 import asyncio
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def engine(request, policy):
     else:
         server = request.getfixturevalue("sglang_server")
         pusher = Pusher(policy.config, FOLDER)
-        made = SGLangEngine(policy.config, policy.params, members=[Member(server.url)], pusher=pusher, **LIMITS)
+        made = SGLangEngine(
+            policy.config, policy.params, members=[Member(server.url)], pusher=pusher, **LIMITS
+        )
     yield made
     made.close()
 
@@ -50,7 +53,9 @@ def ask(session, ids, *, temperature=1.0, seed=0, new=8, stop=(2,)):
 @pytest.fixture(scope="module")
 def forward(policy):
     """ids, params, temperature -> log-probabilities [len(ids), V] of the whole sequence at once."""
-    apply = jax.jit(lambda params, tokens: jax.nn.log_softmax(Qwen(policy.config).apply({"params": params}, tokens)))
+    apply = jax.jit(
+        lambda params, tokens: jax.nn.log_softmax(Qwen(policy.config).apply({"params": params}, tokens))
+    )
     scaled = jax.jit(lambda logp, temperature: jax.nn.log_softmax(logp / temperature))
 
     def run(ids, params=policy.params, temperature=1.0):
@@ -66,7 +71,9 @@ def check(forward, prompt, completion, *, temperature=1.0, weights=None, atol=1e
     ids = np.concatenate([prompt, completion.ids])
     assert len(completion.ids) == len(completion.logprobs) == len(completion.versions)
     for version in np.unique(completion.versions):
-        logp = forward(ids, **({"params": weights[version]} if weights else {}), temperature=temperature or 1.0)
+        logp = forward(
+            ids, **({"params": weights[version]} if weights else {}), temperature=temperature or 1.0
+        )
         here = np.flatnonzero(completion.versions == version)
         want = logp[len(prompt) - 1 + here, completion.ids[here]]
         np.testing.assert_allclose(completion.logprobs[here], want, atol=atol)
@@ -74,8 +81,10 @@ def check(forward, prompt, completion, *, temperature=1.0, weights=None, atol=1e
 
 def moved(params, scale=0.05):
     keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(params)))
-    return jax.tree.unflatten(jax.tree.structure(params), [
-        x + scale * jax.random.normal(k, x.shape) for x, k in zip(jax.tree.leaves(params), keys)])
+    return jax.tree.unflatten(
+        jax.tree.structure(params),
+        [x + scale * jax.random.normal(k, x.shape) for x, k in zip(jax.tree.leaves(params), keys)],
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -105,7 +114,9 @@ def test_turns_reuse_the_prefix_and_stay_exact(engine, forward):
 
 def test_uneven_batches_are_served_and_what_shares_them_does_not_matter(engine, forward):
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)]  # more than the native engine has slots
+    prompts = [
+        rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)
+    ]  # more than the native engine has slots
     budgets = [8, 1, 20, 3, 16, 5]
     greedy = lambda session, p, n: ask(session, p, temperature=0.0, new=n)
     together = generate(engine, [greedy(10 + i, p, n) for i, (p, n) in enumerate(zip(prompts, budgets))])
@@ -165,14 +176,18 @@ def test_new_weights_are_used_at_once_and_old_caches_dropped(engine, policy, for
         engine.update_weights(policy.params, 0)
     assert (old.versions == 0).all() and (new.versions == 7).all()
     check(forward, ids, new, weights={7: other})
-    assert np.abs(forward(np.concatenate([ids, new.ids]))[len(ids) - 1 : -1].max(-1) - new.logprobs).max() > 0.1
+    assert (
+        np.abs(forward(np.concatenate([ids, new.ids]))[len(ids) - 1 : -1].max(-1) - new.logprobs).max() > 0.1
+    )
 
 
 def test_a_request_that_meets_new_weights_says_from_where(engine, policy, forward):
     other, prompts = moved(policy.params, 0.02), [np.arange(40 + i, 60) for i in range(3)]
 
     async def meet():
-        asked = asyncio.ensure_future(engine.generate([ask(i, p, stop=(), new=NEW) for i, p in enumerate(prompts)]))
+        asked = asyncio.ensure_future(
+            engine.generate([ask(i, p, stop=(), new=NEW) for i, p in enumerate(prompts)])
+        )
         await asyncio.sleep(wait)
         await asyncio.to_thread(engine.update_weights, other, 1)
         return await asked
@@ -210,10 +225,16 @@ def test_what_is_cancelled_leaves_nothing_behind(engine, forward):
     check(forward, prompt[5:], c)
 
 
-@pytest.mark.parametrize("ids, new, why", [
-    ([], 4, "no tokens"), ([5, 10**6], 4, "vocabulary has"), ([5, -1], 4, "token id -1"),
-    (list(range(120)), 16, "exceed the engine's max_length"), ([5], NEW + 1, "max_new_tokens"),
-])
+@pytest.mark.parametrize(
+    "ids, new, why",
+    [
+        ([], 4, "no tokens"),
+        ([5, 10**6], 4, "vocabulary has"),
+        ([5, -1], 4, "token id -1"),
+        (list(range(120)), 16, "exceed the engine's max_length"),
+        ([5], NEW + 1, "max_new_tokens"),
+    ],
+)
 def test_requests_that_cannot_be_served_are_refused_before_anything_runs(engine, ids, new, why):
     with pytest.raises(ValueError, match=why):
         generate(engine, [ask(0, [5, 6]), ask(1, ids, new=new)])
@@ -234,6 +255,7 @@ def test_every_sampled_token_is_in_the_vocabulary_with_a_finite_logprob(engine, 
 
 
 # ---- What only the in-process engine promises ----------------------------------------------------------
+
 
 def test_the_native_engine_repeats_itself_bit_by_bit(policy):
     """A token depends on weights, ids before it and the request's seed, not on what was computed before."""

@@ -1,4 +1,5 @@
 """BFCL's tools as an environment: whitelist, grading, fingerprints, splits."""
+
 import copy
 import dataclasses
 import decimal
@@ -18,7 +19,7 @@ from coevolve_jax.envs.bfcl import tools as bfcl_tools
 from coevolve_jax.types import Call, Task, Turn
 
 BASE = bfcl.load()
-FILES = BASE[0]          # GorillaFileSystem, TwitterAPI
+FILES = BASE[0]  # GorillaFileSystem, TwitterAPI
 ALL = Task("all", "bfcl", bfcl.TOOLSETS, {})
 
 
@@ -64,7 +65,8 @@ def test_observations_equal_those_of_the_official_executor():
         calls = list(task.calls)
         observations, _ = run(task, *calls)
         official, _ = multi_turn_utils.execute_multi_turn_func_call(
-            [bfcl.render(c) for c in calls], task.initial_state, list(task.toolsets), "observe", task.id)
+            [bfcl.render(c) for c in calls], task.initial_state, list(task.toolsets), "observe", task.id
+        )
         assert [o.text for o in observations] == official
         compared += len(calls)
     for name in [n for n in vars(multi_turn_utils) if n.startswith("observe_")]:
@@ -86,8 +88,12 @@ def test_grading_follows_the_official_checker_turn_by_turn():
         assert mine.success == official["valid"]
         assert mine.reason == (official["error_type"] or "passed")
         seen.add(mine.reason)
-    assert seen == {"passed", "multi_turn:empty_turn_model_response", "multi_turn:instance_state_mismatch",
-                    "multi_turn:execution_response_mismatch"}
+    assert seen == {
+        "passed",
+        "multi_turn:empty_turn_model_response",
+        "multi_turn:instance_state_mismatch",
+        "multi_turn:execution_response_mismatch",
+    }
 
 
 def test_progress_counts_turns_before_the_first_failure():
@@ -137,8 +143,14 @@ def test_tools_are_json_schema_documents():
         function = doc["function"]
         assert doc["type"] == "function" and set(function) == {"name", "description", "parameters"}
         assert "This tool belongs to" not in function["description"]
-        assert set(types(function["parameters"])) <= {"object", "string", "number", "integer", "array",
-                                                      "boolean"}
+        assert set(types(function["parameters"])) <= {
+            "object",
+            "string",
+            "number",
+            "integer",
+            "array",
+            "boolean",
+        }
         assert set(function["parameters"]["required"]) <= set(function["parameters"]["properties"])
     with pytest.raises(ValueError, match="Unknown toolset 'os': use some of GorillaFileSystem"):
         bfcl.tools(dataclasses.replace(ALL, toolsets=("os",)))
@@ -157,9 +169,29 @@ def test_held_out_functions_are_announced_and_callable():
     assert '"name": "sort"' in task.turns[3].query and "What about now?" in task.turns[3].query
 
 
-ESCAPES = ["__import__('os').system('touch {0}')", "__class__", "__init__", "_load_scenario",
-           "_navigate_to_directory", "cd.__globals__", "root", "_current_dir", "ls()", "ls (", "ls ",
-           "os.system", "eval", "exec", "", "a\x00b", "x" * 50_000_000, None, 3, ["ls"], {"a": 1}]
+ESCAPES = [
+    "__import__('os').system('touch {0}')",
+    "__class__",
+    "__init__",
+    "_load_scenario",
+    "_navigate_to_directory",
+    "cd.__globals__",
+    "root",
+    "_current_dir",
+    "ls()",
+    "ls (",
+    "ls ",
+    "os.system",
+    "eval",
+    "exec",
+    "",
+    "a\x00b",
+    "x" * 50_000_000,
+    None,
+    3,
+    ["ls"],
+    {"a": 1},
+]
 
 
 @pytest.mark.parametrize("name", ESCAPES, ids=lambda n: str(n)[:20])
@@ -182,12 +214,29 @@ def deep(depth):
     return value
 
 
-@pytest.mark.parametrize("arguments", [
-    {"content": "x" * 50_000_000}, {"content": deep(100_000)}, {"content": deep(500)},
-    {"content": float("nan")}, {"content": float("inf")}, {"content": 10**5000}, {"content": {1, 2}},
-    {"content": object()}, {"content": "a", "__class__": 1}, {"content": "a", "self": 1},
-    {"content": "a", "file_name=__import__('os')": 1},
-    {}, [], "content", None, 3, [["content", "a"]]], ids=lambda a: str(type(a).__name__))
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"content": "x" * 50_000_000},
+        {"content": deep(100_000)},
+        {"content": deep(500)},
+        {"content": float("nan")},
+        {"content": float("inf")},
+        {"content": 10**5000},
+        {"content": {1, 2}},
+        {"content": object()},
+        {"content": "a", "__class__": 1},
+        {"content": "a", "self": 1},
+        {"content": "a", "file_name=__import__('os')": 1},
+        {},
+        [],
+        "content",
+        None,
+        3,
+        [["content", "a"]],
+    ],
+    ids=lambda a: str(type(a).__name__),
+)
 def test_bad_arguments_are_refused(arguments):
     before = run(FILES)[1].fingerprint()
     (observation,), world = run(FILES, Call("echo", arguments))
@@ -198,8 +247,14 @@ def test_bad_arguments_are_refused(arguments):
 def test_code_in_arguments_stays_a_string(tmp_path):
     trap = tmp_path / "trap"
     code = f"__import__('os').system('touch {trap}')"
-    for text in [code, f"ls({code})", f"'+{code}+'", f"') or {code} or ('", "touch(file_name='x')",
-                 "{0.__class__}"]:
+    for text in [
+        code,
+        f"ls({code})",
+        f"'+{code}+'",
+        f"') or {code} or ('",
+        "touch(file_name='x')",
+        "{0.__class__}",
+    ]:
         (observation,), _ = run(FILES, Call("echo", {"content": text}))
         assert json.loads(observation.text) == {"terminal_output": text}
         bfcl.official_check(FILES.id, [[[Call("echo", {"content": text})]]] + [[]] * 3)
@@ -215,10 +270,15 @@ def test_wrong_parameters_are_named():
 
 
 def test_exceptions_of_tools_are_observations():
-    observations, _ = run(ALL, Call("add", {"a": "x", "b": 1}), Call("power", {"base": 10, "exponent": 5000}),
-                          Call("round_number", {"number": [], "decimal_places": "a"}),
-                          Call("si_unit_conversion", {"value": 1, "unit_in": [], "unit_out": {}}),
-                          Call("cd", {"folder": 3}), Call("power", {"base": 0, "exponent": -1}))
+    observations, _ = run(
+        ALL,
+        Call("add", {"a": "x", "b": 1}),
+        Call("power", {"base": 10, "exponent": 5000}),
+        Call("round_number", {"number": [], "decimal_places": "a"}),
+        Call("si_unit_conversion", {"value": 1, "unit_in": [], "unit_out": {}}),
+        Call("cd", {"folder": 3}),
+        Call("power", {"base": 0, "exponent": -1}),
+    )
     assert all(o.error and o.valid and "error" in json.loads(o.text) for o in observations)
 
 
@@ -251,22 +311,41 @@ def test_fingerprints_are_equal_exactly_where_states_are():
 
 
 def test_fingerprint_knows_values_by_equality():
-    same = [(1, 1.0), (True, 1), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({3, 1}, {1, 3}),
-            ([1, [2.0]], [1, [2]])]
-    differ = [(1, "1"), ([1], (1,)), ("a,b", ["a", "b"]), (None, "None"), ({"a": 1}, {"a": 2}), (1, 1.5),
-              ([], {})]
+    same = [
+        (1, 1.0),
+        (True, 1),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({3, 1}, {1, 3}),
+        ([1, [2.0]], [1, [2]]),
+    ]
+    differ = [
+        (1, "1"),
+        ([1], (1,)),
+        ("a,b", ["a", "b"]),
+        (None, "None"),
+        ({"a": 1}, {"a": 2}),
+        (1, 1.5),
+        ([], {}),
+    ]
     assert all(bfcl._canonical(a) == bfcl._canonical(b) and a == b for a, b in same)
     assert all(bfcl._canonical(a) != bfcl._canonical(b) and a != b for a, b in differ)
 
 
 def test_fingerprint_ignores_the_way_to_a_directory_tree():
     """A moved directory keeps children whose parent is the old one: BFCL does not compare parents."""
+
     def mkdir(name):
         return Call("mkdir", {"dir_name": name})
 
     inside = (Call("cd", {"folder": "a"}), mkdir("b"), Call("cd", {"folder": "b"}), mkdir("x"))
-    _, moved = run(FILES, mkdir("a"), *inside, Call("cd", {"folder": ".."}), Call("cd", {"folder": ".."}),
-                   Call("mv", {"source": "a", "destination": "c"}))
+    _, moved = run(
+        FILES,
+        mkdir("a"),
+        *inside,
+        Call("cd", {"folder": ".."}),
+        Call("cd", {"folder": ".."}),
+        Call("mv", {"source": "a", "destination": "c"}),
+    )
     _, made = run(FILES, mkdir("c"), Call("cd", {"folder": "c"}), *inside[1:])
     assert checker.state_checker(moved._world, made._world)["valid"]
     assert moved.fingerprint() == made.fingerprint() != run(FILES, mkdir("c"))[1].fingerprint()
@@ -282,13 +361,18 @@ def test_a_directory_that_contains_itself_does_no_harm():
 
 
 def test_worlds_share_no_default_arguments_and_no_precision():
-    login = [Call("authenticate_twitter", {"username": "john", "password": "john123"}),
-             Call("post_tweet", {"content": "hi"})]
+    login = [
+        Call("authenticate_twitter", {"username": "john", "password": "john123"}),
+        Call("post_tweet", {"content": "hi"}),
+    ]
     _, first = run(ALL, *login, Call("mention", {"tweet_id": 0, "mentioned_usernames": ["@eve"]}))
     observations, _ = run(ALL, *login)
     assert json.loads(observations[-1].text)["mentions"] == []
-    run(ALL, Call("logarithm", {"value": 3, "base": 7, "precision": 60}),
-        Call("square_root", {"number": 3, "precision": 90}))
+    run(
+        ALL,
+        Call("logarithm", {"value": 3, "base": 7, "precision": 60}),
+        Call("square_root", {"number": 3, "precision": 90}),
+    )
     run(ALL, Call("ls", {}))
     assert (mpmath.mp.dps, decimal.getcontext().prec) == (15, 28)
 
@@ -308,8 +392,10 @@ def test_age_does_not_depend_on_the_day_of_the_run():
     def verify(born):
         user = {"user_first_name": "A", "user_last_name": "B"}
         arguments = {"first_name": "A", "last_name": "B", "date_of_birth": born, "passport_number": "US1"}
-        (observation,), _ = run(dataclasses.replace(ALL, initial_state={"TravelAPI": user}),
-                                Call("verify_traveler_information", arguments))
+        (observation,), _ = run(
+            dataclasses.replace(ALL, initial_state={"TravelAPI": user}),
+            Call("verify_traveler_information", arguments),
+        )
         return json.loads(observation.text)["verification_status"]
 
     assert verify("2008-03-23") and not verify("2008-03-24")
@@ -322,8 +408,19 @@ def test_positional_arguments_get_the_names_of_the_signature():
     # BFCL's doc of this tool lists the cost before the booking; Python binds by the signature.
     insurance = bfcl.parse("purchase_insurance('t', 'type', 'booking', 12.5, 'card')")
     assert insurance.arguments["booking_id"] == "booking" and insurance.arguments["insurance_cost"] == 12.5
-    for text in ["ls(True, False)", "mv('a', source='b')", "rm(**{})", "os.system('x')", "ls(a=b)", "nope()",
-                 "ls", "echo(content=ls())", "ls(", "ls(b=1)", "echo(content=f'{1}')"]:
+    for text in [
+        "ls(True, False)",
+        "mv('a', source='b')",
+        "rm(**{})",
+        "os.system('x')",
+        "ls(a=b)",
+        "nope()",
+        "ls",
+        "echo(content=ls())",
+        "ls(",
+        "ls(b=1)",
+        "echo(content=f'{1}')",
+    ]:
         with pytest.raises(ValueError, match="no BFCL call"):
             bfcl.parse(text)
 
@@ -359,8 +456,10 @@ def test_splits_are_fixed_stratified_and_disjoint():
     assert bfcl.split("sequential_train") == set(range(100))
     assert bfcl.split("sequential_test") == set(range(100, 200))
     for category in bfcl.CATEGORIES:  # one index is nearly one task in every category
-        sides = {name: {int(s.id.rpartition("_")[2]) for s in bfcl.scenes(name, category=category)}
-                 for name in ("train", "test")}
+        sides = {
+            name: {int(s.id.rpartition("_")[2]) for s in bfcl.scenes(name, category=category)}
+            for name in ("train", "test")
+        }
         assert sides == {"train": train, "test": test}
     with pytest.raises(ValueError, match="Unknown split 'dev': use one of train, test"):
         bfcl.split("dev")
@@ -385,8 +484,15 @@ def test_tasks_survive_json():
 
 
 def test_import_brings_neither_jax_nor_folders():
-    code = ("import sys; from coevolve_jax.envs import bfcl, worker; bfcl.warm_up(); "
-            "print('jax' in sys.modules, 'bfcl_eval.utils' in sys.modules)")
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    code = (
+        "import sys; from coevolve_jax.envs import bfcl, worker; bfcl.warm_up(); "
+        "print('jax' in sys.modules, 'bfcl_eval.utils' in sys.modules)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert out.stdout.split() == ["False", "False"]

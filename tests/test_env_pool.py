@@ -1,4 +1,5 @@
 """Worker processes: what hangs, dies or tries to escape costs its own session and nothing else."""
+
 import dataclasses
 import json
 import os
@@ -128,15 +129,24 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
 def test_memory_is_bounded():
     with ProcessPool(workers=1, timeout=10.0, memory_gib=0.25) as small:
         huge = [Call("power", {"base": 2, "exponent": 2**33}), ADD[0]]
-        (first, second), = small.step(small.reset([ALL]), [huge])
+        ((first, second),) = small.step(small.reset([ALL]), [huge])
     assert first.error and second.text == '{"result": 1}'
 
 
 def test_observations_do_not_depend_on_the_number_of_workers(pool):
     jobs = [(task, task.calls) for task in BASE[::3]]
     unordered = Call("edit_ticket", {"ticket_id": 1, "updates": dict.fromkeys("abcdefgh", 1)})
-    jobs.append((ALL, [Call("ticket_login", {"username": "u", "password": "p"}),
-                       Call("create_ticket", {"title": "t"}), unordered, Call("get_current_speed", {})]))
+    jobs.append(
+        (
+            ALL,
+            [
+                Call("ticket_login", {"username": "u", "password": "p"}),
+                Call("create_ticket", {"title": "t"}),
+                unordered,
+                Call("get_current_speed", {}),
+            ],
+        )
+    )
     together = pool.execute(jobs)
     with ProcessPool(workers=3) as other:
         assert other.execute(jobs[::-1])[::-1] == together
@@ -160,13 +170,25 @@ def test_sessions_of_one_task_start_equal_and_stay_apart(pool):
     pool.close(sessions)
 
 
-ESCAPES = [Call("__import__('os').system('touch TRAP')", {}), Call("__class__", {}),
-           Call("_load_scenario", {}), Call("cd.__globals__", {}), Call("ls()", {}), Call("ls (", {}),
-           Call(None, {}), Call("x" * 50_000_000, {}), Call("ls", None), Call("ls", []), Call("ls", "a"),
-           Call("echo", {"content": float("nan")}),
-           Call("echo", {"content": float("-inf")}), Call("echo", {"content": 10**5000}),
-           Call("echo", {"content": "x" * 50_000_000}), Call("echo", {"content": json}),
-           Call("echo", {"content": "a", "__import__('os').system('touch TRAP')": 1})]
+ESCAPES = [
+    Call("__import__('os').system('touch TRAP')", {}),
+    Call("__class__", {}),
+    Call("_load_scenario", {}),
+    Call("cd.__globals__", {}),
+    Call("ls()", {}),
+    Call("ls (", {}),
+    Call(None, {}),
+    Call("x" * 50_000_000, {}),
+    Call("ls", None),
+    Call("ls", []),
+    Call("ls", "a"),
+    Call("echo", {"content": float("nan")}),
+    Call("echo", {"content": float("-inf")}),
+    Call("echo", {"content": 10**5000}),
+    Call("echo", {"content": "x" * 50_000_000}),
+    Call("echo", {"content": json}),
+    Call("echo", {"content": "a", "__import__('os').system('touch TRAP')": 1}),
+]
 
 
 def test_escapes_run_nothing_and_come_back_as_errors(pool, tmp_path):
@@ -257,8 +279,10 @@ def test_workers_end_with_the_interpreter_and_with_the_pool():
     pid = pool._workers[0].process.pid
     pool.shutdown()
     assert not alive(pid)
-    code = ("from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool(1); "
-            "print(p._workers[0].process.pid)")
+    code = (
+        "from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool(1); "
+        "print(p._workers[0].process.pid)"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
     assert out.returncode == 0 and out.stderr == "" and not alive(int(out.stdout))

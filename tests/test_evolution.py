@@ -1,4 +1,5 @@
 """Reflection, exploration, abstraction and validation with the scripted explorer on BFCL's real tools."""
+
 import dataclasses
 import json
 import subprocess
@@ -47,17 +48,30 @@ def proposals(explorer, pool, contexts, triplets):
 
 def trajectory(member, reward, *steps, valid=True):
     """steps: (tool, arguments, error text or None)."""
-    rows = tuple(Step(0, name, Call(name, args), error or "{}", error is not None)
-                 for name, args, error in steps)
+    rows = tuple(
+        Step(0, name, Call(name, args), error or "{}", error is not None) for name, args, error in steps
+    )
     none = np.zeros(0, np.int32)
-    return Trajectory("t", member, none, none.astype(bool), none.astype(np.float32), none, (0,), rows, "done",
-                      Outcome(reward, reward >= 0.5, valid))
+    return Trajectory(
+        "t",
+        member,
+        none,
+        none.astype(bool),
+        none.astype(np.float32),
+        none,
+        (0,),
+        rows,
+        "done",
+        Outcome(reward, reward >= 0.5, valid),
+    )
 
 
 def file_task(*calls):
     """A small file system and the calls as the reference of one turn."""
-    contents = {"a.txt": {"type": "file", "content": "one\ntwo"},
-                "sub": {"type": "directory", "contents": {}}}
+    contents = {
+        "a.txt": {"type": "file", "content": "one\ntwo"},
+        "sub": {"type": "directory", "contents": {}},
+    }
     state = {"GorillaFileSystem": {"root": {"home": {"type": "directory", "contents": contents}}}}
     return Task("t", "bfcl", ("GorillaFileSystem",), state, (Turn("do it", calls),) if calls else ())
 
@@ -118,8 +132,10 @@ def test_guided_exploration_turns_to_its_focus(explorer, pool, kind):
     focus = ("touch", "sort") if kind != "rare" else ("sort",)
     context = dataclasses.replace(reflect.unguided(task, kind), signal=kind, focus_pattern=focus)
     free = reflect.unguided(task, "free")
-    guided, plain = (explore.explore_all(explorer, pool, [c] * 6, rng=np.random.default_rng(0), **CALLS)
-                     for c in (context, free))
+    guided, plain = (
+        explore.explore_all(explorer, pool, [c] * 6, rng=np.random.default_rng(0), **CALLS)
+        for c in (context, free)
+    )
 
     def share(groups):
         return np.mean([t.call.name in focus for g in groups for t in g])
@@ -132,8 +148,9 @@ def test_mistakes_to_avoid_are_not_repeated(explorer, pool):
     avoid = ('touch({"file_name": "b.txt"}): {"error": "x"}',)
     context = dataclasses.replace(reflect.unguided(task, "c"), signal="boundary", focus_pattern=("touch",))
     rng = np.random.default_rng(0)
-    made = explore.explore_all(explorer, pool, [context, dataclasses.replace(context, avoid=avoid)], rounds=6,
-                               steps=3, rng=rng)
+    made = explore.explore_all(
+        explorer, pool, [context, dataclasses.replace(context, avoid=avoid)], rounds=6, steps=3, rng=rng
+    )
     lines = [[reflect.signature(t.call) for t in group] for group in made]
     assert 'touch({"file_name": "b.txt"})' in lines[0]
     assert 'touch({"file_name": "b.txt"})' not in lines[1]
@@ -142,8 +159,10 @@ def test_mistakes_to_avoid_are_not_repeated(explorer, pool):
 def test_error_messages_point_to_tools(explorer):
     scene = next(s for s in bfcl.scenes("train") if s.toolsets == ("VehicleControlAPI",))
     box = scripted.toolbox(bfcl.tools(scene))
-    for text, tool in [("All doors must be locked before starting the engine.", "lockDoors"),
-                       ("Brake pedal needs to be pressed when starting the engine.", "pressBrakePedal")]:
+    for text, tool in [
+        ("All doors must be locked before starting the engine.", "lockDoors"),
+        ("Brake pedal needs to be pressed when starting the engine.", "pressBrakePedal"),
+    ]:
         failure = Triplet(0, 0, Call("startEngine", {"ignitionMode": "START"}), Observation(text, True))
         assert scripted.remedies(failure, box)[0].name == tool
 
@@ -157,14 +176,17 @@ def test_a_tool_that_is_not_offered_is_never_executed(explorer, pool):
     assert explore.explore(Rogue(bfcl.tools), pool, context, rng=np.random.default_rng(0), **CALLS) == []
 
 
-@pytest.mark.parametrize("text, values", [
-    ('The mode. [Enum]: ["engage", "release"]', ("engage", "release")),
-    ("The base currency. [Enum]: USD, RMB, EUR", ("USD", "RMB", "EUR")),
-    ("Options are: economy, business, first.", ("economy", "business", "first")),
-    ("Type of the order (Buy/Sell).", ("Buy", "Sell")),
-    ("Mode ('l' for lines, 'w' for words).", ("l", "w")),
-    ("Start date (format: 'YYYY-MM-DD').", ()),
-])
+@pytest.mark.parametrize(
+    "text, values",
+    [
+        ('The mode. [Enum]: ["engage", "release"]', ("engage", "release")),
+        ("The base currency. [Enum]: USD, RMB, EUR", ("USD", "RMB", "EUR")),
+        ("Options are: economy, business, first.", ("economy", "business", "first")),
+        ("Type of the order (Buy/Sell).", ("Buy", "Sell")),
+        ("Mode ('l' for lines, 'w' for words).", ("l", "w")),
+        ("Start date (format: 'YYYY-MM-DD').", ()),
+    ],
+)
 def test_allowed_values_are_read_from_descriptions(text, values):
     assert arguments.named_values(text) == values
 
@@ -174,8 +196,15 @@ def test_allowed_values_are_read_from_descriptions(text, values):
 
 def test_shortening_drops_detours_and_keeps_prerequisites(pool):
     task = file_task()
-    calls = [Call("cd", {"folder": "sub"}), Call("cd", {"folder": ".."}), Call("pwd", {}), Call("ls", {}),
-             Call("cd", {"folder": "sub"}), Call("touch", {"file_name": "x"}), Call("ls", {})]
+    calls = [
+        Call("cd", {"folder": "sub"}),
+        Call("cd", {"folder": ".."}),
+        Call("pwd", {}),
+        Call("ls", {}),
+        Call("cd", {"folder": "sub"}),
+        Call("touch", {"file_name": "x"}),
+        Call("ls", {}),
+    ]
     steps = tuple(recorded(pool, task, calls))
     (draft,) = abstract.shorten(pool, [abstract.Draft(0, task, steps, frozenset([5, 6]))])
     assert [t.call.name for t in draft.kept] == ["cd", "touch", "ls"]
@@ -184,8 +213,11 @@ def test_shortening_drops_detours_and_keeps_prerequisites(pool):
 
 def test_shortening_drops_pairs_that_undo_each_other(pool):
     task = file_task()
-    calls = [Call("mkdir", {"dir_name": "d"}), Call("rmdir", {"dir_name": "d"}),
-             Call("touch", {"file_name": "x"})]
+    calls = [
+        Call("mkdir", {"dir_name": "d"}),
+        Call("rmdir", {"dir_name": "d"}),
+        Call("touch", {"file_name": "x"}),
+    ]
     steps = tuple(recorded(pool, task, calls))
     (draft,) = abstract.shorten(pool, [abstract.Draft(0, task, steps, frozenset([0, 1, 2]))])
     assert [t.call.name for t in draft.kept] == ["touch"]
@@ -198,10 +230,10 @@ def test_no_call_of_a_proposal_can_go(pool, proposals):
     for p, run in zip(proposals, whole):
         assert run.observations == p.observations and not any(o.error for o in p.observations)
     cases = [(p, run, i) for p, run in zip(proposals, whole) for i in range(len(p.calls))]
-    runs = pool.execute([(p.context.task, p.calls[:i] + p.calls[i + 1:]) for p, _, i in cases])
+    runs = pool.execute([(p.context.task, p.calls[:i] + p.calls[i + 1 :]) for p, _, i in cases])
     for (p, run, i), less in zip(cases, runs):
         asked = {p.observations[k].text for k in p.asked}
-        same_answers = less.observations == p.observations[:i] + p.observations[i + 1:]
+        same_answers = less.observations == p.observations[:i] + p.observations[i + 1 :]
         informed = asked <= {o.text for o in less.observations}
         assert not (same_answers and informed and less.fingerprints[-1] == run.fingerprints[-1]), (p.calls, i)
 
@@ -227,7 +259,8 @@ def test_every_argument_stands_in_its_query(proposals):
 def test_instructions_are_short_imperatives():
     assert scripted.instruction("Starts the engine of the vehicle.") == "start the engine of the vehicle"
     assert scripted.instruction("Presses the brake pedal based on pedal position. Kept pressed.") == (
-        "press the brake pedal based on pedal position")
+        "press the brake pedal based on pedal position"
+    )
     assert scripted.value_text("it's") == '"it\'s"'
     long = "Find any file or directories under specific path that contain name in its file name. More."
     assert scripted.instruction(long) == "find any file or directories under specific path"
@@ -255,8 +288,14 @@ def proposal(pool, turns, observations=None):
     task = file_task()
     calls = [c for turn in turns for c in turn]
     answers = observations or [t.observation for t in recorded(pool, task, calls)]
-    return abstract.Proposal(reflect.unguided(task, "c"), "goal", tuple(Turn("q", tuple(t)) for t in turns),
-                             tuple(range(len(calls))), tuple(answers), ())
+    return abstract.Proposal(
+        reflect.unguided(task, "c"),
+        "goal",
+        tuple(Turn("q", tuple(t)) for t in turns),
+        tuple(range(len(calls))),
+        tuple(answers),
+        (),
+    )
 
 
 def test_verdicts(explorer, pool):
@@ -267,8 +306,10 @@ def test_verdicts(explorer, pool):
         (proposal(pool, [touch, [wrong]]), ("retain", "step_failed", 2)),
         (proposal(pool, [touch[:1], [wrong]]), ("discard", "too_short", 0)),
         (proposal(pool, [[wrong], touch]), ("discard", "step_failed", 0)),
-        (proposal(pool, [touch], [Observation("None"), Observation("other")]),
-         ("discard", "result_differs", 0)),
+        (
+            proposal(pool, [touch], [Observation("None"), Observation("other")]),
+            ("discard", "result_differs", 0),
+        ),
     ]
     ids = [str(i) for i in range(len(cases))]
     verdicts = validate.validate(explorer, pool, [p for p, _ in cases], ids=ids, kind="signal", step=3)
@@ -294,13 +335,19 @@ def test_a_call_left_out_fails_the_task(explorer, pool, proposals):
     """The environment's own score agrees that every call is needed."""
     some = proposals[:25]
     verdicts = validate.validate(explorer, pool, some, ids=["x"] * len(some), kind="random", step=0)
-    cases = [(v.task, t, i) for v in verdicts if v.task for t, turn in enumerate(v.task.turns)
-             for i in range(len(turn.calls))]
+    cases = [
+        (v.task, t, i)
+        for v in verdicts
+        if v.task
+        for t, turn in enumerate(v.task.turns)
+        for i in range(len(turn.calls))
+    ]
     sessions = pool.reset([task for task, _, _ in cases])
     for turn in range(3):
         live = [(s, task, t, i) for s, (task, t, i) in zip(sessions, cases) if turn < len(task.turns)]
-        calls = [[c for k, c in enumerate(task.turns[turn].calls) if (turn, k) != (t, i)]
-                 for _, task, t, i in live]
+        calls = [
+            [c for k, c in enumerate(task.turns[turn].calls) if (turn, k) != (t, i)] for _, task, t, i in live
+        ]
         pool.step([s for s, *_ in live], calls)
         pool.end_turn([s for s, *_ in live])
     outcomes = pool.score(sessions)

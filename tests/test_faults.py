@@ -1,4 +1,5 @@
 """What servers and networks do wrong costs a request at most, and never fabricates a failure of the policy."""
+
 import asyncio
 import os
 import signal
@@ -31,7 +32,9 @@ PROMPT = np.arange(40, 60)
 def second(tmp_path_factory):
     """A server that this file may strike."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with Server(FOLDER, context_length=512, max_running_requests=8, log_path=log).wait_until_ready() as server:
+    with Server(
+        FOLDER, context_length=512, max_running_requests=8, log_path=log
+    ).wait_until_ready() as server:
         yield server
 
 
@@ -116,7 +119,9 @@ def test_when_nothing_answers_any_more_one_sentence_says_so(proxies, make):
     proxy, _ = proxies
     engine = make(Member(proxy.url), patience=1.0)
     proxy.always = "reset"
-    with pytest.raises(EngineError, match="No SGLang server has answered for 1 s .*goes on from the last checkpoint"):
+    with pytest.raises(
+        EngineError, match="No SGLang server has answered for 1 s .*goes on from the last checkpoint"
+    ):
         generate(engine, [ask(0, PROMPT)])
 
 
@@ -192,7 +197,10 @@ def test_a_server_left_paused_is_woken(proxies, make):
 
 
 def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_weights(
-    second, make, policy, forward  # noqa: F811
+    second,
+    make,
+    policy,
+    forward,  # noqa: F811
 ):
     member = Member(second.url, second)
     engine = make(member, timeout=10.0, patience=200.0)
@@ -219,11 +227,19 @@ def strike(server, how):
 
 # ---- Reading answers -----------------------------------------------------------------------------------
 
+
 def answer(ids, finish="stop", **meta):
     spans = [{"version": "4", "start": 0, "end": len(ids)}]
-    return {"output_ids": list(ids), "meta_info": {
-        "output_token_logprobs": [[-0.5, i, None] for i in ids], "finish_reason": {"type": finish},
-        "weight_version": "4", "weight_versions": spans, **meta}}
+    return {
+        "output_ids": list(ids),
+        "meta_info": {
+            "output_token_logprobs": [[-0.5, i, None] for i in ids],
+            "finish_reason": {"type": finish},
+            "weight_version": "4",
+            "weight_versions": spans,
+            **meta,
+        },
+    }
 
 
 read = lambda data, budget=8: read_answer(data, 100, budget, (2,))
@@ -238,12 +254,23 @@ def test_an_answer_is_read_token_by_token():
     assert read(answer([7] * 8, "length")).finish == "length"
 
 
-@pytest.mark.parametrize("data", [
-    {}, [], None, answer([]), answer([100]), answer([-1]), answer([7] * 9),
-    answer([7], weight_version="", weight_versions=[]),
-    answer([7, 8], output_token_logprobs=[[-0.5, 7, None]]), answer([7], output_token_logprobs=[[-0.5, 8, None]]),
-    answer([7, 8], weight_versions=[{"version": "4", "start": 0, "end": 1}]), answer([7], finish_reason=None),
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        [],
+        None,
+        answer([]),
+        answer([100]),
+        answer([-1]),
+        answer([7] * 9),
+        answer([7], weight_version="", weight_versions=[]),
+        answer([7, 8], output_token_logprobs=[[-0.5, 7, None]]),
+        answer([7], output_token_logprobs=[[-0.5, 8, None]]),
+        answer([7, 8], weight_versions=[{"version": "4", "start": 0, "end": 1}]),
+        answer([7], finish_reason=None),
+    ],
+)
 def test_what_is_no_answer_is_a_fault(data):
     with pytest.raises(Fault):
         read(data)
@@ -251,11 +278,25 @@ def test_what_is_no_answer_is_a_fault(data):
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8)
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
 
 
-@given(st.fixed_dictionaries({"output_ids": json_values, "meta_info": st.fixed_dictionaries({
-    "output_token_logprobs": json_values, "finish_reason": json_values, "weight_versions": json_values})}))
+@given(
+    st.fixed_dictionaries(
+        {
+            "output_ids": json_values,
+            "meta_info": st.fixed_dictionaries(
+                {
+                    "output_token_logprobs": json_values,
+                    "finish_reason": json_values,
+                    "weight_versions": json_values,
+                }
+            ),
+        }
+    )
+)
 def test_nothing_that_a_server_writes_breaks_the_reader(data):
     try:
         read(data)

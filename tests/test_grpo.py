@@ -1,4 +1,5 @@
 """The GRPO pieces against formulas written out in numpy, and the jitted update against a plain one."""
+
 import dataclasses
 import math
 import re
@@ -19,6 +20,7 @@ from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make
 from coevolve_jax.grpo.packing import assign_rows, pack
 from coevolve_jax.models.qwen import Qwen
 from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, trajectory
+
 
 @pytest.fixture(scope="module")
 def params():
@@ -63,7 +65,9 @@ def test_surrogate_and_kl_follow_their_formulas():
     np.testing.assert_allclose(ratio, r, rtol=1e-5)
     np.testing.assert_array_equal(clipped, ((adv > 0) & (r > 1.3)) | ((adv < 0) & (r < 0.8)))
     assert 0 < np.mean(clipped) < 1
-    np.testing.assert_allclose(losses.kl(new, ref, "k3"), np.exp(ref - new) - (ref - new) - 1, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        losses.kl(new, ref, "k3"), np.exp(ref - new) - (ref - new) - 1, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_clipping_acts_on_the_gradient():
@@ -112,21 +116,31 @@ def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(ite
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
     batch = pack(trajectories, advantages, row_length=32, rows_per_microbatch=2, max_rows=len(items))
-    packed = sorted(zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.advantages))))
+    packed = sorted(
+        zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.advantages)))
+    )
     wanted = sorted(
         (int(t.ids[i]), float(t.logprobs[i]), float(advantages[n]))
-        for n, t in enumerate(trajectories) if t.outcome.valid for i in np.flatnonzero(t.mask)
+        for n, t in enumerate(trajectories)
+        if t.outcome.valid
+        for i in np.flatnonzero(t.mask)
     )
     assert packed == wanted
     assert not batch.mask[batch.segment_ids == 0].any()
-    assert not batch.mask[int(batch.used):].any()
+    assert not batch.mask[int(batch.used) :].any()
     starts = (batch.positions == 0) & (batch.segment_ids > 0)
     assert starts.sum() == sum(t.outcome.valid for t in trajectories)
 
 
 def test_a_trajectory_that_fits_no_row_is_named():
     with pytest.raises(ValueError, match="40 tokens does not fit a row of 32.*row_length"):
-        pack([trajectory(np.random.default_rng(0), 40)], np.ones(1), row_length=32, rows_per_microbatch=1, max_rows=1)
+        pack(
+            [trajectory(np.random.default_rng(0), 40)],
+            np.ones(1),
+            row_length=32,
+            rows_per_microbatch=1,
+            max_rows=1,
+        )
 
 
 def pad(x: np.ndarray) -> np.ndarray:
@@ -171,7 +185,9 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
     learner = Learner(MODEL, c, params, temperature=1.0, mesh=sharding.make_mesh())
     start = moved(params)
     want_loss, want_grads = jax.value_and_grad(plain_loss)(start, params, trajectories, advantages, c)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.0))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.0)
+    )
     updates, _ = optimizer.update(want_grads, optimizer.init(start), start)
     want = optax.apply_updates(start, updates)
     batch = pack(trajectories, advantages, row_length=32, rows_per_microbatch=rows_per_microbatch, max_rows=7)
@@ -192,7 +208,9 @@ def test_the_ratio_is_against_the_sampler_and_not_one_off_policy(params):
     _, metrics = learner.update(learner.init(params), batch)
     assert metrics["mismatch_max"] > 0.1 and metrics["ratio_max"] > 1.1 and metrics["clip_fraction"] > 0
     exact = np.concatenate([[0], next_logprobs(params, t)]).astype(np.float32)
-    batch = pack([dataclasses.replace(t, logprobs=exact)], np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(
+        [dataclasses.replace(t, logprobs=exact)], np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1
+    )
     _, metrics = learner.update(learner.init(params), batch)
     np.testing.assert_allclose(metrics["ratio_max"], 1, atol=1e-5)
     assert metrics["mismatch_max"] < 1e-5 and metrics["kl"] < 1e-6
@@ -212,8 +230,13 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
 
 def policy_batch(rng, advantages, lengths=(20, 30, 12, 9), rows_per_microbatch=2):
     trajectories = [trajectory(rng, n) for n in lengths]
-    return pack(trajectories, np.asarray(advantages, np.float32), row_length=32,
-                rows_per_microbatch=rows_per_microbatch, max_rows=4)
+    return pack(
+        trajectories,
+        np.asarray(advantages, np.float32),
+        row_length=32,
+        rows_per_microbatch=rows_per_microbatch,
+        max_rows=4,
+    )
 
 
 def states_equal(a, b) -> bool:
@@ -222,7 +245,9 @@ def states_equal(a, b) -> bool:
 
 def test_a_dead_batch_takes_no_step_on_momentum(params):
     learner = make_learner(params, kl_coef=0.0, weight_decay=0.1)
-    state, metrics = learner.update(learner.init(params), policy_batch(np.random.default_rng(8), [1, -1, 0.5, 2]))
+    state, metrics = learner.update(
+        learner.init(params), policy_batch(np.random.default_rng(8), [1, -1, 0.5, 2])
+    )
     assert metrics["applied"] and state.step == 1
     before = jax.device_get(state)
     for dead in (
@@ -234,13 +259,20 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
         assert states_equal(before, state)
     # With a KL term tokens without an advantage still say where to go.
     learner = make_learner(params, kl_coef=0.5)
-    state, metrics = learner.update(learner.init(moved(params)), policy_batch(np.random.default_rng(8), [0, 0, 0, 0]))
+    state, metrics = learner.update(
+        learner.init(moved(params)), policy_batch(np.random.default_rng(8), [0, 0, 0, 0])
+    )
     assert metrics["applied"] and state.step == 1
 
 
-@pytest.mark.parametrize("changes", [
-    dict(aggregate="token"), dict(aggregate="sequence", ratio="sequence"), dict(aggregate="constant", kl="k2"),
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(aggregate="token"),
+        dict(aggregate="sequence", ratio="sequence"),
+        dict(aggregate="constant", kl="k2"),
+    ],
+)
 def test_accumulated_microbatches_equal_the_big_batch(params, changes):
     """Same loss and gradient, to 1e-6 of its norm, from micro-batches of one row and from one of all rows."""
     results = []
@@ -309,7 +341,10 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
 
 def test_positions_that_the_policy_did_not_sample_cost_no_logits(monkeypatch):
     rng = np.random.default_rng(12)
-    hidden, table = rng.normal(size=(3, 24, 5)).astype(np.float32), rng.normal(size=(5, 31)).astype(np.float32)
+    hidden, table = (
+        rng.normal(size=(3, 24, 5)).astype(np.float32),
+        rng.normal(size=(5, 31)).astype(np.float32),
+    )
     targets, mask = rng.integers(0, 31, (3, 24)), np.zeros((3, 24), bool)
     mask[0, 20:], mask[1, 3], mask[2, [1, 2, 9]] = True, True, True
     calls, logits_of = [], logprobs._logits
@@ -329,8 +364,9 @@ def test_positions_that_the_policy_did_not_sample_cost_no_logits(monkeypatch):
     # Four columns of a row hold every masked position, so that one block of 3 x 4 does, forward and backward.
     assert len(calls) == 2
     logp = jax.nn.log_softmax(hidden @ table)
-    full = lambda h: jnp.sum(jnp.where(mask, jnp.take_along_axis(
-        jax.nn.log_softmax(h @ table), targets[..., None], -1)[..., 0], 0))
+    full = lambda h: jnp.sum(
+        jnp.where(mask, jnp.take_along_axis(jax.nn.log_softmax(h @ table), targets[..., None], -1)[..., 0], 0)
+    )
     want = np.take_along_axis(np.asarray(logp), targets[..., None], -1)[..., 0]
     np.testing.assert_allclose(scores, np.where(mask, want, 0), atol=1e-5)
     np.testing.assert_allclose(entropy, np.where(mask, -np.sum(np.exp(logp) * logp, -1), 0), atol=1e-5)
@@ -378,7 +414,9 @@ def test_clipping_is_optaxs(limit):
 def test_only_matrices_decay_and_embeddings_on_request(params):
     zero = jax.tree.map(jnp.zeros_like, params)
     for embeddings in (False, True):
-        optimizer = make_optimizer(learner_config(learning_rate=0.1, weight_decay=0.5, decay_embeddings=embeddings))
+        optimizer = make_optimizer(
+            learner_config(learning_rate=0.1, weight_decay=0.5, decay_embeddings=embeddings)
+        )
         updates, _ = optimizer.update(zero, optimizer.init(params), params)
         for path, update in flatten_dict(updates).items():
             decays = path[-1] == "kernel" or (embeddings and path[-1] == "embedding")

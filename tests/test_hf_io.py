@@ -1,4 +1,5 @@
 """Checkpoints: round trips, transformers reading what we wrote, and what is refused."""
+
 import dataclasses
 import json
 import os
@@ -112,7 +113,9 @@ def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}], ids=["qwen3", "qwen2"]
+    "changes",
+    [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}],
+    ids=["qwen3", "qwen2"],
 )
 def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, changes):
     torch = pytest.importorskip("torch")
@@ -125,7 +128,8 @@ def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, chan
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     assert all((tmp_path / "model" / f).stat().st_size < 30_000 + 4_000 for f in files)  # and the header
     reference, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", output_loading_info=True)
+        tmp_path / "model", output_loading_info=True
+    )
     assert not any(report.values()), report
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 11))
     with torch.no_grad():
@@ -188,10 +192,20 @@ def test_any_dtype_of_the_file(folder, params, dtype):
 
 def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
     config = dataclasses.replace(
-        tiny_config, model_type="qwen3_moe", attention_bias=False, num_hidden_layers=4, num_experts=3,
-        num_experts_per_tok=2, moe_intermediate_size=5, decoder_sparse_step=2, mlp_only_layers=(1,))
+        tiny_config,
+        model_type="qwen3_moe",
+        attention_bias=False,
+        num_hidden_layers=4,
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=5,
+        decoder_sparse_step=2,
+        mlp_only_layers=(1,),
+    )
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), hf_io.abstract_params(config))
+    params = jax.tree.map(
+        lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), hf_io.abstract_params(config)
+    )
     hf_io.save(tmp_path / "model", config, params)
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     up = params["layers"]["mlp"]["experts"]["up_proj"]["kernel"]
@@ -199,7 +213,8 @@ def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
     for e in range(3):
         np.testing.assert_array_equal(tensors[f"model.layers.3.mlp.experts.{e}.up_proj.weight"], up[0, e].T)
     np.testing.assert_array_equal(
-        tensors["model.layers.2.mlp.up_proj.weight"], params["layers"]["mlp"]["up_proj"]["kernel"][2].T)
+        tensors["model.layers.2.mlp.up_proj.weight"], params["layers"]["mlp"]["up_proj"]["kernel"][2].T
+    )
     for mesh in (None, sharding.make_mesh()):
         assert_equal_trees(hf_io.load(tmp_path / "model", mesh=mesh)[1], params)
 

@@ -2,6 +2,7 @@
 
 As a program, this file is experiments/main.py that waits $PATIENCE seconds for the dead.
 """
+
 import json
 import os
 import runpy
@@ -36,10 +37,16 @@ def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60)
     flags = "--xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[2:]
-        processes.append(subprocess.Popen(
-            [sys.executable, __file__, f"--processes={address},2,{index}", *options], cwd=folders[index],
-            env={**environ, "PYTHONPATH": path, "XLA_FLAGS": flags},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, __file__, f"--processes={address},2,{index}", *options],
+                cwd=folders[index],
+                env={**environ, "PYTHONPATH": path, "XLA_FLAGS": flags},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     return processes
 
 

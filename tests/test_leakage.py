@@ -1,4 +1,5 @@
 """Leak control: what counts as a near copy of an evaluation task."""
+
 import dataclasses
 import time
 
@@ -54,6 +55,7 @@ def test_the_same_calls_in_other_words_and_turns_are_refused():
 def test_numbers_that_the_tools_take_as_equal_are_equal():
     def buy(amount):
         return Task("n", "bfcl", ("A",), {}, (Turn(f"spend {amount!r}", (Call("buy", {"amount": amount}),)),))
+
     guard = LeakGuard([buy(5), *EVALUATION], threshold=1.0)
     assert guard.check(buy(5.0)) == "near_evaluation"
     assert guard.check(buy(5.5)) is None and guard.check(buy("5")) is None
@@ -143,5 +145,7 @@ def test_300_evaluation_tasks_take_less_than_two_milliseconds_each():
 
 def test_histogram():
     assert histogram([0.0, 0.05, 0.5, 0.99, 1.0], bins=10) == {
-        "edges": pytest.approx([i / 10 for i in range(11)]), "counts": [2, 0, 0, 0, 0, 1, 0, 0, 0, 2]}
+        "edges": pytest.approx([i / 10 for i in range(11)]),
+        "counts": [2, 0, 0, 0, 0, 1, 0, 0, 0, 2],
+    }
     assert histogram([], bins=2)["counts"] == [0, 0]

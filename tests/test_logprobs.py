@@ -1,4 +1,5 @@
 """Blocks of positions and tiles of the vocabulary give what the whole softmax gives."""
+
 import re
 
 import jax
@@ -28,7 +29,10 @@ def test_any_mask_gives_the_softmax_and_its_gradients(monkeypatch, tile, axis, s
     monkeypatch.setattr(logprobs, "CPU_TILE", tile)
     rng = np.random.default_rng(seed)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    hidden, table = draw(ROWS, LENGTH, WIDTH), draw(*((VOCABULARY, WIDTH) if axis == 0 else (WIDTH, VOCABULARY)))
+    hidden, table = (
+        draw(ROWS, LENGTH, WIDTH),
+        draw(*((VOCABULARY, WIDTH) if axis == 0 else (WIDTH, VOCABULARY))),
+    )
     targets, mask = rng.integers(0, VOCABULARY, (ROWS, LENGTH)), rng.random((ROWS, LENGTH)) < share
     weights = draw(ROWS, LENGTH)
 
@@ -39,12 +43,15 @@ def test_any_mask_gives_the_softmax_and_its_gradients(monkeypatch, tile, axis, s
 
     def tiled(h, w):
         return logprobs.token_logprobs(
-            h, w, targets, vocab_axis=axis, mask=mask, temperature=0.7, chunk=chunk)
+            h, w, targets, vocab_axis=axis, mask=mask, temperature=0.7, chunk=chunk
+        )
 
     for got, want in zip(jax.jit(tiled)(hidden, table), full(hidden, table), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
     gradients = lambda f: jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weights), argnums=(0, 1))
-    for got, want in zip(jax.jit(gradients(tiled))(hidden, table), gradients(full)(hidden, table), strict=True):
+    for got, want in zip(
+        jax.jit(gradients(tiled))(hidden, table), gradients(full)(hidden, table), strict=True
+    ):
         np.testing.assert_allclose(got, want, atol=1e-4)
 
 
@@ -74,11 +81,15 @@ def test_an_unembedding_in_bfloat16_gets_a_gradient_of_its_own_type(monkeypatch)
 def test_a_frozen_unembedding_costs_no_product(monkeypatch, tile):
     monkeypatch.setattr(logprobs, "CPU_TILE", tile)
     rng = np.random.default_rng(0)
-    hidden, table = (rng.normal(size=shape).astype(np.float32) for shape in ((LENGTH, WIDTH), (WIDTH, VOCABULARY)))
+    hidden, table = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((LENGTH, WIDTH), (WIDTH, VOCABULARY))
+    )
     targets = rng.integers(0, VOCABULARY, LENGTH)
 
     def grads_of(frozen):
-        return jax.grad(lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets, frozen=frozen)[0]), argnums=(0, 1))
+        return jax.grad(
+            lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets, frozen=frozen)[0]), argnums=(0, 1)
+        )
 
     trained, frozen = grads_of(False)(hidden, table), grads_of(True)(hidden, table)
     np.testing.assert_array_equal(frozen[0], trained[0])
@@ -94,8 +105,9 @@ def test_large_logits_cost_no_accuracy_that_their_differences_have(monkeypatch):
     table = rng.integers(-8, 8, (WIDTH, VOCABULARY)) / 8.0
     raised = np.concatenate([table, np.full((1, VOCABULARY), 2.0**20)]).astype(np.float32)
     hidden, targets = rng.integers(-2, 3, (LENGTH, WIDTH)), rng.integers(0, VOCABULARY, LENGTH)
-    scores, entropy = logprobs.token_logprobs(np.pad(hidden, ((0, 0), (0, 1)), constant_values=1).astype(np.float32),
-                                              jnp.asarray(raised), targets)
+    scores, entropy = logprobs.token_logprobs(
+        np.pad(hidden, ((0, 0), (0, 1)), constant_values=1).astype(np.float32), jnp.asarray(raised), targets
+    )
     logp = jax.nn.log_softmax(hidden @ table)
     np.testing.assert_allclose(entropy, -np.sum(np.exp(logp) * logp, -1), atol=1e-5)
     np.testing.assert_allclose(scores, np.asarray(logp)[np.arange(LENGTH), targets], atol=1e-5)
@@ -104,11 +116,16 @@ def test_large_logits_cost_no_accuracy_that_their_differences_have(monkeypatch):
 def test_what_is_not_a_number_where_nothing_is_trained_stays_there(monkeypatch):
     monkeypatch.setattr(logprobs, "CPU_TILE", 16)
     rng = np.random.default_rng(0)
-    hidden, table = rng.normal(size=(ROWS, LENGTH, WIDTH)), rng.normal(size=(WIDTH, VOCABULARY)).astype(np.float32)
+    hidden, table = (
+        rng.normal(size=(ROWS, LENGTH, WIDTH)),
+        rng.normal(size=(WIDTH, VOCABULARY)).astype(np.float32),
+    )
     targets, mask = rng.integers(0, VOCABULARY, (ROWS, LENGTH)), rng.random((ROWS, LENGTH)) < 0.5
     f = lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets, mask=mask)[0])
-    spoiled, clean = (jax.value_and_grad(f, argnums=(0, 1))(np.where(mask[..., None], hidden, x).astype(np.float32), table)
-                      for x in (np.nan, 0))
+    spoiled, clean = (
+        jax.value_and_grad(f, argnums=(0, 1))(np.where(mask[..., None], hidden, x).astype(np.float32), table)
+        for x in (np.nan, 0)
+    )
     jax.tree.map(np.testing.assert_array_equal, spoiled, clean)
 
 

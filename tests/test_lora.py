@@ -1,4 +1,5 @@
 """LoRA: the base at the start, only adapters trained, and merged parameters that are the adapted policy."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +28,22 @@ def params():
 @pytest.fixture(scope="module")
 def batch():
     rng = np.random.default_rng(2)
-    return pack([trajectory(rng, n) for n in (20, 30, 12)], rng.normal(size=3).astype(np.float32),
-                row_length=32, rows_per_microbatch=2, max_rows=3)
+    return pack(
+        [trajectory(rng, n) for n in (20, 30, 12)],
+        rng.normal(size=3).astype(np.float32),
+        row_length=32,
+        rows_per_microbatch=2,
+        max_rows=3,
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(params, batch):
     """A learner with adapters of rank 3, its base, its first state and its state after two updates."""
     base = jax.tree.map(np.array, params)
-    learner = make_learner(params, lora_rank=3, lora_alpha=6.0, lora_targets="self_attn/(q|o)_proj|mlp/up_proj")
+    learner = make_learner(
+        params, lora_rank=3, lora_alpha=6.0, lora_targets="self_attn/(q|o)_proj|mlp/up_proj"
+    )
     first = jax.device_get(learner.init(params))
     before = learner.score(learner.init(params), batch)
     state, metrics = learner.update(learner.init(params), batch)
@@ -79,13 +87,16 @@ def test_merged_logits_equal_the_adapters(params, batch, trained):
     learner, _, _, before, state = trained
     merged = learner.policy(state)
     assert jax.tree.structure(merged) == jax.tree.structure(params)
-    np.testing.assert_allclose(np.where(batch.mask, learner.score(state, batch), 0), base_scores(merged, batch),
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        np.where(batch.mask, learner.score(state, batch), 0), base_scores(merged, batch), atol=1e-5
+    )
     assert np.abs(np.where(batch.mask, learner.score(state, batch) - before, 0)).max() > 1e-2
     kernel = lambda tree: np.asarray(tree["layers"]["mlp"]["up_proj"]["kernel"])
     a, b = (np.asarray(state.params["layers"]["mlp"]["up_proj"][name]) for name in ("lora_a", "lora_b"))
     for layer in range(2):
-        np.testing.assert_allclose(kernel(merged)[layer] - kernel(params)[layer], 2.0 * a[layer] @ b[layer], atol=1e-6)
+        np.testing.assert_allclose(
+            kernel(merged)[layer] - kernel(params)[layer], 2.0 * a[layer] @ b[layer], atol=1e-6
+        )
 
 
 def test_a_merged_export_is_an_ordinary_checkpoint(tmp_path, trained):

@@ -1,4 +1,5 @@
 """Each loss, advantage and filter against numpy written from the paper's formula, trajectory by trajectory."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +90,9 @@ def test_the_gradient_of_gspo_reaches_every_token_of_its_trajectory_alike_and_no
 
     def loss(logprobs):
         log_ratio = losses.log_ratio(logprobs, old, MASK, SEGMENTS, "sequence")
-        return jnp.sum(jnp.where(one & MASK, losses.clipped_surrogate(log_ratio, jnp.ones(()), 9.0, 9.0)[0], 0))
+        return jnp.sum(
+            jnp.where(one & MASK, losses.clipped_surrogate(log_ratio, jnp.ones(()), 9.0, 9.0)[0], 0)
+        )
 
     got = np.asarray(jax.grad(loss)(new))
     s = np.exp(np.mean((new - old)[one & MASK]))  # d(5 s) / d logprob = 5 s / 5
@@ -99,7 +102,9 @@ def test_the_gradient_of_gspo_reaches_every_token_of_its_trajectory_alike_and_no
 
 def test_the_ratio_is_not_one_off_policy_and_the_clip_stops_its_gradient():
     new, old, _, _ = draws()
-    gradient = jax.grad(lambda lp: jnp.sum(losses.clipped_surrogate(lp - old, jnp.ones(()), 0.2, 0.2)[0]))(new)
+    gradient = jax.grad(lambda lp: jnp.sum(losses.clipped_surrogate(lp - old, jnp.ones(()), 0.2, 0.2)[0]))(
+        new
+    )
     _, ratio, clipped = losses.clipped_surrogate(new - old, jnp.ones(()), 0.2, 0.2)
     assert (np.abs(ratio - 1) > 0.01).mean() > 0.9
     np.testing.assert_array_equal(clipped, np.exp(new - old) > 1.2)
@@ -122,7 +127,9 @@ def test_kl_estimators_follow_their_formulas_and_two_are_unbiased():
 def test_the_gradients_of_the_kl_terms_are_what_the_docstring_says():
     q, start = np.array([0.2, 0.5, 0.3]), jnp.array([0.4, -0.2, 0.1])
     p = jax.nn.softmax(start)
-    term = lambda name: jax.grad(lambda x: jnp.sum(p * losses.kl(jax.nn.log_softmax(x), jnp.log(q), name)))(start)
+    term = lambda name: jax.grad(lambda x: jnp.sum(p * losses.kl(jax.nn.log_softmax(x), jnp.log(q), name)))(
+        start
+    )
     reverse = jax.grad(lambda x: jnp.sum(jax.nn.softmax(x) * (jax.nn.log_softmax(x) - jnp.log(q))))(start)
     forward = jax.grad(lambda x: -jnp.sum(q * jax.nn.log_softmax(x)))(start)
     np.testing.assert_allclose(term("k1"), 0, atol=1e-6)
@@ -153,7 +160,9 @@ def test_an_unknown_setting_is_no_silent_default():
 
 
 REWARDS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 3), st.booleans()), min_size=1, max_size=30
+    st.tuples(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(0, 3), st.booleans()),
+    min_size=1,
+    max_size=30,
 )
 
 

@@ -1,4 +1,5 @@
 """Logs that survive a kill byte for byte, progress that does not spam, a table that says what happened."""
+
 import io
 import json
 
@@ -11,8 +12,14 @@ from coevolve_jax import metrics
 
 def row(step, **changes):
     base = {
-        "step": step, "reward": 0.25, "success": 0.5, "tasks": 40 + step, "grad_norm": np.float32(0.1),
-        "signals": {"forgetting": 1, "boundary": 2, "rare": 0}, "evolution": None, "held_out": None,
+        "step": step,
+        "reward": 0.25,
+        "success": 0.5,
+        "tasks": 40 + step,
+        "grad_norm": np.float32(0.1),
+        "signals": {"forgetting": 1, "boundary": 2, "rare": 0},
+        "evolution": None,
+        "held_out": None,
         "seconds": {"step": 2.0, "update": 0.5},
     }
     return {**base, **changes}
@@ -40,7 +47,7 @@ def test_rows_survive_as_exact_numbers_and_nan_as_null(tmp_path):
     writer = metrics.MetricsWriter(tmp_path)
     value = 0.1 + 0.2
     writer.write_step(row(1, loss=value, kl=float("nan"), entropy=np.float32("inf"), note="é"))
-    first, = read(tmp_path / "metrics.jsonl")  # readable before close: flushed line by line
+    (first,) = read(tmp_path / "metrics.jsonl")  # readable before close: flushed line by line
     writer.close()
     assert first["loss"] == value and first["kl"] is None and first["entropy"] is None
     assert first["grad_norm"] == float(np.float32(0.1)) and first["note"] == "é"
@@ -138,10 +145,15 @@ def test_progress_on_a_terminal_is_a_bar_with_notes_above():
 
 
 SUMMARY = {
-    "held_out_success_before": 0.25, "held_out_success_after": 0.5, "held_out_tasks": 40,
-    "held_out": {}, "signals": {"forgetting": 10, "boundary": 25, "rare": 15}, "steps": 60,
+    "held_out_success_before": 0.25,
+    "held_out_success_after": 0.5,
+    "held_out_tasks": 40,
+    "held_out": {},
+    "signals": {"forgetting": 10, "boundary": 25, "rare": 15},
+    "steps": 60,
     "tasks": {"proposed": 90, "accepted": 50, "retained": 4, "refused": {"duplicate": 6, "does not run": 30}},
-    "seconds": {"rollout": 300.0, "update": 60.0, "evolution": 40.0}, "evolution_share": 0.1,
+    "seconds": {"rollout": 300.0, "update": 60.0, "evolution": 40.0},
+    "evolution_share": 0.1,
 }
 
 

@@ -1,4 +1,5 @@
 """The model against transformers, and the properties that training and decoding rely on."""
+
 import dataclasses
 import functools
 import json
@@ -21,10 +22,20 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
 
 YARN = (
     {"factor": 4.0, "original_max_position_embeddings": 16},
-    {"factor": 8.0, "original_max_position_embeddings": 40, "beta_fast": 8.0, "beta_slow": 0.5,
-     "attention_factor": 1.3},
-    {"factor": 2.5, "original_max_position_embeddings": 24, "mscale": 2.0, "mscale_all_dim": 0.7,
-     "truncate": False},
+    {
+        "factor": 8.0,
+        "original_max_position_embeddings": 40,
+        "beta_fast": 8.0,
+        "beta_slow": 0.5,
+        "attention_factor": 1.3,
+    },
+    {
+        "factor": 2.5,
+        "original_max_position_embeddings": 24,
+        "mscale": 2.0,
+        "mscale_all_dim": 0.7,
+        "truncate": False,
+    },
 )
 SEEDS = range(80, 96)  # chosen so that they vary everything, which a test checks
 
@@ -91,8 +102,14 @@ def test_the_random_configurations_vary_everything():
     for kind, some in by_kind.items():
         varied = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "yarn"}
         if kind == "qwen3_moe":
-            varied |= {"attention_bias", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers",
-                       "num_experts", "num_experts_per_tok"}
+            varied |= {
+                "attention_bias",
+                "norm_topk_prob",
+                "decoder_sparse_step",
+                "mlp_only_layers",
+                "num_experts",
+                "num_experts_per_tok",
+            }
         for name in varied:
             assert len({getattr(c, name) for c in some}) > 1, (kind, name)
     assert {c.yarn for c in configs} == {None, *(Yarn(**y) for y in YARN)}
@@ -173,8 +190,15 @@ def test_config_refuses_what_does_not_fit(changes, message):
 def any_config(request, tiny_config):
     if request.param == "dense":
         return tiny_config
-    return dataclasses.replace(tiny_config, model_type="qwen3_moe", num_experts=5, num_experts_per_tok=2,
-                               moe_intermediate_size=20, norm_topk_prob=True, mlp_only_layers=(0,))
+    return dataclasses.replace(
+        tiny_config,
+        model_type="qwen3_moe",
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        norm_topk_prob=True,
+        mlp_only_layers=(0,),
+    )
 
 
 def test_rope_theta_of_the_checkpoint_matters(tiny_config):

@@ -1,4 +1,5 @@
 """Experts: the grouped product against a loop, router statistics, replay, and experts spread over devices."""
+
 import dataclasses
 import functools
 import os
@@ -23,8 +24,14 @@ TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 12, 8, 4, 2, 6
 @pytest.fixture
 def config(tiny_config):
     """A dense layer between two sparse ones."""
-    return dataclasses.replace(tiny_config, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2,
-                               moe_intermediate_size=20, mlp_only_layers=(1,))
+    return dataclasses.replace(
+        tiny_config,
+        model_type="qwen3_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=20,
+        mlp_only_layers=(1,),
+    )
 
 
 def random_params(config, seed=0):
@@ -145,8 +152,15 @@ def test_a_forwards_routing_can_be_replayed_in_the_whole_model(config):
     @jax.jit
     def run(params, routing):
         def loss(params):
-            hidden, state = model.apply({"params": params}, tokens, None, segments, routing,
-                                        method=Qwen.hidden, mutable=["intermediates"])
+            hidden, state = model.apply(
+                {"params": params},
+                tokens,
+                None,
+                segments,
+                routing,
+                method=Qwen.hidden,
+                mutable=["intermediates"],
+            )
             routed = state["intermediates"]["routing"]
             return moe.load_balancing_loss(routed), (hidden, routed)
 
@@ -187,7 +201,8 @@ def test_transformers_loads_the_experts_that_we_save(config, tmp_path):
     assert loaded == config
     jax.tree.map(np.testing.assert_array_equal, again, params)
     reference, report = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "model", attn_implementation="eager", output_loading_info=True)
+        tmp_path / "model", attn_implementation="eager", output_loading_info=True
+    )
     assert type(reference).__name__ == "Qwen3MoeForCausalLM" and not any(report.values()), report
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 10))
     with torch.no_grad():
@@ -250,6 +265,11 @@ np.testing.assert_allclose(whole, np.full((3, 8), 2 * 6 * 8 * jax.nn.silu(8.0)),
     flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
     root = Path(hf_io.__file__).parents[2]
     config = dataclasses.replace(config, num_hidden_layers=2, mlp_only_layers=())
-    done = subprocess.run([sys.executable, "-c", program, repr(config.to_hf())], cwd=root, env=flags,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, repr(config.to_hf())],
+        cwd=root,
+        env=flags,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,5 @@
 """Two processes train one policy and write one checkpoint and one model, which other meshes read."""
+
 import json
 import socket
 import sys

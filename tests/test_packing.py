@@ -1,4 +1,5 @@
 """Packing: every token once, segments whole, few programs, little padding."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -9,14 +10,18 @@ from grpo_cases import init_params, make_learner, trajectory
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=12), st.integers(30, 50), st.integers(1, 4),
+    st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=12),
+    st.integers(30, 50),
+    st.integers(1, 4),
     st.integers(0, 10**6),
 )
 def test_segments_are_the_trajectories_whole_and_in_order(items, row_length, rows_per_microbatch, seed):
     rng = np.random.default_rng(seed)
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
-    batch = pack(trajectories, advantages, row_length=row_length, rows_per_microbatch=rows_per_microbatch, max_rows=12)
+    batch = pack(
+        trajectories, advantages, row_length=row_length, rows_per_microbatch=rows_per_microbatch, max_rows=12
+    )
     flat = type(batch)(*(x.reshape(-1, row_length) if x.ndim else x for x in batch))
     found = []
     for row in range(len(flat.tokens)):
@@ -24,7 +29,9 @@ def test_segments_are_the_trajectories_whole_and_in_order(items, row_length, row
         changes = np.flatnonzero(np.diff(ids)) + 1
         runs = [(int(run[0]), len(run)) for run in np.split(ids, changes)]
         segments = [s for s, _ in runs if s]
-        assert segments == list(range(1, len(segments) + 1))  # each contiguous, counted from 1, padding at the end
+        assert segments == list(
+            range(1, len(segments) + 1)
+        )  # each contiguous, counted from 1, padding at the end
         assert all(s for s, _ in runs[:-1])
         start = 0
         for segment, n in runs:
@@ -43,8 +50,12 @@ def test_segments_are_the_trajectories_whole_and_in_order(items, row_length, row
 
 def check_segment(flat, row, here, trajectories, advantages) -> int:
     """Index of the trajectory that this segment is, with everything where it belongs."""
-    i = next(i for i, t in enumerate(trajectories) if np.isclose(advantages[i], flat.advantages[row, here][0], rtol=0)
-             and np.array_equal(t.ids, flat.tokens[row, here]))
+    i = next(
+        i
+        for i, t in enumerate(trajectories)
+        if np.isclose(advantages[i], flat.advantages[row, here][0], rtol=0)
+        and np.array_equal(t.ids, flat.tokens[row, here])
+    )
     t = trajectories[i]
     np.testing.assert_array_equal(flat.positions[row, here], np.arange(len(t.ids)))
     np.testing.assert_array_equal(flat.targets[row, here], [*t.ids[1:], 0])  # the last token has no target
@@ -66,8 +77,13 @@ def test_less_than_a_tenth_of_what_is_computed_is_padding(row_length, rows_per_m
     tokens = computed = 0
     for _ in range(30):
         trajectories = [trajectory(rng, n) for n in demo_lengths(rng)]
-        batch = pack(trajectories, np.ones(len(trajectories)), row_length=row_length,
-                     rows_per_microbatch=rows_per_microbatch, max_rows=128)
+        batch = pack(
+            trajectories,
+            np.ones(len(trajectories)),
+            row_length=row_length,
+            rows_per_microbatch=rows_per_microbatch,
+            max_rows=128,
+        )
         tokens += (batch.segment_ids > 0).sum()
         computed += batch.used * rows_per_microbatch * row_length
     assert 1 - tokens / computed < 0.10
@@ -79,8 +95,12 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
     learner = make_learner(params, kl_coef=0.0)
     state, used = learner.init(params), set()
     for _ in range(100):
-        trajectories = [trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, 33, rng.integers(1, 9))]
-        batch = pack(trajectories, np.ones(len(trajectories)), row_length=32, rows_per_microbatch=2, max_rows=8)
+        trajectories = [
+            trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, 33, rng.integers(1, 9))
+        ]
+        batch = pack(
+            trajectories, np.ones(len(trajectories)), row_length=32, rows_per_microbatch=2, max_rows=8
+        )
         used.add(int(batch.used))
         state, _ = learner.update(state, batch)
     assert len(used) >= 4

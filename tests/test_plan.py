@@ -1,4 +1,5 @@
 """The plan of an update's memory against published sizes, shards and the compiler's own account."""
+
 import importlib.util
 import math
 import os
@@ -25,8 +26,15 @@ SIZES = {  # as published with the checkpoints
     "bfcl_qwen3_30b_a3b": 30_532_122_624,
 }
 SMALL = {
-    "model_type": "qwen3", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 8,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": 1e6,
+    "model_type": "qwen3",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
 
@@ -69,7 +77,9 @@ def measured_bytes(length: int, learner) -> int:
     made = Learner(model, learner, hf_io.abstract_params(model), temperature=1.0, mesh=sharding.make_mesh())
     rows = (1, 1, length)
     shape = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
-    batch = Batch(*[shape(jnp.int32)] * 4, shape(bool), *[shape(jnp.float32)] * 2, jax.ShapeDtypeStruct((), jnp.int32))
+    batch = Batch(
+        *[shape(jnp.int32)] * 4, shape(bool), *[shape(jnp.float32)] * 2, jax.ShapeDtypeStruct((), jnp.int32)
+    )
     m = made.lower(batch).compile().memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
@@ -122,10 +132,21 @@ def test_what_cannot_be_planned_is_named():
 
 
 def test_the_command_prints_a_line_per_topology_and_length():
-    command = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", "--topology=v5p-8",
-               "--row_length=16384,32768"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
-                          text=True, check=True)
+    command = [
+        sys.executable,
+        "experiments/plan.py",
+        "--config=configs/bfcl_qwen3_4b.py",
+        "--topology=v5p-8",
+        "--row_length=16384,32768",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
     assert {line[-1] for line in lines} == {"yes |"}

@@ -1,4 +1,5 @@
 """The script that made models/tiny_qwen3, shrunk: demonstrations in the real environment, a few steps, a folder."""
+
 import subprocess
 import sys
 
@@ -12,11 +13,22 @@ from test_train import ROOT, environ  # noqa: F401 (a fixture)
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):  # noqa: F811
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
-    done = subprocess.run([sys.executable, "experiments/pretrain_tiny.py", *flags], cwd=ROOT, env=environ,
-                          capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "experiments/pretrain_tiny.py", *flags],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     config, params = hf_io.load(output)
     before_config, before = hf_io.load(start)
-    assert config == before_config and (output / "tokenizer.json").read_bytes() == (start / "tokenizer.json").read_bytes()
+    assert (
+        config == before_config
+        and (output / "tokenizer.json").read_bytes() == (start / "tokenizer.json").read_bytes()
+    )
     moved = jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), params, before))
-    assert np.isfinite(moved).all() and max(moved) > 0  # not all: the rate rises slowly, and files hold half precision
+    assert (
+        np.isfinite(moved).all() and max(moved) > 0
+    )  # not all: the rate rises slowly, and files hold half precision

@@ -1,4 +1,5 @@
 """Weights on their way to a server, as far as no server is needed."""
+
 import asyncio
 import dataclasses
 import re
@@ -30,12 +31,15 @@ def random_params(config, seed=0, dtype=jnp.float32):
 # ---- Checksums ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size, dtype, expected", [
-    (5, "float32", "3b2e36e59c8c16da"),
-    (8192, "float32", "1b971f5055551094"),
-    (20001, "float32", "96b07f72052153c0"),
-    (70001, "float16", "1e28b2016e4c05bf"),
-])
+@pytest.mark.parametrize(
+    "size, dtype, expected",
+    [
+        (5, "float32", "3b2e36e59c8c16da"),
+        (8192, "float32", "1b971f5055551094"),
+        (20001, "float32", "96b07f72052153c0"),
+        (70001, "float16", "1e28b2016e4c05bf"),
+    ],
+)
 def test_gpu_digest_is_that_of_sglang(size, dtype, expected):
     """The expected values are those of SGLang 0.5.23's gpu_tensor_hash in Triton's interpreter."""
     array = ((np.arange(size) * 0.37) % 3 - 1.5).astype(dtype)
@@ -64,15 +68,25 @@ def test_checksums_need_a_known_device():
 VARIANTS = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
-    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
-                "moe_intermediate_size": 8},
+    "experts": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+    },
     "biases": {"model_type": "qwen2"},
 }
 
 
-@pytest.mark.parametrize("variant, dtype", [
-    ("tied", "float32"), ("untied", "bfloat16"), ("experts", "bfloat16"), ("biases", "float32"),
-])
+@pytest.mark.parametrize(
+    "variant, dtype",
+    [
+        ("tied", "float32"),
+        ("untied", "bfloat16"),
+        ("experts", "bfloat16"),
+        ("biases", "float32"),
+    ],
+)
 def test_both_transports_carry_the_same_tensors(tiny_config, tmp_path, variant, dtype):
     config = dataclasses.replace(tiny_config, **VARIANTS[variant])
     params = random_params(config)
@@ -131,7 +145,8 @@ def test_a_temporary_root_is_deleted(tiny_config):
 
 
 @hypothesis.given(
-    name=st.sampled_from(sorted(SPECS)), shape=st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    name=st.sampled_from(sorted(SPECS)),
+    shape=st.lists(st.integers(1, 5), max_size=3).map(tuple),
     dtype=st.sampled_from(["float32", "bfloat16", "F8_E4M3"]),
 )
 def test_differences_name_what_differs(name, shape, dtype):
@@ -142,10 +157,15 @@ def test_differences_name_what_differs(name, shape, dtype):
 
 
 def test_differences_name_missing_and_unknown_tensors_and_the_vocabulary():
-    ours = {"a.weight": SPECS["a.weight"], "c.weight": SPECS["a.weight"],
-            "model.embed_tokens.weight": Tensor("float32", (5, 2))}
+    ours = {
+        "a.weight": SPECS["a.weight"],
+        "c.weight": SPECS["a.weight"],
+        "model.embed_tokens.weight": Tensor("float32", (5, 2)),
+    }
     assert weights.differences(ours, SPECS) == [
-        "the vocabulary has 5 tokens instead of 4", "b.weight is missing", "c.weight is unknown there",
+        "the vocabulary has 5 tokens instead of 4",
+        "b.weight is missing",
+        "c.weight is unknown there",
         "model.embed_tokens.weight has shape (5, 2) instead of (4, 2)",
     ]
     many = {f"{i}.weight": SPECS["a.weight"] for i in range(20)}
@@ -165,15 +185,24 @@ def test_settings_that_cannot_work(tiny_config, monkeypatch, tmp_path):
 # ---- Servers that are none ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer, said", [
-    (web.Response(text="<html>proxy</html>", content_type="text/html"), "status 200: '<html>proxy</html>'"),
-    (web.Response(status=500, text="boom"), "status 500: 'boom'"),
-    (web.json_response([1]), r"status 200: '\[1\]'"),
-    (web.Response(body=b"\xff\xfe", content_type="application/json", charset="utf-8"), "cannot be reached"),
-    (web.json_response({"success": False, "message": "no"}, status=400), "status 400: 'no'"),
-    (web.json_response({"weight_version": "0"}), "no SGLang server of a known version"),
-    (None, "unanswered for 0.2 s"),
-])
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (
+            web.Response(text="<html>proxy</html>", content_type="text/html"),
+            "status 200: '<html>proxy</html>'",
+        ),
+        (web.Response(status=500, text="boom"), "status 500: 'boom'"),
+        (web.json_response([1]), r"status 200: '\[1\]'"),
+        (
+            web.Response(body=b"\xff\xfe", content_type="application/json", charset="utf-8"),
+            "cannot be reached",
+        ),
+        (web.json_response({"success": False, "message": "no"}, status=400), "status 400: 'no'"),
+        (web.json_response({"weight_version": "0"}), "no SGLang server of a known version"),
+        (None, "unanswered for 0.2 s"),
+    ],
+)
 def test_a_server_that_answers_nonsense_is_told_so_and_gets_nothing(
     tiny_config, tmp_path, monkeypatch, answer, said
 ):

@@ -1,4 +1,5 @@
 """Weights pushed to a real SGLang server: it samples from them afterwards, and nothing broken reaches it."""
+
 import asyncio
 import contextlib
 import dataclasses
@@ -73,8 +74,11 @@ class Altering:
 
 
 def request(count):
-    return {"input_ids": PROMPT, "return_logprob": True,
-            "sampling_params": {"temperature": 1.0, "max_new_tokens": count, "ignore_eos": True}}
+    return {
+        "input_ids": PROMPT,
+        "return_logprob": True,
+        "sampling_params": {"temperature": 1.0, "max_new_tokens": count, "ignore_eos": True},
+    }
 
 
 async def generate(session, url, count=16):

@@ -1,4 +1,5 @@
 """The report of a synthetic workdir: complete, self-contained, safe, and usable in the middle of a run."""
+
 from html.parser import HTMLParser
 import json
 import re
@@ -34,25 +35,54 @@ def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scene_7"):
         for _ in range(rng.integers(1, 3))
     )
     lineage = Lineage(
-        kind, signal, parent, f"ctx_{name}" if signal else None, "scripted", (2, 3, int(rng.integers(4, 9))),
-        "accept", "ran in a fresh environment", step, float(rng.beta(5, 6)), "multi_turn_base_17",
+        kind,
+        signal,
+        parent,
+        f"ctx_{name}" if signal else None,
+        "scripted",
+        (2, 3, int(rng.integers(4, 9))),
+        "accept",
+        "ran in a fresh environment",
+        step,
+        float(rng.beta(5, 6)),
+        "multi_turn_base_17",
     )
     return Task(name, "bfcl", ("GorillaFileSystem", "TradingBot"), {"root": {}}, turns, (), "", lineage)
 
 
 def fake_trajectory(rng, task, step, member, success):
     steps = [
-        {"turn": number, "text": json.dumps(call.to_json()), "call": call.to_json(),
-         "observation": '{"current_directory_content": ["budget_2024.csv", "archive"]}', "error": False}
-        for number, turn in enumerate(task.turns) for call in turn.calls
+        {
+            "turn": number,
+            "text": json.dumps(call.to_json()),
+            "call": call.to_json(),
+            "observation": '{"current_directory_content": ["budget_2024.csv", "archive"]}',
+            "error": False,
+        }
+        for number, turn in enumerate(task.turns)
+        for call in turn.calls
     ]
     if not success:
         steps[-1].update(observation='{"error": "mv: cannot move: no such file or directory"}', error=True)
-        steps.append({"turn": len(task.turns) - 1, "text": '<tool_call>{"name": "mv", ', "call": None,
-                      "observation": '{"error": "not a JSON object"}', "error": True})
+        steps.append(
+            {
+                "turn": len(task.turns) - 1,
+                "text": '<tool_call>{"name": "mv", ',
+                "call": None,
+                "observation": '{"error": "not a JSON object"}',
+                "error": True,
+            }
+        )
     return {
-        "step": step, "task_id": task.id, "member": member, "reward": float(success), "success": success,
-        "valid": True, "stop": "done", "policy_tokens": int(rng.integers(60, 200)), "steps": steps,
+        "step": step,
+        "task_id": task.id,
+        "member": member,
+        "reward": float(success),
+        "success": success,
+        "valid": True,
+        "stop": "done",
+        "policy_tokens": int(rng.integers(60, 200)),
+        "steps": steps,
         "queries": [turn.query for turn in task.turns],
         "text": "<|im_start|>system\nYou are an agent.<|im_end|>\n" * 8,
     }
@@ -62,18 +92,39 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
     """A row of metrics.jsonl of a policy that succeeds at rate `skill`."""
     noise = rng.standard_normal(8)
     success = float(np.clip(skill + 0.06 * noise[0], 0, 0.9))
-    seconds = {"rollout": 2.6, "environment": 0.3, "update": 0.8, "signals": 0.01, "checkpoint": 0.1,
-               "evolution": 3.0 if evolution else 0.0}
+    seconds = {
+        "rollout": 2.6,
+        "environment": 0.3,
+        "update": 0.8,
+        "signals": 0.01,
+        "checkpoint": 0.1,
+        "evolution": 3.0 if evolution else 0.0,
+    }
     return {
-        "step": step, "reward": success + 0.06, "success": success, "valid": 1.0, "loss": 0.01 * noise[1],
-        "policy_loss": 0.01 * noise[1], "kl": 0.002 * step + abs(0.002 * noise[2]), "ratio_max": 1.1,
-        "entropy": 1.2 - 0.4 * skill + 0.02 * noise[3], "grad_norm": 0.6 + abs(0.2 * noise[4]),
-        "clip_fraction": 0.01, "mismatch_mean": abs(2e-6 * noise[5]), "mismatch_max": 1e-5,
-        "policy_tokens": 9000, "mean_turn_calls": 3.1, "malformed": 0.02,
+        "step": step,
+        "reward": success + 0.06,
+        "success": success,
+        "valid": 1.0,
+        "loss": 0.01 * noise[1],
+        "policy_loss": 0.01 * noise[1],
+        "kl": 0.002 * step + abs(0.002 * noise[2]),
+        "ratio_max": 1.1,
+        "entropy": 1.2 - 0.4 * skill + 0.02 * noise[3],
+        "grad_norm": 0.6 + abs(0.2 * noise[4]),
+        "clip_fraction": 0.01,
+        "mismatch_mean": abs(2e-6 * noise[5]),
+        "mismatch_max": 1e-5,
+        "policy_tokens": 9000,
+        "mean_turn_calls": 3.1,
+        "malformed": 0.02,
         "mixed_groups": 0.6 + 0.05 * noise[6],
-        "success_initial": success + 0.05, "success_new": success - 0.1 if tasks[-1].lineage.signal else None,
-        "tasks": len(tasks), "signals": {k: sum(s.kind == k for s in signals) for k in SIGNAL_KINDS},
-        "evolution": evolution, "held_out": None, "seconds": {**seconds, "step": sum(seconds.values()) - 0.3},
+        "success_initial": success + 0.05,
+        "success_new": success - 0.1 if tasks[-1].lineage.signal else None,
+        "tasks": len(tasks),
+        "signals": {k: sum(s.kind == k for s in signals) for k in SIGNAL_KINDS},
+        "evolution": evolution,
+        "held_out": None,
+        "seconds": {**seconds, "step": sum(seconds.values()) - 0.3},
     }
 
 
@@ -87,7 +138,8 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
         skill = 0.3 + 0.35 * step / steps
         signals = [
             Signal(k, tasks[int(rng.integers(len(tasks)))].id, 3, step, "mkdir" if k == "rare" else None)
-            for k, rate in zip(SIGNAL_KINDS, (5, 9, 3)) for _ in range(1 + rng.poisson(rate * (1.3 - skill)))
+            for k, rate in zip(SIGNAL_KINDS, (5, 9, 3))
+            for _ in range(1 + rng.poisson(rate * (1.3 - skill)))
         ]
         evolution = None
         if (step + 1) % every == 0:
@@ -95,14 +147,24 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
                 s = signals[int(rng.integers(len(signals)))]
                 tasks.append(fake_task(rng, f"{s.kind}_{step:03d}_{i}", step, "signal", s.kind, s.task_id))
             refused = {"duplicate": 1, "near copy of an evaluation task": added - 1}
-            evolution = {"proposed": 2 * added, "accepted": added, "retained": 0, "discarded": added,
-                         "added": added, "refused": refused, "pass_rate": 0.6 + 0.2 * rng.random()}
+            evolution = {
+                "proposed": 2 * added,
+                "accepted": added,
+                "retained": 0,
+                "discarded": added,
+                "added": added,
+                "refused": refused,
+                "pass_rate": 0.6 + 0.2 * rng.random(),
+            }
             trajectories = [fake_trajectory(rng, tasks[-1 - m], step, m, m % 2 == 0) for m in range(3)]
             _dump(path / f"trajectories/step_{step:05d}.jsonl", trajectories)
         rows.append(fake_row(rng, step, skill, signals, evolution, tasks))
         found += signals
-    for name, lines in (("metrics", rows), ("tasks", [t.to_json() for t in tasks]),
-                        ("signals", [s.to_json() for s in found])):
+    for name, lines in (
+        ("metrics", rows),
+        ("tasks", [t.to_json() for t in tasks]),
+        ("signals", [s.to_json() for s in found]),
+    ):
         _dump(path / f"{name}.jsonl", lines)
     config = {"seed": seed, "evolution": {"mode": "coevolve"}, "data": {"leak_threshold": 0.9}}
     (path / "config.json").write_text(json.dumps(config))
@@ -115,23 +177,36 @@ def _summary(rng, rows, held_out, seed):
     def evaluation(rate):
         skill = np.clip(rate + 0.25 * rng.standard_normal(held_out), 0, 1)
         counts = {f"held_{i:03d}": [int(rng.binomial(4, p)), 4] for i, p in enumerate(skill)}
-        by_calls = {str(n): [sum(s for s, _ in list(counts.values())[n - 2::5]), 4 * held_out // 5]
-                    for n in range(2, 7)}
+        by_calls = {
+            str(n): [sum(s for s, _ in list(counts.values())[n - 2 :: 5]), 4 * held_out // 5]
+            for n in range(2, 7)
+        }
         success = sum(s for s, _ in counts.values()) / (4 * held_out)
         return {"temperature": 1.0, "samples": 4, "success": success, "by_calls": by_calls, "by_task": counts}
 
     before, after = evaluation(0.3), evaluation(0.55)
     evolutions = [row["evolution"] for row in rows if row["evolution"]]
     return {
-        "held_out_success_before": before["success"], "held_out_success_after": after["success"],
-        "held_out_tasks": held_out, "held_out": {"before": before, "after": after},
+        "held_out_success_before": before["success"],
+        "held_out_success_after": after["success"],
+        "held_out_tasks": held_out,
+        "held_out": {"before": before, "after": after},
         "signals": {kind: sum(row["signals"][kind] for row in rows) for kind in SIGNAL_KINDS},
-        "tasks": {**{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
-                  "refused": {k: sum(e["refused"][k] for e in evolutions) for k in evolutions[0]["refused"]}},
-        "seconds": {**{k: sum(row["seconds"][k] for row in rows) for k in ("rollout", "update", "evolution")},
-                    "evaluation": 31.0, "other": 12.0},
-        "evolution_share": 0.108, "steps": len(rows), "seed": seed, "mode": "coevolve",
-        "config_digest": "9f3a6c1e55d0aa", "versions": {"jax": "0.10.2", "flax": "0.12.8"},
+        "tasks": {
+            **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
+            "refused": {k: sum(e["refused"][k] for e in evolutions) for k in evolutions[0]["refused"]},
+        },
+        "seconds": {
+            **{k: sum(row["seconds"][k] for row in rows) for k in ("rollout", "update", "evolution")},
+            "evaluation": 31.0,
+            "other": 12.0,
+        },
+        "evolution_share": 0.108,
+        "steps": len(rows),
+        "seed": seed,
+        "mode": "coevolve",
+        "config_digest": "9f3a6c1e55d0aa",
+        "versions": {"jax": "0.10.2", "flax": "0.12.8"},
     }
 
 
@@ -186,10 +261,17 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     assert page.tags.count("svg") == 14 and "missing" not in re.findall(r'class="([^"]*)"', raw)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     for expected in (
-        f"{summary['held_out_success_after']:.1%}", "paired over tasks", "mode coevolve", "jax 0.10.2",
-        "10.8%", "8 initial tasks, 16 from evolution", "refused: duplicate",
-        "refused from 0.9", "mv: cannot move",
-        "not a call:", 'cd(folder="reports")',
+        f"{summary['held_out_success_after']:.1%}",
+        "paired over tasks",
+        "mode coevolve",
+        "jax 0.10.2",
+        "10.8%",
+        "8 initial tasks, 16 from evolution",
+        "refused: duplicate",
+        "refused from 0.9",
+        "mv: cannot move",
+        "not a call:",
+        'cd(folder="reports")',
     ):
         assert expected in page.text, expected
 
@@ -209,10 +291,25 @@ def test_what_models_and_tasks_say_is_text_and_never_markup(tmp_path):
     for file in [*path.rglob("*.jsonl"), path / "summary.json"]:
         text = file.read_text()
         for word in (
-            "Move 'budget_2024.csv'", "Change into", "What does", "Post '", "mkdir", "<tool_call>",
-            "no such file", "reports", "init_", "held_0", "scripted", "ran in", "ctx_", "duplicate",
-            "You are", "0.10.2",
-            "multi_turn_base_17", '"rollout"', '"done"',
+            "Move 'budget_2024.csv'",
+            "Change into",
+            "What does",
+            "Post '",
+            "mkdir",
+            "<tool_call>",
+            "no such file",
+            "reports",
+            "init_",
+            "held_0",
+            "scripted",
+            "ran in",
+            "ctx_",
+            "duplicate",
+            "You are",
+            "0.10.2",
+            "multi_turn_base_17",
+            '"rollout"',
+            '"done"',
         ):
             inside = word.strip('"')
             evil = json.dumps(EVIL + inside)[1:-1]
@@ -245,8 +342,12 @@ def test_any_file_may_be_missing(tmp_path, gone):
         if gone in ("all", item.name, item.parent.name):
             item.rmdir() if item.is_dir() else item.unlink()
     page = build(path)
-    named = {"metrics.jsonl": "metrics.jsonl holds no step", "tasks.jsonl": "tasks.jsonl is not there yet",
-             "trajectories": "trajectories/ holds no file", "all": "No step is finished yet"}
+    named = {
+        "metrics.jsonl": "metrics.jsonl holds no step",
+        "tasks.jsonl": "tasks.jsonl is not there yet",
+        "trajectories": "trajectories/ holds no file",
+        "all": "No step is finished yet",
+    }
     assert named.get(gone, "An agent and its training set") in page.text
 
 
@@ -271,4 +372,3 @@ def test_command_line_names_the_report_and_refuses_what_is_no_workdir(tmp_path):
     done = subprocess.run([*command, tmp_path / "nowhere"], capture_output=True, text=True)
     assert done.returncode == 1 and "nowhere is not a folder" in done.stderr
     assert "Traceback" not in done.stderr
-

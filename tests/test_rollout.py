@@ -1,4 +1,5 @@
 """Chat format and agent loop, with the model folder of this repository and the real environment."""
+
 import dataclasses
 import json
 from pathlib import Path
@@ -17,13 +18,22 @@ from coevolve_jax.types import Call, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 TASK = Task(
-    id="two-turns", environment="bfcl", toolsets=("GorillaFileSystem",),
-    initial_state={"GorillaFileSystem": {"root": {"home": {"type": "directory", "contents": {
-        "notes.txt": {"type": "file", "content": "b\na"}}}}}},
+    id="two-turns",
+    environment="bfcl",
+    toolsets=("GorillaFileSystem",),
+    initial_state={
+        "GorillaFileSystem": {
+            "root": {
+                "home": {"type": "directory", "contents": {"notes.txt": {"type": "file", "content": "b\na"}}}
+            }
+        }
+    },
     turns=(
         Turn("Create a new directory with dir_name 'archive'.", (Call("mkdir", {"dir_name": "archive"}),)),
-        Turn("Move it (source 'notes.txt', destination 'archive').",
-             (Call("mv", {"source": "notes.txt", "destination": "archive"}),)),
+        Turn(
+            "Move it (source 'notes.txt', destination 'archive').",
+            (Call("mv", {"source": "notes.txt", "destination": "archive"}),),
+        ),
     ),
 )
 RIGHT = [render_call(TASK.calls[0]), "Done.", render_call(TASK.calls[1]), "Done."]
@@ -57,7 +67,9 @@ class Script:
         self.seen.append(r.ids)
         ids = np.asarray(self._lines[len(self.seen) - 1], np.int32)
         finish = "stop" if ids[-1] in r.sampling.stop_ids else "length"
-        return [Completion(ids, -0.5 * np.arange(1, len(ids) + 1, dtype=np.float32), finish, np.full(len(ids), 3))]
+        return [
+            Completion(ids, -0.5 * np.arange(1, len(ids) + 1, dtype=np.float32), finish, np.full(len(ids), 3))
+        ]
 
     def release(self, sessions):
         pass
@@ -74,7 +86,8 @@ def play(policy, worlds, messages, task=TASK, cut=False, **limits):
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
 )
 
 
@@ -92,17 +105,20 @@ def test_no_text_breaks_the_parser(text):
         assert (parsed.call is None) == bool(parsed.error)
 
 
-@pytest.mark.parametrize("body, why", [
-    ('{"name": "ls", "arguments": {}', "JSONDecodeError"),
-    ("ls()", "JSONDecodeError"),
-    ("__import__('os').system('true')", "JSONDecodeError"),
-    ('["ls"]', "needs"),
-    ('{"name": 3, "arguments": {}}', "needs"),
-    ('{"name": "ls", "arguments": "{}"}', "not an object"),
-    ('{"name": "ls", "arguments": {"a": NaN}}', "ValueError"),
-    ("[" * 100_000, "RecursionError"),
-    ('{"name": "power", "arguments": {"base": ' + "9" * 5000 + "}}", "ValueError"),
-])
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        ('{"name": "ls", "arguments": {}', "JSONDecodeError"),
+        ("ls()", "JSONDecodeError"),
+        ("__import__('os').system('true')", "JSONDecodeError"),
+        ('["ls"]', "needs"),
+        ('{"name": 3, "arguments": {}}', "needs"),
+        ('{"name": "ls", "arguments": "{}"}', "not an object"),
+        ('{"name": "ls", "arguments": {"a": NaN}}', "ValueError"),
+        ("[" * 100_000, "RecursionError"),
+        ('{"name": "power", "arguments": {"base": ' + "9" * 5000 + "}}", "ValueError"),
+    ],
+)
 def test_malformed_calls_say_why(body, why):
     (parsed,) = parse_calls(f"<tool_call>\n{body}\n</tool_call>")
     assert parsed.call is None and why in parsed.error
@@ -117,6 +133,7 @@ def test_parallel_calls_come_in_order_and_an_open_one_is_an_error():
 
 # ---- Chat format ---------------------------------------------------------------------------------------
 
+
 def test_a_conversation_built_piece_by_piece_reads_as_the_template_renders_it(policy):
     chat, tools = policy.chat, bfcl.tools(TASK)
     encode = lambda text: policy.tokenizer.encode(text, add_special_tokens=False)
@@ -124,11 +141,16 @@ def test_a_conversation_built_piece_by_piece_reads_as_the_template_renders_it(po
     ids = chat.prompt(tools, "First.") + encode(said[0]) + list(chat.stop_ids)
     ids += chat.observations(["one", "two"]) + encode(said[1]) + list(chat.stop_ids) + chat.user("Second.")
     messages = [
-        {"role": "user", "content": "First."}, {"role": "assistant", "content": said[0]},
-        {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"},
-        {"role": "assistant", "content": said[1]}, {"role": "user", "content": "Second."},
+        {"role": "user", "content": "First."},
+        {"role": "assistant", "content": said[0]},
+        {"role": "tool", "content": "one"},
+        {"role": "tool", "content": "two"},
+        {"role": "assistant", "content": said[1]},
+        {"role": "user", "content": "Second."},
     ]
-    whole = policy.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    whole = policy.tokenizer.apply_chat_template(
+        messages, tools=tools, tokenize=False, add_generation_prompt=True
+    )
     assert chat.decode(ids) == whole
 
 
@@ -154,13 +176,15 @@ def test_a_template_that_rewrites_history_is_refused(policy):
 
 # ---- Agent ---------------------------------------------------------------------------------------------
 
+
 def test_trajectories_hold_exactly_what_was_sampled(policy, worlds):
     t, engine = play(policy, worlds, RIGHT)
     assert t.stop == "done" and t.outcome.success and t.outcome.reward == 1.0
     sampled = [line for line in engine._lines]
     assert t.ids[t.mask].tolist() == sum(sampled, [])
     np.testing.assert_array_equal(
-        t.logprobs[t.mask], np.concatenate([-0.5 * np.arange(1, len(s) + 1, dtype=np.float32) for s in sampled])
+        t.logprobs[t.mask],
+        np.concatenate([-0.5 * np.arange(1, len(s) + 1, dtype=np.float32) for s in sampled]),
     )
     assert (t.logprobs[~t.mask] == 0).all()
     assert (t.versions[t.mask] == 3).all() and (t.versions[~t.mask] == -1).all()

@@ -1,4 +1,5 @@
 """Routing replay: what the sampler's routers chose, from the engine's cache to the update's forward."""
+
 import base64
 import dataclasses
 import os
@@ -28,9 +29,21 @@ from grpo_cases import init_params, learner_config, trajectory
 from test_moe import random_params
 
 MODEL = QwenConfig(  # a dense layer between two sparse ones
-    "qwen3_moe", vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8, rope_theta=1e4, tie_word_embeddings=True, num_experts=4,
-    num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=(1,), norm_topk_prob=True,
+    "qwen3_moe",
+    vocab_size=61,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    rope_theta=1e4,
+    tie_word_embeddings=True,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=12,
+    mlp_only_layers=(1,),
+    norm_topk_prob=True,
 )
 A, K = 2, 2
 LENGTH = 128
@@ -38,7 +51,9 @@ LENGTH = 128
 
 def make_engine(record=True, params=None):
     params = random_params(MODEL) if params is None else params
-    return NativeEngine(MODEL, params, slots=4, max_length=LENGTH, max_new_tokens=8, seed=1, record_routing=record)
+    return NativeEngine(
+        MODEL, params, slots=4, max_length=LENGTH, max_new_tokens=8, seed=1, record_routing=record
+    )
 
 
 def converse(engine, between=lambda turn: None):
@@ -51,8 +66,10 @@ def converse(engine, between=lambda turn: None):
     rollouts = [_Rollout(task, i, i, i, i, ids) for i, ids in enumerate((shared, shared, draw(9)))]
     for turn, observed in enumerate(((40, 3, 5), (3, 33, 5), (2, 0, 0))):
         between(turn)
-        asked = [Request(r.session, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
-                 for i, r in enumerate(rollouts)]
+        asked = [
+            Request(r.session, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
+            for i, r in enumerate(rollouts)
+        ]
         for r, completion, n in zip(rollouts, loop.run(engine.generate(asked)), observed):
             r.sampled(completion)
             r.feed(draw(n))
@@ -88,7 +105,9 @@ def forward(params, t, routing=None):
 
 def other_routers(params):
     """The same weights, with routers that choose the experts that were chosen least."""
-    change = lambda path, p: -p if jax.tree_util.keystr(path, simple=True, separator="/").endswith("gate/kernel") else p
+    change = lambda path, p: (
+        -p if jax.tree_util.keystr(path, simple=True, separator="/").endswith("gate/kernel") else p
+    )
     return jax.tree_util.tree_map_with_path(change, params)
 
 
@@ -99,10 +118,18 @@ def make_learner(params, mesh=None, **changes):
 
 def pack_for(learner, trajectories):
     advantages = np.arange(1.0, 1 + len(trajectories), dtype=np.float32)
-    return pack(trajectories, advantages, row_length=LENGTH, rows_per_microbatch=2, max_rows=4, routing=learner.routing)
+    return pack(
+        trajectories,
+        advantages,
+        row_length=LENGTH,
+        rows_per_microbatch=2,
+        max_rows=4,
+        routing=learner.routing,
+    )
 
 
 # ---- The engine ----------------------------------------------------------------------------------------
+
 
 def test_the_engine_records_what_the_whole_forward_chooses(trajectories):
     assert [len(t.ids) for t in trajectories] == [97, 91, 37]
@@ -126,9 +153,13 @@ def test_recording_changes_nothing_else_and_costs_nothing_when_off(trajectories)
 
 def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajectories):
     engine = make_engine()
-    again = converse(engine, lambda turn: turn == 2 and engine.update_weights(other_routers(random_params(MODEL)), 1))
+    again = converse(
+        engine, lambda turn: turn == 2 and engine.update_weights(other_routers(random_params(MODEL)), 1)
+    )
     for t, before in zip(again, trajectories, strict=True):
-        known = np.flatnonzero(t.versions == 1)[0]  # the first token of the third message; one before is newly fed
+        known = np.flatnonzero(t.versions == 1)[
+            0
+        ]  # the first token of the third message; one before is newly fed
         start = {0: known - 4, 1: known - 34, 2: known - 6}[t.member]  # with its observation
         np.testing.assert_array_equal(t.routing[:start], before.routing[:start])
         assert (np.sort(t.routing[start:known]) != np.sort(before.routing[start:known])).any()
@@ -150,21 +181,32 @@ def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
     r.stop = "done"
     t = r.finish(Outcome(0.0, False))
     assert len(t.routing) == len(t.ids)
-    np.testing.assert_array_equal(t.routing, np.pad(expected, ((0, left + 1), (0, 0), (0, 0)), constant_values=-1))
+    np.testing.assert_array_equal(
+        t.routing, np.pad(expected, ((0, left + 1), (0, 0), (0, 0)), constant_values=-1)
+    )
 
 
 # ---- Packing -------------------------------------------------------------------------------------------
 
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=8), st.integers(30, 50), st.integers(0, 10**6))
+@given(
+    st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=8),
+    st.integers(30, 50),
+    st.integers(0, 10**6),
+)
 def test_every_token_keeps_its_routing(items, row_length, seed):
     rng = np.random.default_rng(seed)
     trajectories = [
-        dataclasses.replace(trajectory(rng, n, valid=valid), routing=rng.integers(0, 99, (n, 3, 2)).astype(np.int16))
+        dataclasses.replace(
+            trajectory(rng, n, valid=valid), routing=rng.integers(0, 99, (n, 3, 2)).astype(np.int16)
+        )
         for n, valid in items
     ]
     advantages = 1.0 + np.arange(len(items), dtype=np.float32)  # names the trajectory
-    batch = pack(trajectories, advantages, row_length=row_length, rows_per_microbatch=2, max_rows=8, routing=(3, 2))
+    batch = pack(
+        trajectories, advantages, row_length=row_length, rows_per_microbatch=2, max_rows=8, routing=(3, 2)
+    )
     assert batch.routing.shape == (*batch.tokens.shape, 3, 2) and batch.routing.dtype == np.int16
     assert (batch.routing[batch.segment_ids == 0] == -1).all()
     for i, t in enumerate(trajectories):
@@ -178,13 +220,16 @@ def test_a_trajectory_without_the_routing_is_refused_and_without_replay_nothing_
     learner = make_learner(random_params(MODEL))
     for routing, found in ((None, "None"), (np.zeros((97, 3, 2), np.int16), r"\(3, 2\)")):
         bad = dataclasses.replace(trajectories[0], routing=routing)
-        with pytest.raises(ValueError, match=rf"{found}, the learner replays \(2, 2\).*replay_routing to False"):
+        with pytest.raises(
+            ValueError, match=rf"{found}, the learner replays \(2, 2\).*replay_routing to False"
+        ):
             pack_for(learner, [bad])
     off = make_learner(random_params(MODEL), replay_routing=False)
     assert off.routing == (0, 0) and pack_for(off, trajectories).routing.size == 0
 
 
 # ---- The learner ---------------------------------------------------------------------------------------
+
 
 def test_replay_gives_the_logprobs_of_an_explicit_routing(trajectories):
     """With the sampler's weights those of the sampler; with other routers those that the routing gives, and
@@ -210,9 +255,15 @@ def test_the_update_replays_for_the_policy_and_not_for_the_reference(trajectorie
     learner = make_learner(params, kl_coef=0.1)
     before = jax.tree.map(np.asarray, params)
     state, metrics = learner.update(learner.init(params), pack_for(learner, trajectories))
-    policy, reference, sampler = (np.concatenate(x) for x in zip(*(
-        (forward(params, t, t.routing)[0][t.mask], forward(params, t)[0][t.mask], t.logprobs[t.mask])
-        for t in trajectories)))
+    policy, reference, sampler = (
+        np.concatenate(x)
+        for x in zip(
+            *(
+                (forward(params, t, t.routing)[0][t.mask], forward(params, t)[0][t.mask], t.logprobs[t.mask])
+                for t in trajectories
+            )
+        )
+    )
     assert metrics["applied"]
     np.testing.assert_allclose(metrics["mismatch_mean"], np.abs(policy - sampler).mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["kl"], losses.kl(policy, reference, "k3").mean(), rtol=1e-4)
@@ -234,7 +285,13 @@ def test_one_program_serves_every_batch_and_can_be_lowered(trajectories):
 
 def test_a_model_without_experts_is_refused():
     with pytest.raises(ValueError, match="replay_routing is True and the model has no experts"):
-        Learner(DENSE, learner_config(replay_routing=True), init_params(), temperature=1.0, mesh=sharding.make_mesh())
+        Learner(
+            DENSE,
+            learner_config(replay_routing=True),
+            init_params(),
+            temperature=1.0,
+            mesh=sharding.make_mesh(),
+        )
 
 
 def spread_over_two_devices(path: str) -> None:
@@ -253,17 +310,23 @@ def spread_over_two_devices(path: str) -> None:
 
 def test_the_update_replays_on_a_mesh(trajectories, tmp_path):
     t = trajectories[0]
-    mismatch = np.abs(forward(other_routers(random_params(MODEL)), t, t.routing)[0] - t.logprobs)[t.mask].mean()
-    np.savez(tmp_path / "t.npz", ids=t.ids, mask=t.mask, logprobs=t.logprobs, routing=t.routing, expected=mismatch)
+    mismatch = np.abs(forward(other_routers(random_params(MODEL)), t, t.routing)[0] - t.logprobs)[
+        t.mask
+    ].mean()
+    np.savez(
+        tmp_path / "t.npz", ids=t.ids, mask=t.mask, logprobs=t.logprobs, routing=t.routing, expected=mismatch
+    )
     program = "import sys, test_routing; test_routing.spread_over_two_devices(sys.argv[1])"
     flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     flags["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "t.npz")], env=flags, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "t.npz")], env=flags, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 # ---- What a server tells -------------------------------------------------------------------------------
+
 
 def told(routing) -> str:
     return base64.b64encode(np.asarray(routing, "<i4").tobytes()).decode()
@@ -272,7 +335,9 @@ def told(routing) -> str:
 def answer(seed, tokens) -> np.ndarray:
     """[tokens, layers, K] as a server has it: zeros for the dense layer."""
     rng = np.random.default_rng(seed)
-    routing = np.array([[rng.permutation(4)[:K] for _ in range(3)] for _ in range(tokens)]).reshape(tokens, 3, K)
+    routing = np.array([[rng.permutation(4)[:K] for _ in range(3)] for _ in range(tokens)]).reshape(
+        tokens, 3, K
+    )
     routing[:, 1] = 0
     return routing
 
@@ -286,16 +351,19 @@ def test_a_servers_routing_is_that_of_the_sparse_layers(seed, tokens):
     np.testing.assert_array_equal(found, routing[:, [0, 2]])
 
 
-@pytest.mark.parametrize("text, why", [
-    (None, "no routing.*--enable-return-routed-experts"),
-    ([1], "no routing"),
-    ("%%%%", "no base64"),
-    ("\u00e9", "no base64"),
-    (told(answer(0, 4)), "has 96 bytes, and 5 tokens of 3 layers and 2 experts have 120"),
-    (told(answer(0, 5) + 3), "experts 0 to 3"),
-    (told(answer(0, 5) - 1), "names expert -1"),
-    (told(np.zeros((5, 3, 2))), "twice for one token"),
-])
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (None, "no routing.*--enable-return-routed-experts"),
+        ([1], "no routing"),
+        ("%%%%", "no base64"),
+        ("\u00e9", "no base64"),
+        (told(answer(0, 4)), "has 96 bytes, and 5 tokens of 3 layers and 2 experts have 120"),
+        (told(answer(0, 5) + 3), "experts 0 to 3"),
+        (told(answer(0, 5) - 1), "names expert -1"),
+        (told(np.zeros((5, 3, 2))), "twice for one token"),
+    ],
+)
 def test_what_is_no_routing_is_refused(text, why):
     with pytest.raises(ValueError, match=why):
         read_routing(text, MODEL, 5)

@@ -1,4 +1,5 @@
 """Sampling from logits: the inverse of the distribution function in one step and in two."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,12 +59,18 @@ def test_what_has_no_probability_is_never_drawn(size):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from([0.0, 0.0, 1e-30, 1e-7, 0.3, 1.0]), min_size=8, max_size=8),
-       st.floats(2**-23, 1, width=32))
+@given(
+    st.lists(st.sampled_from([0.0, 0.0, 1e-30, 1e-7, 0.3, 1.0]), min_size=8, max_size=8),
+    st.floats(2**-23, 1, width=32),
+)
 def test_the_first_weight_that_reaches_a_share_is_not_0(weights, u):
     if not sum(weights):
         weights[0] = 1.0
-    index = int(sample_token._first_reaching(jnp.asarray([weights], jnp.float32), jnp.asarray([u], jnp.float32))[0])
+    index = int(
+        sample_token._first_reaching(jnp.asarray([weights], jnp.float32), jnp.asarray([u], jnp.float32))[0]
+    )
     assert weights[index] > 0
     total = sum(weights)
-    assert sum(weights[:index]) <= u * total * (1 + 1e-5) and sum(weights[: index + 1]) >= u * total * (1 - 1e-5)
+    assert sum(weights[:index]) <= u * total * (1 + 1e-5) and sum(weights[: index + 1]) >= u * total * (
+        1 - 1e-5
+    )

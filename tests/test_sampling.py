@@ -1,4 +1,5 @@
 """Dynamic sampling, the choice of groups and their place in a checkpoint, with an agent that only makes up rewards."""
+
 import dataclasses
 import importlib.util
 import json
@@ -33,18 +34,27 @@ class MadeUpRewards:
         self.rolled.append([task.id for task, member, _ in jobs if member == 0])
         return [
             dataclasses.replace(
-                trajectory(np.random.default_rng(seed), 8, reward=float(int(task.id[1:]) % self.period == 0 and member)),
-                task_id=task.id, member=member,
+                trajectory(
+                    np.random.default_rng(seed),
+                    8,
+                    reward=float(int(task.id[1:]) % self.period == 0 and member),
+                ),
+                task_id=task.id,
+                member=member,
             )
             for task, member, seed in jobs
         ]
 
 
 def settings(**learner) -> ConfigDict:
-    return ConfigDict(dict(
-        seed=0, data=dict(new_share=0.0), rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
-        learner={**dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False), **learner},
-    ))
+    return ConfigDict(
+        dict(
+            seed=0,
+            data=dict(new_share=0.0),
+            rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
+            learner={**dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False), **learner},
+        )
+    )
 
 
 def alive(trajectories) -> int:
@@ -97,14 +107,23 @@ def test_the_filter_goes_through_a_checkpoint_bit_for_bit():
     assert RunState.from_json(json.loads(json.dumps(run.to_json())), None).filter == state
 
 
-@pytest.mark.parametrize("key, value, why", [
-    ("ratio", "group", "one of token, sequence"), ("kl", "k4", "one of k1, k2, k3, none"),
-    ("dtype", "float16", "one of float32, bfloat16"), ("epochs", 0, "at least 1"), ("tis_cap", -1.0, "0 or more"),
-    ("learning_rate", float("inf"), "above 0 and finite"), ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
-    ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
-])
+@pytest.mark.parametrize(
+    "key, value, why",
+    [
+        ("ratio", "group", "one of token, sequence"),
+        ("kl", "k4", "one of k1, k2, k3, none"),
+        ("dtype", "float16", "one of float32, bfloat16"),
+        ("epochs", 0, "at least 1"),
+        ("tis_cap", -1.0, "0 or more"),
+        ("learning_rate", float("inf"), "above 0 and finite"),
+        ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
+        ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
+    ],
+)
 def test_settings_that_do_not_exist_or_fit_are_named(key, value, why):
-    spec = importlib.util.spec_from_file_location("tiny", Path(__file__).parent.parent / "configs" / "bfcl_tiny.py")
+    spec = importlib.util.spec_from_file_location(
+        "tiny", Path(__file__).parent.parent / "configs" / "bfcl_tiny.py"
+    )
     tiny = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tiny)
     config = tiny.get_config()

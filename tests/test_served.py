@@ -1,4 +1,5 @@
 """The real loop, shrunk, on a real SGLang server; and one step ahead of the update."""
+
 import json
 import subprocess
 import time
@@ -35,13 +36,21 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
 
 
 def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
-    sglang_server, environ, tmp_path  # noqa: F811
+    sglang_server,
+    environ,
+    tmp_path,  # noqa: F811
 ):
     workdir = tmp_path / "run"
     with Proxy(sglang_server.url) as proxy:
         settings = {"steps": 3, "checkpoint.every": 100, "engine.url": proxy.url, "engine.patience": 2.0}
-        process = subprocess.Popen(command(workdir, SERVED, **settings), cwd=ROOT, env=environ,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command(workdir, SERVED, **settings),
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and process.poll() is None:
             if (workdir / "metrics.jsonl").exists() and rows(workdir, "metrics.jsonl"):
@@ -71,8 +80,18 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, env
 def test_trajectories_beyond_the_bound_are_left_out():
     def aged(*versions):
         n = len(versions)
-        return Trajectory("t", 0, np.zeros(n, np.int32), np.asarray(versions) >= 0, np.zeros(n, np.float32),
-                          np.asarray(versions, np.int32), (0,), (), "done", Outcome(1.0, True))
+        return Trajectory(
+            "t",
+            0,
+            np.zeros(n, np.int32),
+            np.asarray(versions) >= 0,
+            np.zeros(n, np.float32),
+            np.asarray(versions, np.int32),
+            (0,),
+            (),
+            "done",
+            Outcome(1.0, True),
+        )
 
     given = [aged(-1, 7, 7), aged(-1, 6, 7), aged(-1, 5, 7), aged(-1)]
     kept = sampling.leave_out_stale(given, 7, 1)

@@ -1,4 +1,5 @@
 """The server process: start, failure in one sentence, restart, nothing left behind; the patches for CPU."""
+
 import http.client
 import importlib.util
 import json
@@ -47,8 +48,11 @@ def _until(condition, seconds: float = 120.0):
 
 
 def _greedy(server: Server) -> dict:
-    body = {"input_ids": PROMPT, "return_logprob": True,
-            "sampling_params": {"temperature": 0.0, "max_new_tokens": 4}}
+    body = {
+        "input_ids": PROMPT,
+        "return_logprob": True,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 4},
+    }
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     return json.loads(connection.getresponse().read())
@@ -69,7 +73,9 @@ def test_a_started_server_generates(sglang_server):
     assert sglang_server.alive() and sglang_server.healthy()
     answer = _greedy(sglang_server)
     assert len(answer["output_ids"]) == 4
-    with urllib.request.urlopen(f"{sglang_server.url}/model_info") as info:  # others may have pushed weights since
+    with urllib.request.urlopen(
+        f"{sglang_server.url}/model_info"
+    ) as info:  # others may have pushed weights since
         assert answer["meta_info"]["weight_version"] == json.load(info)["weight_version"]
     assert len(answer["meta_info"]["output_token_logprobs"]) == 4
 
@@ -88,8 +94,13 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
 
     server = Server(TINY, max_running_requests=4, log_path=tmp_path / "log")
     url, group = server.url, server._process.pid
-    child = _until(lambda: [pid for pid, line in _members(group).items() if "sglang.launch_server" in line
-                            and "supervise.py" not in line])[0]
+    child = _until(
+        lambda: [
+            pid
+            for pid, line in _members(group).items()
+            if "sglang.launch_server" in line and "supervise.py" not in line
+        ]
+    )[0]
     os.kill(child, signal.SIGKILL)
     _until(lambda: not server.alive())
     assert "code -9" in server.failure() and not _members(group)
@@ -100,7 +111,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
     assert server.url == url and after["meta_info"]["weight_version"] == "step-7"
     first = [answer["meta_info"]["output_token_logprobs"][0][0] for answer in (before, after)]
     assert abs(first[0] - first[1]) > 0.01
-    assert len(_members(group)) >= 4   # supervisor, HTTP server, scheduler, detokenizer
+    assert len(_members(group)) >= 4  # supervisor, HTTP server, scheduler, detokenizer
     server.stop()
     assert not _members(group) and not server.alive() and not server.healthy(1)
     server.stop()
@@ -108,9 +119,11 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
 
 def test_no_process_outlives_a_killed_owner(tmp_path):
     """kill -9 while the scheduler is being born: SGLang's own children watch their parent only later."""
-    program = ("import sys, time\nfrom coevolve_jax.rollout.sglang.server import Server\n"
-               f"server = Server({str(TINY)!r}, log_path={str(tmp_path / 'log')!r})\n"
-               "print(server._process.pid, flush=True)\ntime.sleep(600)\n")
+    program = (
+        "import sys, time\nfrom coevolve_jax.rollout.sglang.server import Server\n"
+        f"server = Server({str(TINY)!r}, log_path={str(tmp_path / 'log')!r})\n"
+        "print(server._process.pid, flush=True)\ntime.sleep(600)\n"
+    )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     group = int(owner.stdout.readline())
     _until(lambda: sum("spawn_main" in line for line in _members(group).values()) >= 2)
@@ -149,8 +162,14 @@ def test_ends_with_its_object_and_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module.tempfile, "tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     python = _fake_python(tmp_path, 'touch "$TMPDIR/socket"; echo "$@" "$TMPDIR"; sleep 600')
-    server = Server(TINY, python=python, log_path=tmp_path / "log", version="v1", device="cpu",
-                    arguments=["--enable-return-routed-experts"])
+    server = Server(
+        TINY,
+        python=python,
+        log_path=tmp_path / "log",
+        version="v1",
+        device="cpu",
+        arguments=["--enable-return-routed-experts"],
+    )
     group, port = server._process.pid, server.port
     line = _until(lambda: (tmp_path / "log").read_text())
     assert f"--port {port} --weight-version v1 --skip-tokenizer-init" in line
@@ -211,8 +230,10 @@ def _texts(folder: Path) -> dict[str, str]:
 def test_patch_changes_its_lines_only_and_once(around, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     _site_packages(folder, {"sglang": "0.5.23", "torchvision": "0.28.0+cpu"}, around)
-    expected = {file: around + "".join(new + around for _, name, _, new in PATCHES if name == file)
-                for _, file, _, _ in PATCHES}
+    expected = {
+        file: around + "".join(new + around for _, name, _, new in PATCHES if name == file)
+        for _, file, _, _ in PATCHES
+    }
     with pytest.MonkeyPatch.context() as patched_path:
         patched_path.syspath_prepend(folder)
         assert len(_patcher().patch()) == len(expected)
@@ -221,10 +242,13 @@ def test_patch_changes_its_lines_only_and_once(around, tmp_path_factory):
     assert _texts(folder) == expected
 
 
-@pytest.mark.parametrize("versions, message", [
-    ({"sglang": "0.5.24", "torchvision": "0.28.0"}, "sglang is 0.5.24, .* for 0.5.23"),
-    ({"sglang": "0.5.23", "torchvision": "0.28.01"}, "torchvision is 0.28.01, .* for 0.28.0"),
-])
+@pytest.mark.parametrize(
+    "versions, message",
+    [
+        ({"sglang": "0.5.24", "torchvision": "0.28.0"}, "sglang is 0.5.24, .* for 0.5.23"),
+        ({"sglang": "0.5.23", "torchvision": "0.28.01"}, "torchvision is 0.28.01, .* for 0.28.0"),
+    ],
+)
 def test_patch_refuses_another_version(versions, message, tmp_path, monkeypatch):
     _site_packages(tmp_path, versions)
     before = _texts(tmp_path)

@@ -3,6 +3,7 @@
 The meshes run in a process of their own, this file as a program, for the number of devices is fixed when
 JAX starts.
 """
+
 import dataclasses
 import os
 import subprocess
@@ -24,15 +25,29 @@ from coevolve_jax.types import Outcome, Trajectory
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10
 QWEN3 = QwenConfig(
-    "qwen3", vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=16, rope_theta=1e4, tie_word_embeddings=True, initializer_range=0.2,
+    "qwen3",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rope_theta=1e4,
+    tie_word_embeddings=True,
+    initializer_range=0.2,
 )
 MODELS = {
     "qwen3": QWEN3,
     "qwen2": dataclasses.replace(QWEN3, model_type="qwen2", tie_word_embeddings=False),
     "qwen3_moe": dataclasses.replace(
-        QWEN3, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-        norm_topk_prob=True),
+        QWEN3,
+        model_type="qwen3_moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+    ),
 }
 # Name -> (model, mesh). tensor=8 cuts heads of 16 in halves and in quarters.
 MESHES = {
@@ -73,9 +88,15 @@ def trajectories(rng, count=12):
         mask = rng.random(length) < 0.7
         mask[0], mask[-1] = False, True
         return Trajectory(
-            task_id="t", member=0, ids=rng.integers(0, 64, length).astype(np.int32), mask=mask,
+            task_id="t",
+            member=0,
+            ids=rng.integers(0, 64, length).astype(np.int32),
+            mask=mask,
             logprobs=np.where(mask, rng.normal(-4, 0.2, length), 0).astype(np.float32),
-            versions=np.where(mask, 0, -1).astype(np.int32), turn_starts=(0,), steps=(), stop="done",
+            versions=np.where(mask, 0, -1).astype(np.int32),
+            turn_starts=(0,),
+            steps=(),
+            stop="done",
             outcome=Outcome(1.0, True),
         )
 
@@ -86,8 +107,13 @@ def batches(c):
     rng = np.random.default_rng(1)
     for _ in range(STEPS):
         found = trajectories(rng)
-        yield pack(found, rng.normal(size=len(found)), row_length=c.row_length,
-                   rows_per_microbatch=c.rows_per_microbatch, max_rows=len(found))
+        yield pack(
+            found,
+            rng.normal(size=len(found)),
+            row_length=c.row_length,
+            rows_per_microbatch=c.rows_per_microbatch,
+            max_rows=len(found),
+        )
 
 
 def train(config, mesh):
@@ -153,7 +179,9 @@ def start(args, devices):
     """A Python process with that many CPU devices."""
     env = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
-        "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "NPROC": "16",  # threads, for collectives that wait
+        "PYTHONPATH": str(ROOT),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "NPROC": "16",  # threads, for collectives that wait
     }
     return subprocess.Popen([sys.executable, *args], cwd=ROOT, env=env)
 
@@ -180,10 +208,16 @@ def test_the_updates_that_are_compared_do_something(results, model):
 
 def test_experts_are_split_over_their_axis():
     mesh = jax.sharding.AbstractMesh((1, 2, 4, 2), sharding.AXES)
-    kernels = lambda experts: {"layers": {"mlp": {"experts": {
-        "up_proj": {"kernel": jax.ShapeDtypeStruct((3, experts, 16, 24), np.float32)},
-        "down_proj": {"kernel": jax.ShapeDtypeStruct((3, experts, 24, 16), np.float32)},
-    }}}}
+    kernels = lambda experts: {
+        "layers": {
+            "mlp": {
+                "experts": {
+                    "up_proj": {"kernel": jax.ShapeDtypeStruct((3, experts, 16, 24), np.float32)},
+                    "down_proj": {"kernel": jax.ShapeDtypeStruct((3, experts, 24, 16), np.float32)},
+                }
+            }
+        }
+    }
     tree = kernels(8)
     shapes = jax.tree.map(lambda s, p: s.shard_shape(p.shape), sharding.param_shardings(mesh, tree), tree)
     assert jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple)) == [(3, 2, 12, 8), (3, 2, 8, 12)]

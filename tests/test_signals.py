@@ -1,4 +1,5 @@
 """Signals against a slow reference written from the table of the paper."""
+
 import json
 from fractions import Fraction
 
@@ -45,8 +46,11 @@ def reference(steps, window, theta):
             peers = [p for p in rollouts if p.task_id == t.task_id and p.outcome.valid]
             if any(p.outcome.reward >= 0.5 for p in peers) and any(p.outcome.reward < 0.5 for p in peers):
                 found.add(("boundary", t.task_id, t.member, now, None))
-            rare = [(taken.count(a), a) for a in t.actions
-                    if 0 < Fraction(taken.count(a), len(taken)) < Fraction(theta, 100)]
+            rare = [
+                (taken.count(a), a)
+                for a in t.actions
+                if 0 < Fraction(taken.count(a), len(taken)) < Fraction(theta, 100)
+            ]
             if rare:
                 found.add(("rare", t.task_id, t.member, now, min(rare)[1]))
     return found
@@ -56,7 +60,8 @@ REWARDS = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
 ACTIONS = st.lists(st.sampled_from(["ls", "ls", "cd", "mv", None]), max_size=4)
 GROUP = st.lists(st.tuples(REWARDS, ACTIONS, st.sampled_from([True, True, True, False])), max_size=4)
 STEP = st.fixed_dictionaries({"a": GROUP, "b": GROUP}).map(
-    lambda groups: [rollout(task, i, *r) for task, rs in groups.items() for i, r in enumerate(rs)])
+    lambda groups: [rollout(task, i, *r) for task, rs in groups.items() for i, r in enumerate(rs)]
+)
 STEPS = st.lists(STEP, max_size=7)
 
 
@@ -114,7 +119,9 @@ def run(steps, window=10, theta=5):
 def test_forgetting_is_carried_by_the_failed_rollouts_only():
     last, _ = run([group("a", [1, 1, 1]), group("a", [0, 1, 0])])
     assert [s for s in last if s[0] == "forgetting"] == [
-        ("forgetting", "a", 0, 1, None), ("forgetting", "a", 2, 1, None)]
+        ("forgetting", "a", 0, 1, None),
+        ("forgetting", "a", 2, 1, None),
+    ]
 
 
 def test_forgetting_looks_back_exactly_window_scores_and_not_at_the_present_one():
@@ -170,22 +177,38 @@ def test_scores_survive_json_bit_for_bit():
 
 
 def test_summaries():
-    signals = [Signal("rare", "a", 0, 3, "ls"), Signal("boundary", "a", 0, 3), Signal("boundary", "a", 1, 3),
-               Signal("boundary", "a", 1, 4)]
+    signals = [
+        Signal("rare", "a", 0, 3, "ls"),
+        Signal("boundary", "a", 0, 3),
+        Signal("boundary", "a", 1, 3),
+        Signal("boundary", "a", 1, 4),
+    ]
     assert sig.count_by_kind(signals) == {"forgetting": 0, "boundary": 3, "rare": 1}
     assert sig.annotated(signals) == 3
 
 
-@pytest.mark.parametrize("window, theta, word", [
-    (0, 5, "window is 0"), (1, 0, "theta is 0"), (1, 101, "theta is 101"), (1, float("nan"), "theta is nan")])
+@pytest.mark.parametrize(
+    "window, theta, word",
+    [
+        (0, 5, "window is 0"),
+        (1, 0, "theta is 0"),
+        (1, 101, "theta is 101"),
+        (1, float("nan"), "theta is nan"),
+    ],
+)
 def test_thresholds_are_checked(window, theta, word):
     with pytest.raises(ValueError, match=word):
         sig.extract(sig.History(), [], 0, window=window, theta=theta)
 
 
-@pytest.mark.parametrize("rollouts, word", [
-    (group("a", [1.5]), "reward 1.5"), (group("a", [float("nan")]), "reward nan"),
-    (group("a", [1.0]) * 2, "two rollouts numbered 0")])
+@pytest.mark.parametrize(
+    "rollouts, word",
+    [
+        (group("a", [1.5]), "reward 1.5"),
+        (group("a", [float("nan")]), "reward nan"),
+        (group("a", [1.0]) * 2, "two rollouts numbered 0"),
+    ],
+)
 def test_rollouts_are_checked(rollouts, word):
     with pytest.raises(ValueError, match=word):
         sig.extract(sig.History(), rollouts, 0, window=1, theta=5)

@@ -1,4 +1,5 @@
 """Intervals and tests against published values, brute force and their defining properties."""
+
 import itertools
 
 from hypothesis import given, settings, strategies as st
@@ -112,7 +113,9 @@ def test_held_out_uses_tasks_where_they_are_listed():
     tasks = {f"t{i}": [i % 4, 4] for i in range(12)}
     better = {name: [s + 1, 4] for name, (s, _) in reversed(tasks.items())}
     summary = {
-        "held_out_success_before": 18 / 48, "held_out_success_after": 30 / 48, "held_out_tasks": 12,
+        "held_out_success_before": 18 / 48,
+        "held_out_success_after": 30 / 48,
+        "held_out_tasks": 12,
         "held_out": {"before": {"by_task": tasks}, "after": {"by_task": better}},
     }
     result = stats.held_out(summary)

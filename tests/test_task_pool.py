@@ -1,4 +1,5 @@
 """The task pool: growth, duplicates, sampling in epochs, exact state."""
+
 import dataclasses
 import json
 from collections import Counter
@@ -35,8 +36,15 @@ def test_add_reports_duplicates_by_scene_and_calls_whatever_the_wording():
     pool = TaskPool()
     first = task("a", value=5, state={"p": 1, "q": 2})
     same = task("b", value=5.0, query="other words", state={"q": 2, "p": 1})
-    verdicts = pool.add([first, same, task("c", value=6, state={"p": 1, "q": 2}), task("d", value=5),
-                         task("e", value="5", state={"p": 1, "q": 2})])
+    verdicts = pool.add(
+        [
+            first,
+            same,
+            task("c", value=6, state={"p": 1, "q": 2}),
+            task("d", value=5),
+            task("e", value="5", state={"p": 1, "q": 2}),
+        ]
+    )
     assert verdicts == [None, "duplicate", None, None, None]
     assert names(pool) == ["a", "c", "d", "e"]
     assert pool.add([same]) == ["duplicate"]
@@ -55,7 +63,11 @@ def test_true_is_not_one_and_the_split_into_turns_matters():
 def test_max_size_refuses_growth_but_names_duplicates_first():
     pool = TaskPool(max_size=2)
     assert pool.add([task("a"), task("b"), task("a2", value="a"), task("c")]) == [
-        None, None, "duplicate", "pool_full"]
+        None,
+        None,
+        "duplicate",
+        "pool_full",
+    ]
     assert len(pool) == 2 and len(reload(pool)) == 2
     assert reload(pool).add([task("d")]) == ["pool_full"]
 
@@ -167,11 +179,15 @@ def test_json_lines(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["tasks.jsonl"]
 
 
-@pytest.mark.parametrize("call, word", [
-    (lambda: TaskPool().sample(1, np.random.default_rng(0)), "empty"),
-    (lambda: filled(1).sample(0, np.random.default_rng(0)), "batch of 0"),
-    (lambda: filled(1).sample(1, np.random.default_rng(0), new_share=1.5), "new_share 1.5"),
-    (lambda: TaskPool(max_size=0), "max_size")])
+@pytest.mark.parametrize(
+    "call, word",
+    [
+        (lambda: TaskPool().sample(1, np.random.default_rng(0)), "empty"),
+        (lambda: filled(1).sample(0, np.random.default_rng(0)), "batch of 0"),
+        (lambda: filled(1).sample(1, np.random.default_rng(0), new_share=1.5), "new_share 1.5"),
+        (lambda: TaskPool(max_size=0), "max_size"),
+    ],
+)
 def test_bad_arguments(call, word):
     with pytest.raises(ValueError, match=word):
         call()

@@ -1,5 +1,6 @@
 """The scripts for Cloud TPUs, with a gcloud that writes down what it is asked and, where a test wants it,
 does it on this machine."""
+
 import os
 import shlex
 import shutil
@@ -14,10 +15,21 @@ from hypothesis import strategies as st
 SCRIPTS = Path(__file__).parents[1] / "tpu_scripts"
 NAMES = ("create", "setup", "launch", "status", "logs", "stop", "sync", "teardown")
 
-ONE_HOST = {"PROJECT": "my project", "ZONE": "us-east5-b", "TPU": "coevolve", "ACCELERATOR": "v6e-8",
-            "MODEL": "Qwen/Q3"}
-SLICE = {**ONE_HOST, "ACCELERATOR": "v5p-32", "SERVER_TPU": "server", "SERVER_ACCELERATOR": "v6e-4",
-         "SPOT": "yes", "VALID_FOR": "6h"}
+ONE_HOST = {
+    "PROJECT": "my project",
+    "ZONE": "us-east5-b",
+    "TPU": "coevolve",
+    "ACCELERATOR": "v6e-8",
+    "MODEL": "Qwen/Q3",
+}
+SLICE = {
+    **ONE_HOST,
+    "ACCELERATOR": "v5p-32",
+    "SERVER_TPU": "server",
+    "SERVER_ACCELERATOR": "v6e-4",
+    "SPOT": "yes",
+    "VALID_FOR": "6h",
+}
 AT_ONCE = {**SLICE, "QUEUED": "no", "ACCELERATOR": "v5litepod-8", "MODEL": "/srv/it's here", "RUNTIME": "my"}
 
 # Writes its words to $LOG, one call a line, and answers what the scripts ask for. With $FAKE_VM set, commands
@@ -51,8 +63,14 @@ def fakes(tmp_path):
 def bash(*command, setup, fakes, log, stdin="", **more):
     """A finished process; setup: the settings."""
     env = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(fakes), "TMPDIR": str(fakes), "LOG": str(log)}
-    return subprocess.run(["bash", *map(str, command)], env={**env, **setup, **more}, input=stdin,
-                          capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        ["bash", *map(str, command)],
+        env={**env, **setup, **more},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_shellcheck():
@@ -91,13 +109,19 @@ def test_the_learner_gets_the_servers_address_and_its_place(fakes, tmp_path):
     assert "--worker=all" in learner
     options = shlex.split(learner[-1].removeprefix("--command="))
     assert options[:4] == ["bash", "coevolve_jax/tpu_scripts/vm.sh", "learner", "all"]
-    assert {"--config.engine.name=sglang", "--config.engine.url=http://$SERVER_IP:30000",
-            "--config.mesh.fsdp=16", "--config.learner.rows_per_microbatch=16",
-            "--processes=auto"} <= set(options)
+    assert {
+        "--config.engine.name=sglang",
+        "--config.engine.url=http://$SERVER_IP:30000",
+        "--config.mesh.fsdp=16",
+        "--config.learner.rows_per_microbatch=16",
+        "--processes=auto",
+    } <= set(options)
 
 
-@pytest.mark.parametrize("type, server_chips, learner_chips", [
-    ("v6e-8", "0,1,2,3", "4,5,6,7"), ("v5litepod-4", "0,1", "2,3"), ("v5p-8", "0,1", "2,3")])
+@pytest.mark.parametrize(
+    "type, server_chips, learner_chips",
+    [("v6e-8", "0,1,2,3", "4,5,6,7"), ("v5litepod-4", "0,1", "2,3"), ("v5p-8", "0,1", "2,3")],
+)
 def test_on_one_host_the_chips_are_split(type, server_chips, learner_chips, fakes, tmp_path):
     setup = {**ONE_HOST, "ACCELERATOR": type}
     server, learner = commands("launch.sh", setup=setup, fakes=fakes, log=tmp_path / "log")
@@ -119,9 +143,16 @@ def test_options_reach_the_learner_as_they_were_given(tmp_path_factory, options)
     (folder / "coevolve_jax/tpu_scripts").mkdir(parents=True)
     (folder / "coevolve_jax/tpu_scripts/vm.sh").write_text("printf '%s\\0' \"$@\"\n")
     done = subprocess.run(
-        ["bash", SCRIPTS / "launch.sh", "--learner-only", "--", *options], capture_output=True, timeout=120,
-        env={"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(folder / "log"), "FAKE_VM": str(folder),
-             **ONE_HOST})
+        ["bash", SCRIPTS / "launch.sh", "--learner-only", "--", *options],
+        capture_output=True,
+        timeout=120,
+        env={
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "LOG": str(folder / "log"),
+            "FAKE_VM": str(folder),
+            **ONE_HOST,
+        },
+    )
     assert done.returncode == 0, done.stderr
     got = done.stdout.split(b"\0")[:-1]
     assert got[len(got) - len(options) :] == [option.encode() for option in options]
@@ -233,8 +264,13 @@ def machine(tmp_path):
     setup = {**ONE_HOST, "FAKE_VM": str(vm), "SHARED": str(shared), "SETTLE": "1"}
 
     def run(script, *options, **more):
-        return bash(checkout / "tpu_scripts" / script, *options, setup={**setup, **more}, fakes=fakes,
-                    log=tmp_path / "log")
+        return bash(
+            checkout / "tpu_scripts" / script,
+            *options,
+            setup={**setup, **more},
+            fakes=fakes,
+            log=tmp_path / "log",
+        )
 
     run.vm, run.checkout = vm, checkout
     yield run

@@ -1,4 +1,5 @@
 """The shim around sglang-jax's app, over a real small model (sglang_jax_fake.py)."""
+
 import asyncio
 import dataclasses
 import functools
@@ -22,16 +23,27 @@ from tpu_scripts.served_weights import ServedWeights
 from tpu_scripts.shim import Refused, check_prompts, mend
 
 CONFIG = QwenConfig(
-    model_type="qwen3", vocab_size=88, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=12, rope_theta=1e6, tie_word_embeddings=False,
-    initializer_range=0.4)
+    model_type="qwen3",
+    vocab_size=88,
+    hidden_size=32,
+    intermediate_size=56,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=12,
+    rope_theta=1e6,
+    tie_word_embeddings=False,
+    initializer_range=0.4,
+)
 PROMPT = [5, 7, 11]
 
 
 def policy(config, seed):
     random = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: random.normal(size=leaf.shape, scale=0.4).astype(np.float32),
-                        hf_io.abstract_params(config))
+    return jax.tree.map(
+        lambda leaf: random.normal(size=leaf.shape, scale=0.4).astype(np.float32),
+        hf_io.abstract_params(config),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +68,11 @@ def body(prompt=PROMPT, tokens=6, **more):
 
 
 def update(app, folder, version="step-1", **more):
-    return fake.request(app, "/update_weights_from_disk",
-                        {"model_path": str(folder), "weight_version": version, "flush_cache": True, **more})
+    return fake.request(
+        app,
+        "/update_weights_from_disk",
+        {"model_path": str(folder), "weight_version": version, "flush_cache": True, **more},
+    )
 
 
 load = functools.cache(hf_io.load)
@@ -109,7 +124,8 @@ def test_checksums_are_those_of_the_tensors_in_the_folder(folders):
     status, answer = asyncio.run(run())
     tensors = load_file(folders / "new" / "model.safetensors")
     assert answer["ranks"][0]["checksums"] == {
-        name: hashlib.sha256(tensor.tobytes()).hexdigest() for name, tensor in tensors.items()}
+        name: hashlib.sha256(tensor.tobytes()).hexdigest() for name, tensor in tensors.items()
+    }
 
 
 def test_a_served_model_that_is_not_the_folder_is_refused_at_the_start(folders, tmp_path):
@@ -175,11 +191,14 @@ def test_a_damaged_folder_is_refused_by_name_and_the_old_weights_stay(folders, s
     assert info["weight_version"] == "step-0" and info["model_path"] == str(folders / "old")
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({"model_path": "/nowhere"}, "/nowhere/config.json cannot be read"),
-    ({"model_path": 7}, "needs model_path and weight_version as strings"),
-    ({"flush_cache": False}, "flush_cache must be true"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"model_path": "/nowhere"}, "/nowhere/config.json cannot be read"),
+        ({"model_path": 7}, "needs model_path and weight_version as strings"),
+        ({"flush_cache": False}, "flush_cache must be true"),
+    ],
+)
 def test_an_update_that_cannot_be_meant_is_refused(folders, change, sentence):
     status, answer = asyncio.run(update(serve(folders / "old").app, folders / "new", **change))
     assert status == 400 and sentence in answer["message"]
@@ -311,8 +330,9 @@ def test_abort_reaches_the_request_under_its_inner_id(folders):
     asyncio.run(run())
 
 
-WRONG = st.one_of(st.integers(max_value=-1), st.integers(min_value=88), st.booleans(), st.none(), st.text(),
-                  st.floats())
+WRONG = st.one_of(
+    st.integers(max_value=-1), st.integers(min_value=88), st.booleans(), st.none(), st.text(), st.floats()
+)
 
 
 @given(good=st.lists(st.integers(0, 87)), wrong=WRONG, at=st.integers(0, 9), batch=st.booleans())
@@ -328,30 +348,44 @@ def test_ids_of_the_vocabulary_get_through(prompts):
     assert check_prompts({"input_ids": prompts[0]}, 88) == prompts[:1]
 
 
-@pytest.mark.parametrize("sent, sentence", [
-    ({"text": "hello"}, "no text is tokenised here"), ({"input_ids": []}, "not empty"),
-    ({"input_ids": [[1], []]}, "not empty"), ({"input_ids": [1], "stream": True}, "leave stream out"),
-])
+@pytest.mark.parametrize(
+    "sent, sentence",
+    [
+        ({"text": "hello"}, "no text is tokenised here"),
+        ({"input_ids": []}, "not empty"),
+        ({"input_ids": [[1], []]}, "not empty"),
+        ({"input_ids": [1], "stream": True}, "leave stream out"),
+    ],
+)
 def test_prompts_that_are_none_never_reach_the_server(folders, sent, sentence):
     app = serve(folders / "old").app
     status, answer = asyncio.run(fake.request(app, "/generate", sent))
     assert status == 400 and sentence in answer["message"] and app.calls == []
 
 
-@pytest.mark.parametrize("ids, logprobs, sentence", [
-    ([1, 2], [[-1.0, 1, None]], "are not those of its output_ids"),
-    ([1, 2], [[-1.0, 2, None], [-1.0, 1, None]], "are not those of its output_ids"),
-    ([1], [[-1.0, 1, None]], "completion_tokens=2 but gave 1 output_ids"),
-])
+@pytest.mark.parametrize(
+    "ids, logprobs, sentence",
+    [
+        ([1, 2], [[-1.0, 1, None]], "are not those of its output_ids"),
+        ([1, 2], [[-1.0, 2, None], [-1.0, 1, None]], "are not those of its output_ids"),
+        ([1], [[-1.0, 1, None]], "completion_tokens=2 but gave 1 output_ids"),
+    ],
+)
 def test_an_answer_that_contradicts_itself_is_an_error(ids, logprobs, sentence):
     answer = {"output_ids": ids, "meta_info": {"completion_tokens": 2, "output_token_logprobs": logprobs}}
     with pytest.raises(Refused, match=sentence):
         mend(answer, "v", None, True)
 
 
-@pytest.mark.parametrize("path", [
-    "tp_worker", "tp_worker.worker.model_runner", "tp_worker.worker.model_runner.model",
-    "tp_worker.worker.model_runner.model_state_leaves"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tp_worker",
+        "tp_worker.worker.model_runner",
+        "tp_worker.worker.model_runner.model",
+        "tp_worker.worker.model_runner.model_state_leaves",
+    ],
+)
 def test_another_build_of_sglang_jax_fails_by_name(folders, path):
     module = fake.http_server(folders / "old", CONFIG)
     *parents, name = path.split(".")
@@ -390,8 +424,14 @@ def test_main_starts_the_server_in_one_process_without_tokenizer(folders, monkey
     assert seen == [[f"--model-path={folders / 'old'}", "--tp-size=4"]]
     assert launched[0].enable_single_process and launched[0].skip_tokenizer_init
     info = asyncio.run(fake.request(http.app, "/server_info"))[1]
-    assert info == {"pp_size": 1, "quantization": None, "model_path": str(folders / "old"),
-                    "enable_single_process": True, "skip_tokenizer_init": True, "weight_version": "step-7"}
+    assert info == {
+        "pp_size": 1,
+        "quantization": None,
+        "model_path": str(folders / "old"),
+        "enable_single_process": True,
+        "skip_tokenizer_init": True,
+        "weight_version": "step-7",
+    }
 
 
 def test_main_without_sglang_jax_says_so():

@@ -1,4 +1,5 @@
 """The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
+
 import json
 import os
 import shutil
@@ -13,10 +14,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
-    "steps": 6, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4, "engine.slots": 8,
-    "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.tasks": 3, "evolution.contexts": 4,
-    "evaluation.tasks": 6, "evaluation.samples": 1, "checkpoint.every": 1, "environment.workers": 1,
-    "signals.rare_percent": 20.0, "logging.trajectories_every": 2,
+    "steps": 6,
+    "data.initial_tasks": 8,
+    "rollout.tasks_per_step": 2,
+    "rollout.group_size": 4,
+    "engine.slots": 8,
+    "learner.rows_per_microbatch": 2,
+    "evolution.every": 2,
+    "evolution.tasks": 3,
+    "evolution.contexts": 4,
+    "evaluation.tasks": 6,
+    "evaluation.samples": 1,
+    "checkpoint.every": 1,
+    "environment.workers": 1,
+    "signals.rare_percent": 20.0,
+    "logging.trajectories_every": 2,
 }
 
 
@@ -29,8 +41,12 @@ def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
 def environ(tmp_path_factory):
     """The runs of this file share all their programs, which are optimised as a user's are (see conftest.py)."""
     cache = tmp_path_factory.mktemp("compiled")
-    return {**os.environ, "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def run(arguments, environ) -> subprocess.CompletedProcess:
@@ -52,12 +68,34 @@ def rows(workdir: Path, name: str) -> list[dict]:
 
 
 def test_a_run_leaves_everything_that_the_docs_name(finished):
-    for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "trajectories", "ledger.json", "checkpoints",
-                 "report.html", "summary.json", "held_out.jsonl", "config.json", "tensorboard", "policy"):
+    for name in (
+        "metrics.jsonl",
+        "tasks.jsonl",
+        "signals.jsonl",
+        "trajectories",
+        "ledger.json",
+        "checkpoints",
+        "report.html",
+        "summary.json",
+        "held_out.jsonl",
+        "config.json",
+        "tensorboard",
+        "policy",
+    ):
         assert (finished / name).exists(), name
     summary = json.loads((finished / "summary.json").read_text())
-    assert {"held_out_success_before", "held_out_success_after", "held_out_tasks", "signals", "tasks", "seconds",
-            "steps", "seed", "config_digest", "versions"} <= summary.keys()
+    assert {
+        "held_out_success_before",
+        "held_out_success_after",
+        "held_out_tasks",
+        "signals",
+        "tasks",
+        "seconds",
+        "steps",
+        "seed",
+        "config_digest",
+        "versions",
+    } <= summary.keys()
     assert {"rollout", "update", "evolution", "other"} <= summary["seconds"].keys()
     assert summary["held_out_tasks"] == 6 and summary["steps"] == 6
     for word in ("before", "after", "forgetting", "boundary", "rare", "proposed", "rollout"):
@@ -74,7 +112,11 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
     for t in new:
         lineage = t["lineage"]
         assert lineage["signal"] in ("forgetting", "boundary", "rare") and lineage["parent"] in ids
-        assert lineage["verdict"] in ("accept", "retain") and lineage["triplets"] and lineage["step"] in (1, 3, 5)
+        assert (
+            lineage["verdict"] in ("accept", "retain")
+            and lineage["triplets"]
+            and lineage["step"] in (1, 3, 5)
+        )
         assert 0 <= lineage["similarity"] < 0.9 and lineage["nearest"]
     sizes = [m["tasks"] for m in metrics]
     assert sizes == sorted(sizes) and sizes[-1] == len(tasks)
@@ -83,7 +125,9 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
 
 def test_held_out_tasks_lie_in_scenes_that_are_never_trained_on(finished):
     starts = lambda name: {
-        json.dumps([c, t["initial_state"].get(c)], sort_keys=True) for t in rows(finished, name) for c in t["toolsets"]
+        json.dumps([c, t["initial_state"].get(c)], sort_keys=True)
+        for t in rows(finished, name)
+        for c in t["toolsets"]
     }
     assert len(starts("held_out.jsonl")) > 1
     assert starts("held_out.jsonl").isdisjoint(starts("tasks.jsonl"))
@@ -104,19 +148,29 @@ def test_sampler_and_learner_agree_on_the_logprobs(finished):
 
 def comparable(workdir: Path) -> dict:
     """Everything that a run must reproduce bit for bit: all but clock readings."""
-    metrics = [{k: v for k, v in row.items() if k not in ("seconds", "use")} for row in rows(workdir, "metrics.jsonl")]
+    metrics = [
+        {k: v for k, v in row.items() if k not in ("seconds", "use")}
+        for row in rows(workdir, "metrics.jsonl")
+    ]
     summary = json.loads((workdir / "summary.json").read_text())
     summary = {k: v for k, v in summary.items() if k not in ("seconds", "evolution_share")}
     files = ["tasks.jsonl", "signals.jsonl", "held_out.jsonl", "policy/model.safetensors"]
     files += sorted(str(p.relative_to(workdir)) for p in (workdir / "trajectories").iterdir())
     saved = json.loads((max((workdir / "checkpoints").glob("step_*")) / "state.json").read_text())["state"]
-    return {"metrics": metrics, "summary": summary, "history": saved["history"], "pool": saved["tasks"],
-            **{name: (workdir / name).read_bytes() for name in files}}
+    return {
+        "metrics": metrics,
+        "summary": summary,
+        "history": saved["history"],
+        "pool": saved["tasks"],
+        **{name: (workdir / name).read_bytes() for name in files},
+    }
 
 
 def kill_when(arguments, environ, ready, patience=300.0) -> bool:
     """Starts a run and sends SIGKILL as soon as ready() holds; False if the run ended before."""
-    process = subprocess.Popen(arguments, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + patience
     while process.poll() is None and not ready():
         assert time.monotonic() < deadline, "the run never came to the point where it was to be killed"
@@ -127,10 +181,17 @@ def kill_when(arguments, environ, ready, patience=300.0) -> bool:
 
 def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, environ):
     workdir = tmp_path / "killed"
-    steps_logged = lambda: len((workdir / "metrics.jsonl").read_bytes().splitlines()) if (
-        workdir / "metrics.jsonl").exists() else 0
-    saving = lambda step: lambda: steps_logged() > step and any(
-        not p.name.startswith("step_") for p in (workdir / "checkpoints").glob("*"))
+    steps_logged = lambda: (
+        len((workdir / "metrics.jsonl").read_bytes().splitlines())
+        if (workdir / "metrics.jsonl").exists()
+        else 0
+    )
+    saving = lambda step: (
+        lambda: (
+            steps_logged() > step
+            and any(not p.name.startswith("step_") for p in (workdir / "checkpoints").glob("*"))
+        )
+    )
     points = [
         lambda: (workdir / "config.json").exists(),  # before anything has been made
         saving(1),  # in the middle of a save
@@ -160,14 +221,17 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
         assert got[name] == want[name], name
 
 
-@pytest.mark.parametrize("changes, why", [
-    ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
-    ({"evolution.mode": "evolve"}, "config.evolution.mode is 'evolve'.*coevolve, random, static"),
-    ({"learner.row_length": 100}, "config.learner.row_length is 100"),
-    ({"model": "no/such/folder"}, "no/such/folder"),
-    ({"environment.toolsets": "('NoSuchClass',)"}, "NoSuchClass"),
-    ({"no_such_key": 1}, "no_such_key"),
-])
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
+        ({"evolution.mode": "evolve"}, "config.evolution.mode is 'evolve'.*coevolve, random, static"),
+        ({"learner.row_length": 100}, "config.learner.row_length is 100"),
+        ({"model": "no/such/folder"}, "no/such/folder"),
+        ({"environment.toolsets": "('NoSuchClass',)"}, "NoSuchClass"),
+        ({"no_such_key": 1}, "no_such_key"),
+    ],
+)
 def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, environ, changes, why):
     import re
 
@@ -203,8 +267,13 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, environ, rate):
     workdir = tmp_path / "run"
     # The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
-    changes = {"learner.learning_rate": rate, "learner.max_grad_norm": 1e30, "learner.warmup_steps": 2,
-               "checkpoint.every": 1, "steps": 30}
+    changes = {
+        "learner.learning_rate": rate,
+        "learner.max_grad_norm": 1e30,
+        "learner.warmup_steps": 2,
+        "checkpoint.every": 1,
+        "steps": 30,
+    }
     done = run(command(workdir, **changes), environ)
     assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
     assert any((workdir / "checkpoints").glob("step_*"))

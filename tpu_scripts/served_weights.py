@@ -5,6 +5,7 @@ takes them as an argument: a list of other arrays of the same shapes, dtypes and
 and nothing is compiled again. `LEAVES` says which tensor of the checkpoint is which leaf. That table is not
 taken on trust: its first use is to read the folder that the server has loaded and to compare every leaf.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -60,7 +61,8 @@ class ServedWeights:
         with _Folder(folder) as files:
             self.vocab_size = int(files.config["vocab_size"])
             self._head_dim = files.config.get("head_dim") or (
-                files.config["hidden_size"] // files.config["num_attention_heads"])
+                files.config["hidden_size"] // files.config["num_attention_heads"]
+            )
             self._tied = bool(files.config.get("tie_word_embeddings"))
             self._entries = self._match(files)
             for name, entry in self._entries.items():
@@ -69,7 +71,8 @@ class ServedWeights:
                     raise ValueError(
                         f"The leaf that sglang-jax serves for {name} is not the tensor in {folder}: this "
                         "version of sglang-jax stores its weights in another way, so updates would be wrong; "
-                        "use the version named in docs/tpu.md or correct LEAVES in served_weights.py.")
+                        "use the version named in docs/tpu.md or correct LEAVES in served_weights.py."
+                    )
 
     def read(self, folder: str | Path) -> list[jax.Array]:
         """New leaves from `folder`, on the devices of the old ones, which stay in use until `replace`.
@@ -93,8 +96,10 @@ class ServedWeights:
 
     def checksums(self) -> dict[str, str]:
         """Tensor name -> SHA-256 of what is served, as the checkpoint would hold it in the served dtype."""
-        return {name: hashlib.sha256(self._as_tensor(entry).tobytes()).hexdigest()
-                for name, entry in sorted(self._entries.items())}
+        return {
+            name: hashlib.sha256(self._as_tensor(entry).tobytes()).hexdigest()
+            for name, entry in sorted(self._entries.items())
+        }
 
     def _match(self, files: _Folder) -> dict[str, Entry]:
         """Tensor name -> entry, for all tensors of the folder that the server was started with."""
@@ -114,11 +119,16 @@ class ServedWeights:
                 faults.append(f"{name} of shape {shape} has a leaf of shape {leaf_shape}")
             entries[name] = Entry(index[path], shape, transposed, repeats)
         held = {entry.leaf for entry in entries.values()}
-        faults += [f"no tensor fills the leaf {path}" for path, i in index.items()
-                   if i not in held and PARAMETER.fullmatch(path)]
+        faults += [
+            f"no tensor fills the leaf {path}"
+            for path, i in index.items()
+            if i not in held and PARAMETER.fullmatch(path)
+        ]
         if faults:
-            raise ValueError(f"{files.path} is not what this sglang-jax serves ({_some(faults)}), so its "
-                             "weights could not be updated; dense Qwen2, Qwen2.5 and Qwen3 models can be.")
+            raise ValueError(
+                f"{files.path} is not what this sglang-jax serves ({_some(faults)}), so its "
+                "weights could not be updated; dense Qwen2, Qwen2.5 and Qwen3 models can be."
+            )
         return entries
 
     def _check(self, files: _Folder) -> None:
@@ -134,8 +144,9 @@ class ServedWeights:
             elif shape != entry.shape:
                 faults.append(f"{name} has shape {shape} instead of {entry.shape}")
         if faults:
-            raise ValueError(f"{files.path} does not fit the served model: {_some(sorted(faults))}; "
-                             "the old weights stay.")
+            raise ValueError(
+                f"{files.path} does not fit the served model: {_some(sorted(faults))}; the old weights stay."
+            )
 
     def _as_leaf(self, tensor: np.ndarray, entry: Entry, dtype: Any) -> np.ndarray:
         tensor = tensor.T if entry.transposed else tensor
@@ -171,8 +182,10 @@ class _Folder:
                 raise ValueError(f"{path} cannot be read ({error}); write the folder again.") from error
             for name, tensor in slices.items():
                 if tensor.get_dtype() not in FLOATS:
-                    raise ValueError(f"{name} in {self.path} has dtype {tensor.get_dtype()}; write one of "
-                                     f"{', '.join(FLOATS)}.")
+                    raise ValueError(
+                        f"{name} in {self.path} has dtype {tensor.get_dtype()}; write one of "
+                        f"{', '.join(FLOATS)}."
+                    )
                 self.shapes[name], self._files[name] = tuple(tensor.get_shape()), handle
 
     def __enter__(self) -> _Folder:
@@ -189,8 +202,10 @@ class _Folder:
         try:
             content = json.loads((self.path / file).read_text())
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path / file} cannot be read ({error}); pass a Hugging Face folder with "
-                             "config.json and safetensors that this server can see.") from error
+            raise ValueError(
+                f"{self.path / file} cannot be read ({error}); pass a Hugging Face folder with "
+                "config.json and safetensors that this server can see."
+            ) from error
         if not isinstance(content, dict):
             raise ValueError(f"{self.path / file} holds no JSON object; write the folder again.")
         return content

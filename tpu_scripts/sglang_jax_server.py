@@ -7,6 +7,7 @@ runs in this process and without a tokenizer. This file is the only code that to
 name where a version of it is built otherwise. docs/tpu.md says against which source it was written, and that
 it has not run against sglang-jax itself.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,8 +30,10 @@ class SglangJax:
     def __init__(self, scheduler_info: dict[str, Any]):
         """scheduler_info: what sglang-jax's launcher returns. RuntimeError with the name that is missing."""
         if not isinstance(scheduler_info, dict) or "scheduler" not in scheduler_info:
-            raise RuntimeError("sglang-jax's launcher gave no scheduler_info['scheduler']: its engine is not "
-                               "in this process; serve on one host, with --nnodes=1 and --dp-size=1.")
+            raise RuntimeError(
+                "sglang-jax's launcher gave no scheduler_info['scheduler']: its engine is not "
+                "in this process; serve on one host, with --nnodes=1 and --dp-size=1."
+            )
         worker = _attribute(scheduler_info["scheduler"], "tp_worker")
         worker = getattr(worker, "worker", worker)  # the overlapping worker wraps the plain one
         self._runner = _attribute(worker, "model_runner")
@@ -52,8 +55,10 @@ class SglangJax:
         from flax import nnx
 
         state = nnx.split(_attribute(self._runner, "model"))[1]
-        names = (jax.tree_util.keystr(path, simple=True, separator=".")
-                 for path, _ in jax.tree_util.tree_leaves_with_path(state))
+        names = (
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_leaves_with_path(state)
+        )
         return [name.removesuffix(".value") for name in names]
 
 
@@ -79,11 +84,14 @@ def install(http_server: Any, version: str, drain: float) -> None:
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False,
-        epilog="Every other option goes to sglang-jax: python -m sgl_jax.launch_server --help lists them.")
+        description=__doc__.splitlines()[0],
+        allow_abbrev=False,
+        epilog="Every other option goes to sglang-jax: python -m sgl_jax.launch_server --help lists them.",
+    )
     parser.add_argument("--weight-version", default="default", help="of the weights that it starts with")
-    parser.add_argument("--drain-seconds", type=float, default=500,
-                        help="that an update waits for running requests")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=500, help="that an update waits for running requests"
+    )
     ours, theirs = parser.parse_known_args(argv)
     try:
         server_args = parse_server_args(_module("sgl_jax.srt.server_args"), theirs)
@@ -116,8 +124,10 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RuntimeError(f"{name} cannot be imported ({error}); run this in the environment that "
-                           "`tpu_scripts/vm.sh setup-server` makes.") from error
+        raise RuntimeError(
+            f"{name} cannot be imported ({error}); run this in the environment that "
+            "`tpu_scripts/vm.sh setup-server` makes."
+        ) from error
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -125,9 +135,10 @@ def _attribute(owner: Any, name: str) -> Any:
         return getattr(owner, name)
     except AttributeError:
         kind = getattr(owner, "__name__", type(owner).__name__)
-        raise RuntimeError(f"This version of sglang-jax has no {kind}.{name}, which weight updates need; use "
-                           "the version named in docs/tpu.md or adapt tpu_scripts/sglang_jax_server.py."
-                           ) from None
+        raise RuntimeError(
+            f"This version of sglang-jax has no {kind}.{name}, which weight updates need; use "
+            "the version named in docs/tpu.md or adapt tpu_scripts/sglang_jax_server.py."
+        ) from None
 
 
 if __name__ == "__main__":

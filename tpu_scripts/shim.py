@@ -8,6 +8,7 @@ never sees two versions: an update waits until the running ones are done, and ne
 
 It knows no framework and nothing of sglang-jax: `app` is any ASGI app, `weights` gives a ServedWeights.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -20,8 +21,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 # Paths that start no generation and are answered at any time; every other one waits while the gate is shut.
-CONTROL = {"/health", "/ping", "/get_model_info", "/get_server_info", "/get_load", "/flush_cache",
-           "/v1/models", "/configure_logging", "/start_profile", "/stop_profile", "/metrics", "/openapi.json"}
+CONTROL = {
+    "/health",
+    "/ping",
+    "/get_model_info",
+    "/get_server_info",
+    "/get_load",
+    "/flush_cache",
+    "/v1/models",
+    "/configure_logging",
+    "/start_profile",
+    "/stop_profile",
+    "/metrics",
+    "/openapi.json",
+}
 
 
 class Refused(Exception):
@@ -74,16 +87,27 @@ class Shim:
     waits for running requests; flush: seconds that it tries to empty the cache.
     """
 
-    def __init__(self, app: Callable, weights: Callable[[], Any], options: Callable[[], dict],
-                 drain: float = 500, flush: float = 30):
+    def __init__(
+        self,
+        app: Callable,
+        weights: Callable[[], Any],
+        options: Callable[[], dict],
+        drain: float = 500,
+        flush: float = 30,
+    ):
         self.app, self.weights, self.options, self.drain, self.flush = app, weights, options, drain, flush
         self.gate, self._turn = Gate(), asyncio.Lock()
         self._inner_rids: dict[str, list[str]] = {}  # of running requests: the client's id -> the server's
         self._routes = {
-            "/update_weights_from_disk": self._update, "/weights_checker": self._checksum,
-            "/model_info": self._model_info, "/server_info": self._server_info,
-            "/pause_generation": self._pause, "/continue_generation": self._continue,
-            "/abort_request": self._abort, "/generate": self._generate}
+            "/update_weights_from_disk": self._update,
+            "/weights_checker": self._checksum,
+            "/model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/abort_request": self._abort,
+            "/generate": self._generate,
+        }
 
     async def __call__(self, scope, receive, send) -> None:
         route = self._routes.get(scope.get("path")) if scope["type"] == "http" else None
@@ -91,8 +115,10 @@ class Shim:
             try:
                 status, answer = await route(scope, await _body(receive), receive)
             except Refused as error:
-                status, answer = error.status, {"success": False, "message": str(error),
-                                                "error": {"message": str(error)}}
+                status, answer = (
+                    error.status,
+                    {"success": False, "message": str(error), "error": {"message": str(error)}},
+                )
             await _respond(send, status, answer)
         elif scope["type"] != "http" or scope["path"] in CONTROL:
             await self.app(scope, receive, send)
@@ -107,8 +133,10 @@ class Shim:
     async def _update(self, scope, body: dict, receive):
         folder, version = body.get("model_path"), body.get("weight_version")
         if not isinstance(folder, str) or not isinstance(version, str):
-            raise Refused(400, "An update needs model_path and weight_version as strings, not "
-                               f"{folder!r} and {version!r}.")
+            raise Refused(
+                400,
+                f"An update needs model_path and weight_version as strings, not {folder!r} and {version!r}.",
+            )
         if body.get("flush_cache", True) is not True:
             raise Refused(400, "flush_cache must be true: the cache holds keys and values of old weights.")
         async with self._turn:
@@ -129,13 +157,17 @@ class Shim:
         try:
             await self.gate.empty(self.drain)
         except TimeoutError:
-            raise Refused(503, f"{self.gate.inside} request(s) still ran after {self.drain:g} s, so the old "
-                               "weights stay; abort them or allow more time with --drain-seconds.") from None
+            raise Refused(
+                503,
+                f"{self.gate.inside} request(s) still ran after {self.drain:g} s, so the old "
+                "weights stay; abort them or allow more time with --drain-seconds.",
+            ) from None
         old = weights.replace(leaves)
         if not await self._flush(scope):
             weights.replace(old)
-            raise Refused(500, f"sglang-jax did not flush its cache within {self.flush:g} s, so the old "
-                               "weights stay.")
+            raise Refused(
+                500, f"sglang-jax did not flush its cache within {self.flush:g} s, so the old weights stay."
+            )
 
     async def _flush(self, scope) -> bool:
         """Tries again: the scheduler refuses while it holds a request, also one whose answer is out."""
@@ -152,13 +184,20 @@ class Shim:
         async with self._turn:  # no update in the meantime
             sums = await asyncio.to_thread(self.weights().checksums)
         whole = hashlib.sha256("".join(f"{name}{sums[name]}" for name in sorted(sums)).encode()).hexdigest()
-        return 200, {"success": True, "message": "", "per_engine_checksum": whole,
-                     "ranks": [{"checksums": sums, "per_gpu_checksum": whole, "parallelism_info": []}]}
+        return 200, {
+            "success": True,
+            "message": "",
+            "per_engine_checksum": whole,
+            "ranks": [{"checksums": sums, "per_gpu_checksum": whole, "parallelism_info": []}],
+        }
 
     async def _model_info(self, scope, body: dict, receive):
         weights = self.weights()
-        return 200, {"model_path": str(weights.folder), "weight_version": weights.version,
-                     "is_generation": True}
+        return 200, {
+            "model_path": str(weights.folder),
+            "weight_version": weights.version,
+            "is_generation": True,
+        }
 
     async def _server_info(self, scope, body: dict, receive):
         absent = {"pp_size": 1, "quantization": None}  # options of SGLang that sglang-jax does not have
@@ -169,8 +208,11 @@ class Shim:
     async def _pause(self, scope, body: dict, receive):
         mode = body.get("mode", "retract")
         if mode not in ("retract", "abort"):
-            raise Refused(400, f"Pausing knows the modes retract and abort, not {mode!r}: with in_place "
-                               "a request would go on with keys and values of the old weights.")
+            raise Refused(
+                400,
+                f"Pausing knows the modes retract and abort, not {mode!r}: with in_place "
+                "a request would go on with keys and values of the old weights.",
+            )
         await self.gate.set(paused=True)
         if mode == "abort":
             await self._call(scope, "/abort_request", {"rid": "", "abort_all": True})
@@ -199,7 +241,8 @@ class Shim:
         async with self.gate.passage():
             with self._known(given, rids):
                 status, answer = await self._call(
-                    scope, "/generate", {**body, "rid": rids if many else rids[0]}, receive)
+                    scope, "/generate", {**body, "rid": rids if many else rids[0]}, receive
+                )
             version = weights.version
         if status != 200:
             return status, answer
@@ -239,8 +282,14 @@ class Shim:
             status = message.get("status", status)
             chunks.append(message.get("body", b""))
 
-        inner = {**scope, "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-                 "headers": headers}
+        inner = {
+            **scope,
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
         await self.app(inner, next_message, collect)
         text = b"".join(chunks)
         try:
@@ -255,17 +304,22 @@ def check_prompts(body: dict, vocab_size: int) -> list[list[int]]:
         raise Refused(400, "This server answers whole responses; leave stream out.")
     ids = body.get("input_ids")
     if not isinstance(ids, list):
-        raise Refused(400, "input_ids must be a list of token ids or a list of such lists: no text is "
-                           "tokenised here.")
+        raise Refused(
+            400, "input_ids must be a list of token ids or a list of such lists: no text is tokenised here."
+        )
     prompts = ids if ids and isinstance(ids[0], list) else [ids]
     for prompt in prompts:
         if not isinstance(prompt, list) or not prompt:
-            raise Refused(400, "A prompt must be a list of token ids that is not empty, not "
-                               f"{str(prompt)[:40]!r}.")
+            raise Refused(
+                400, f"A prompt must be a list of token ids that is not empty, not {str(prompt)[:40]!r}."
+            )
         wrong = [i for i in prompt if type(i) is not int or not 0 <= i < vocab_size]
         if wrong:
-            raise Refused(400, f"{str(wrong[0])[:40]!r} is no token id of this model, whose vocabulary is 0 "
-                               f"to {vocab_size - 1}.")
+            raise Refused(
+                400,
+                f"{str(wrong[0])[:40]!r} is no token id of this model, whose vocabulary is 0 "
+                f"to {vocab_size - 1}.",
+            )
     return prompts
 
 

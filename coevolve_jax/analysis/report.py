@@ -2,6 +2,7 @@
 
 python -m coevolve_jax.analysis.report WORKDIR
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +29,31 @@ BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b83c6", "#e0702a", "#1c9e78", "#b57bb0", 
 COLOURS = {"initial": GREY, "random": PURPLE, "forgetting": ORANGE, "boundary": BLUE, "rare": GREEN}
 INK = "#7f7f7e"  # stands for the page's text colour; replaced by currentColor in the SVG
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "coevolve", "font.size": 9, "text.parse_math": False,
-    "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
-    "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
-    "grid.color": INK, "grid.alpha": 0.18, "grid.linewidth": 0.6, "axes.linewidth": 0.6,
-    "lines.linewidth": 1.8, "xtick.major.size": 0, "ytick.major.size": 0,
-    "legend.frameon": False, "legend.fontsize": 8.5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "coevolve",
+    "font.size": 9,
+    "text.parse_math": False,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.18,
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
 }
 CSS = """
 :root{color-scheme:light dark;--bg:#fbfbfa;--card:#fff;--ink:#24282c;--soft:#666d75;--line:#e3e5e8;
@@ -79,7 +98,7 @@ def render(run: metrics.Run) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>CoEvolve run</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{CSS}</style></head>'
-        f'<body><main>{"".join(sections)}</main></body></html>'
+        f"<body><main>{''.join(sections)}</main></body></html>"
     )
 
 
@@ -87,8 +106,10 @@ def _header(run: metrics.Run) -> str:
     summary, seconds, result = run.summary, run.seconds, stats.held_out(run.summary)
     mode = summary.get("mode") or run.config.get("evolution", {}).get("mode", "unknown")
     facts = [
-        f"mode {mode}", f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
-        f"{summary.get('steps', len(run.rows))} steps", f"files of {run.written:%Y-%m-%d %H:%M}",
+        f"mode {mode}",
+        f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
+        f"{summary.get('steps', len(run.rows))} steps",
+        f"files of {run.written:%Y-%m-%d %H:%M}",
         f"config {summary.get('config_digest', 'digest not recorded yet')}",
         *(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
     ]
@@ -96,8 +117,10 @@ def _header(run: metrics.Run) -> str:
     success = gain = ("—", "known at the end of the run")
     if result:
         before, after = result.before, result.after
-        lead = (f"Success on {summary['held_out_tasks']} held-out tasks, never trained on, went from "
-                f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps.")
+        lead = (
+            f"Success on {summary['held_out_tasks']} held-out tasks, never trained on, went from "
+            f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
+        )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
         success = (f"{before.value:.0%} → {after.value:.0%}", f"95% intervals {spans[0]} and {spans[1]}")
         test = "no paired test: results by task not recorded"
@@ -109,15 +132,22 @@ def _header(run: metrics.Run) -> str:
     total = sum(seconds.values())
     share = summary.get("evolution_share", seconds.get("evolution", 0) / total if total else 0)
     cards = [
-        ("Held-out success", *success), ("Gain", *gain),
+        ("Held-out success", *success),
+        ("Gain", *gain),
         ("Training set", len(run.tasks), f"{len(run.tasks) - new} initial tasks, {new} from evolution"),
         ("Time on evolution", f"{share:.1%}", f"of {metrics.clock(total)} in all"),
     ]
     return (
         "<h1>An agent and its training set, evolving together</h1>"
-        f'<p class="soft">{esc(" · ".join(facts))}</p><p class="lead">{esc(lead)}</p>' + _grid(*(
-            f'<div class="card"><h3 class="soft">{esc(title)}</h3><div class="big">{esc(value)}</div>'
-            f'<p class="read">{esc(note)}</p></div>' for title, value, note in cards), kind="cards")
+        f'<p class="soft">{esc(" · ".join(facts))}</p><p class="lead">{esc(lead)}</p>'
+        + _grid(
+            *(
+                f'<div class="card"><h3 class="soft">{esc(title)}</h3><div class="big">{esc(value)}</div>'
+                f'<p class="read">{esc(note)}</p></div>'
+                for title, value, note in cards
+            ),
+            kind="cards",
+        )
     )
 
 
@@ -130,8 +160,14 @@ def _kind(task: Mapping) -> str:
     return task["lineage"]["signal"] or task["lineage"]["kind"]
 
 
-def chart(title: str, reading: str, data: Any, draw: Callable[[Axes], None], without: str,
-          size: tuple[float, float] = (5.4, 2.7)) -> str:
+def chart(
+    title: str,
+    reading: str,
+    data: Any,
+    draw: Callable[[Axes], None],
+    without: str,
+    size: tuple[float, float] = (5.4, 2.7),
+) -> str:
     """A card with a chart and how to read it; `without` is shown where data is empty."""
     body = f'<div class="missing">{esc(without)}</div>'
     if data:
@@ -145,12 +181,18 @@ def _svg(draw: Callable[[Axes], None], size: tuple[float, float], title: str) ->
         ax = figure.subplots()
         draw(ax)
         if ax.get_legend_handles_labels()[0]:
-            ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=4, borderpad=0, columnspacing=1.2,
-                      handlelength=1.2)
+            ax.legend(
+                loc="lower left",
+                bbox_to_anchor=(-0.02, 1),
+                ncols=4,
+                borderpad=0,
+                columnspacing=1.2,
+                handlelength=1.2,
+            )
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg"):], flags=re.S)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S)
     text = re.sub(r' (xmlns|xmlns:xlink|version)="[^"]*"', "", text).replace(INK, "currentColor")
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # ids of groups repeat from chart to chart
@@ -190,28 +232,53 @@ def _learning(run: metrics.Run) -> str:
         ax.plot(_column(rows, "step"), _column(rows, "held_out"), "D", color=GREEN, markersize=4)
         if result:
             ends, values = (rows[0]["step"] - 1, rows[-1]["step"]), (result.before, result.after)
-            ax.errorbar(ends, [e.value for e in values], _whiskers(values), fmt="o", color=GREEN,
-                        markersize=5, capsize=3, linewidth=1.2, label="held-out success")
+            ax.errorbar(
+                ends,
+                [e.value for e in values],
+                _whiskers(values),
+                fmt="o",
+                color=GREEN,
+                markersize=5,
+                capsize=3,
+                linewidth=1.2,
+                label="held-out success",
+            )
         _percent(ax)
 
     def bars(ax):
         for shift, when, colour in ((-0.2, "before", GREY), (0.2, "after", BLUE)):
             known = {x: calls[when][n] for x, n in enumerate(numbers) if calls[when].get(n, [0, 0])[1]}
             rates = [stats.wilson(*counts) for counts in known.values()]
-            ax.bar([x + shift for x in known], [e.value for e in rates], 0.38, color=colour, label=when,
-                   yerr=_whiskers(rates), error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})
+            ax.bar(
+                [x + shift for x in known],
+                [e.value for e in rates],
+                0.38,
+                color=colour,
+                label=when,
+                yerr=_whiskers(rates),
+                error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
+            )
         ax.set_xticks(range(len(numbers)), numbers)
         ax.set_xlabel("calls in the reference solution")
         ax.grid(axis="x", visible=False)
         _percent(ax)
 
     return "<h2>Learning</h2>" + _grid(
-        chart("Reward and success in training", "Thin lines are steps, thick lines their moving average; "
-              "green marks are held-out success, with 95% intervals before and after training.", rows, curves,
-              "metrics.jsonl holds no step yet."),
-        chart("Held-out success by number of calls", "Blue above grey is a gain; whiskers are 95% Wilson "
-              "intervals over samples.", numbers, bars,
-              "summary.json with the two held-out evaluations is written at the end of the run."),
+        chart(
+            "Reward and success in training",
+            "Thin lines are steps, thick lines their moving average; "
+            "green marks are held-out success, with 95% intervals before and after training.",
+            rows,
+            curves,
+            "metrics.jsonl holds no step yet.",
+        ),
+        chart(
+            "Held-out success by number of calls",
+            "Blue above grey is a gain; whiskers are 95% Wilson intervals over samples.",
+            numbers,
+            bars,
+            "summary.json with the two held-out evaluations is written at the end of the run.",
+        ),
     )
 
 
@@ -233,8 +300,15 @@ def _evolution(run: metrics.Run) -> str:
         # One step more than the last, so that what it added is seen.
         length = 2 + max([row["step"] for row in rows[-1:]] + [t["lineage"]["step"] for t in run.tasks])
         sizes = [np.cumsum(np.bincount(steps, minlength=length)) for steps in births.values()]
-        ax.stackplot(np.arange(length), sizes, step="post", colors=[COLOURS[k] for k in births],
-                     labels=births, alpha=0.85, linewidth=0)
+        ax.stackplot(
+            np.arange(length),
+            sizes,
+            step="post",
+            colors=[COLOURS[k] for k in births],
+            labels=births,
+            alpha=0.85,
+            linewidth=0,
+        )
         ax.set(xlabel="GRPO step", ylabel="tasks", ylim=(0, None))
 
     def generations(ax):
@@ -249,8 +323,10 @@ def _evolution(run: metrics.Run) -> str:
         _percent(ax)
 
     def similarity(ax):
-        groups = [[t["lineage"]["similarity"] for t in run.tasks if (_kind(t) == "initial") == old]
-                  for old in (True, False)]
+        groups = [
+            [t["lineage"]["similarity"] for t in run.tasks if (_kind(t) == "initial") == old]
+            for old in (True, False)
+        ]
         ax.hist(groups, np.linspace(0, 1, 41), stacked=True, color=[GREY, PURPLE], label=["initial", "new"])
         threshold = run.config.get("data", {}).get("leak_threshold")
         if threshold is not None:
@@ -260,16 +336,43 @@ def _evolution(run: metrics.Run) -> str:
     fired, no_tasks = any(any(row["signals"].values()) for row in rows), "tasks.jsonl is not there yet."
     lines = "".join(f"<tr><td>{esc(name)}</td><td>{esc(n)}</td></tr>" for name, n in run.fate)
     return "<h2>Co-evolution</h2>" + _grid(
-        chart("Weakness signals by kind", "Height is the number of signals in a step: fewer over time means "
-              "steadier behaviour on the tasks at hand.", fired, signals, "No signal has fired."),
-        chart("Growth of the training set", "Each step up is an evolution; the colour says what asked "
-              "for the tasks it added.", run.tasks, growth, no_tasks),
-        chart("Success on initial and synthesised tasks", "Both should rise; purple below grey means that "
-              "the new tasks are the harder ones.", rows, generations, "metrics.jsonl holds no step."),
-        chart("Validation pass rate", "Share of proposed tasks that ran well in a fresh environment, "
-              "one point per evolution.", evolved, passes, "The training set has not evolved."),
-        chart("Similarity to evaluation tasks", "The further left, the less of the evaluation leaks; "
-              "what would lie right of a dashed line was refused.", run.tasks, similarity, no_tasks),
+        chart(
+            "Weakness signals by kind",
+            "Height is the number of signals in a step: fewer over time means "
+            "steadier behaviour on the tasks at hand.",
+            fired,
+            signals,
+            "No signal has fired.",
+        ),
+        chart(
+            "Growth of the training set",
+            "Each step up is an evolution; the colour says what asked for the tasks it added.",
+            run.tasks,
+            growth,
+            no_tasks,
+        ),
+        chart(
+            "Success on initial and synthesised tasks",
+            "Both should rise; purple below grey means that the new tasks are the harder ones.",
+            rows,
+            generations,
+            "metrics.jsonl holds no step.",
+        ),
+        chart(
+            "Validation pass rate",
+            "Share of proposed tasks that ran well in a fresh environment, one point per evolution.",
+            evolved,
+            passes,
+            "The training set has not evolved.",
+        ),
+        chart(
+            "Similarity to evaluation tasks",
+            "The further left, the less of the evaluation leaks; "
+            "what would lie right of a dashed line was refused.",
+            run.tasks,
+            similarity,
+            no_tasks,
+        ),
         f'<div class="card"><h3>What became of the proposed tasks</h3><table>{lines}</table></div>',
     )
 
@@ -285,7 +388,7 @@ def _clip(text: str, limit: int) -> str:
 
 def _call(call: Mapping) -> str:
     arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call["arguments"].items())
-    return f'{call["name"]}({arguments})'
+    return f"{call['name']}({arguments})"
 
 
 def _tasks(run: metrics.Run) -> str:
@@ -302,11 +405,14 @@ def _tasks(run: metrics.Run) -> str:
 def _task(run: metrics.Run, task: Mapping) -> str:
     born, kind = task["lineage"], _kind(task)
     parent = next((t for t in run.tasks if t["id"] == born["parent"]), None)
-    fired = [s for s in run.signals
-             if (s["kind"], s["task_id"]) == (born["signal"], born["parent"]) and s["step"] <= born["step"]]
+    fired = [
+        s
+        for s in run.signals
+        if (s["kind"], s["task_id"]) == (born["signal"], born["parent"]) and s["step"] <= born["step"]
+    ]
     where = f" in rollout {fired[-1]['member']} of step {fired[-1]['step']}" if fired else ""
     pattern = f", rare action {fired[-1]['pattern']}" if fired and fired[-1]["pattern"] else ""
-    query = f': “{_clip(parent["turns"][0]["query"], 160)}”' if parent else ""
+    query = f": “{_clip(parent['turns'][0]['query'], 160)}”" if parent else ""
     steps = f"steps {', '.join(map(str, born['triplets']))} of the {born['explorer']} explorer"
     chain = [
         ("signal", born["signal"] and born["signal"] + where + pattern),
@@ -323,9 +429,11 @@ def _task(run: metrics.Run, task: Mapping) -> str:
         for turn in task["turns"]
     )
     badge = f'<span class="badge" style="background:{COLOURS.get(kind, GREY)}">{esc(kind)}</span>'
-    return (f'<div class="card"><h3>{badge} {esc(task["id"])} '
-            f'<span class="soft">step {esc(born["step"])}</span></h3>'
-            f'<ul class="chain">{items}</ul>{turns}</div>')
+    return (
+        f'<div class="card"><h3>{badge} {esc(task["id"])} '
+        f'<span class="soft">step {esc(born["step"])}</span></h3>'
+        f'<ul class="chain">{items}</ul>{turns}</div>'
+    )
 
 
 def _trajectories(run: metrics.Run) -> str:
@@ -349,16 +457,21 @@ def _trajectory(step: int, row: Mapping) -> str:
         parts.append(f'<div class="user">{esc(_clip(query, 1500))}</div>')
         for action in (s for s in row["steps"] if s["turn"] == turn):
             call = action["call"]
-            said = _call(call) if call else f'not a call: {action["text"]}'
+            said = _call(call) if call else f"not a call: {action['text']}"
             pair = ("call", not call, said), ("answer", action["error"], action["observation"])
             for css, wrong, text in pair:
                 parts.append(f'<code class="{css}{" error" * wrong}">{esc(_clip(text, 700))}</code>')
-    facts = (f"rollout {row['member']}, reward {row['reward']:.2f}, {row['policy_tokens']} tokens, "
-             f"stop: {row['stop']}")
-    return (f'<div class="card"><h3>Step {esc(step)}: <span class="{colour}">{word}</span> '
-            f'<span class="soft">on {esc(row["task_id"])}</span></h3><p class="read">{esc(facts)}</p>'
-            f'{"".join(parts)}<details><summary>The exact text, prompt and template included</summary><pre>'
-            f'{esc(_clip(row["text"], 12_000))}</pre></details></div>')
+    facts = (
+        f"rollout {row['member']}, reward {row['reward']:.2f}, {row['policy_tokens']} tokens, "
+        f"stop: {row['stop']}"
+    )
+    return (
+        f'<div class="card"><h3>Step {esc(step)}: <span class="{colour}">{word}</span> '
+        f'<span class="soft">on {esc(row["task_id"])}</span></h3><p class="read">{esc(facts)}</p>'
+        f"{''.join(parts)}<details><summary>The exact text, prompt and template included</summary><pre>"
+        f"{esc(_clip(row['text'], 12_000))}</pre></details></div>"
+    )
+
 
 _GAUGES = (
     ("loss", "Loss", "Policy loss plus KL penalty: near zero, since a group's advantages add up to zero."),
@@ -386,9 +499,20 @@ def _machinery(run: metrics.Run) -> str:
         ax.set(xlabel="seconds", xlim=(0, 1.3 * max(seconds.values())))
         ax.grid(axis="y", visible=False)
 
-    return "<h2>Optimisation and time</h2>" + _grid(*(gauge(*g) for g in _GAUGES), kind="three") + _grid(
-        chart("Time by phase", "Long bars are where the run spends its time.", seconds, time,
-              "No step is finished yet.", (7.2, 1.9)))
+    return (
+        "<h2>Optimisation and time</h2>"
+        + _grid(*(gauge(*g) for g in _GAUGES), kind="three")
+        + _grid(
+            chart(
+                "Time by phase",
+                "Long bars are where the run spends its time.",
+                seconds,
+                time,
+                "No step is finished yet.",
+                (7.2, 1.9),
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

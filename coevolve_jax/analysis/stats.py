@@ -3,6 +3,7 @@
 The unit of evidence is the task, not the sample: the s samples of one task
 are correlated, so intervals and tests over n tasks x s samples resample tasks.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -142,8 +143,10 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     2107.03374), eq. 1. Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
     """
     if not (0 <= successes <= samples and 1 <= k <= samples):
-        raise ValueError(f"pass@k needs 0 <= successes <= samples and 1 <= k <= samples; "
-                         f"got successes={successes}, samples={samples}, k={k}.")
+        raise ValueError(
+            f"pass@k needs 0 <= successes <= samples and 1 <= k <= samples; "
+            f"got successes={successes}, samples={samples}, k={k}."
+        )
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 

@@ -16,6 +16,7 @@ A process that fails says why, and all end: within a second, or after `sharding.
 collective holds them. One that is killed says nothing: the service ends the others, at once where it was the
 leader, otherwise after as many seconds.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -48,7 +49,9 @@ from coevolve_jax.models import hf_io
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
-_INSIST_SECONDS = 40  # after which a process that is still there is interrupted again; ending a server takes 30
+_INSIST_SECONDS = (
+    40  # after which a process that is still there is interrupted again; ending a server takes 30
+)
 _SHARE = "put --workdir on a file system that all processes share."
 
 
@@ -177,8 +180,10 @@ def follow(learner: Learner, policy: Policy) -> None:
                 found, state = _restore(said["directory"], learner)
             case "restored":
                 if said["step"] != found:
-                    raise ValueError(f"Process {jax.process_index()} restored the checkpoint of step "
-                                     f"{found}, process 0 that of step {said['step']}: {_SHARE}")
+                    raise ValueError(
+                        f"Process {jax.process_index()} restored the checkpoint of step "
+                        f"{found}, process 0 that of step {said['step']}: {_SHARE}"
+                    )
             case "batch":
                 batch = Batch(*(np.zeros(shape, dtype) for dtype, shape in said["arrays"]))
                 batch = multihost_utils.broadcast_one_to_all(batch)
@@ -265,13 +270,17 @@ def _agree(config: ConfigDict) -> None:
     for index, text in enumerate(texts):
         lines = itertools.zip_longest(texts[0].splitlines(), text.splitlines(), fillvalue="nothing")
         for first, other in ([line.strip(" ,") for line in pair] for pair in lines if pair[0] != pair[1]):
-            raise ValueError(f"Process {index} was started with another config than process 0 ({other}, not "
-                             f"{first}): start every process with the same --config and the same options.")
+            raise ValueError(
+                f"Process {index} was started with another config than process 0 ({other}, not "
+                f"{first}): start every process with the same --config and the same options."
+            )
     size = math.prod(config.mesh.values())
     if size != jax.device_count():
         sizes = ", ".join(f"{axis}={size}" for axis, size in config.mesh.items())
-        raise ValueError(f"config.mesh ({sizes}) has {size} device(s), the {jax.process_count()} processes "
-                         f"have {jax.device_count()}: choose sizes whose product is that.")
+        raise ValueError(
+            f"config.mesh ({sizes}) has {size} device(s), the {jax.process_count()} processes "
+            f"have {jax.device_count()}: choose sizes whose product is that."
+        )
 
 
 def _tell(name: str, **details: Any) -> None:

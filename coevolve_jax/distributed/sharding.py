@@ -6,6 +6,7 @@ the experts of sparse layers. tensor: heads, the hidden layer of the MLP, the vo
 A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
 memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
 """
+
 from __future__ import annotations
 
 import math
@@ -54,8 +55,10 @@ def start_processes(spec: str) -> None:
     elif match and int(match[3]) < int(match[2]):
         jax.distributed.initialize(match[1], int(match[2]), int(match[3]), **limits)
     else:
-        raise ValueError(f"{spec!r} names no process's place in a run: use 'auto' or "
-                         "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0.")
+        raise ValueError(
+            f"{spec!r} names no process's place in a run: use 'auto' or "
+            "HOST:PORT,PROCESSES,INDEX with an index below PROCESSES: 10.0.0.1:1234,2,0."
+        )
 
 
 def make_mesh(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1) -> Mesh:
@@ -64,8 +67,10 @@ def make_mesh(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1) ->
     devices = jax.devices()
     if min(shape) < 1 or math.prod(shape) > len(devices):
         sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape))
-        raise ValueError(f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
-                         "1 whose product is at most that.")
+        raise ValueError(
+            f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
+            "1 whose product is at most that."
+        )
     return jax.make_mesh(
         shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[: math.prod(shape)]
     )
@@ -79,7 +84,8 @@ def param_shardings(mesh: Mesh, abstract_params: Any) -> Any:
     """
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _sharding(mesh, name(path), leaf.shape), abstract_params)
+        lambda path, leaf: _sharding(mesh, name(path), leaf.shape), abstract_params
+    )
 
 
 def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
@@ -87,11 +93,15 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
         return replicated(mesh)
     spec = next((spec for pattern, spec in RULES if re.search(rf"(^|/)({pattern})$", path)), None)
     if spec is None:
-        raise ValueError(f"No rule of coevolve_jax/distributed/sharding.py matches parameter {path!r}; add one to RULES.")
+        raise ValueError(
+            f"No rule of coevolve_jax/distributed/sharding.py matches parameter {path!r}; add one to RULES."
+        )
     for size, axis in zip(shape, spec):
         if axis is not None and size % mesh.shape[axis]:
-            raise ValueError(f"Parameter {path} of shape {shape} does not divide by the mesh's {axis} axis "
-                             f"of {mesh.shape[axis]}; choose a size of that axis that divides {size}.")
+            raise ValueError(
+                f"Parameter {path} of shape {shape} does not divide by the mesh's {axis} axis "
+                f"of {mesh.shape[axis]}; choose a size of that axis that divides {size}."
+            )
     return NamedSharding(mesh, spec)
 
 
@@ -127,8 +137,10 @@ def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
         x = np.asarray(x)
         if x.ndim and x.shape[axis] % parts:
             sizes = " * ".join(f"{name} {mesh.shape[name]}" for name in ROWS)
-            raise ValueError(f"{x.shape[axis]} rows do not divide by the mesh's {sizes} = {parts}; choose "
-                             f"config.learner.rows_per_microbatch as a multiple of {parts}.")
+            raise ValueError(
+                f"{x.shape[axis]} rows do not divide by the mesh's {sizes} = {parts}; choose "
+                f"config.learner.rows_per_microbatch as a multiple of {parts}."
+            )
         where = batch_sharding(mesh, axis) if x.ndim else replicated(mesh)
         return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
 

@@ -1,4 +1,5 @@
 """What an environment offers to the agent, the explorer and the validator."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -4,6 +4,7 @@ Request: [session, [op, ...]]; each op is answered by its own line as soon as it
 ["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError).
 Started by pool.py as `python -P -m coevolve_jax.envs.worker TIMEOUT_SECONDS MEMORY_GIB`.
 """
+
 from __future__ import annotations
 
 import json

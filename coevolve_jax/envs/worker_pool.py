@@ -3,6 +3,7 @@
 Every session keeps the log of what changed its world. When a worker is lost, a
 new one starts and a session is replayed from its log when it is used next.
 """
+
 from __future__ import annotations
 
 import collections
@@ -27,7 +28,7 @@ from coevolve_jax.envs.base import Execution
 from coevolve_jax.envs.bfcl.tools import NOT_PLAIN, plain
 from coevolve_jax.types import Call, Observation, Outcome, Task
 
-START_SECONDS = 120.0   # a worker imports its packages in 0.3 s on an idle core
+START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
 
 
@@ -61,7 +62,12 @@ class _Worker:
         # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "coevolve_jax.envs.worker", str(self.timeout), str(self.memory_gib)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=_environ(), start_new_session=True)
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=_environ(),
+            start_new_session=True,
+        )
         self._poll = select.poll()
         self._poll.register(self.process.stdout, select.POLLIN)
 
@@ -83,8 +89,10 @@ class _Worker:
             self._read_line(START_SECONDS)
             self._ready = True
         except _Lost as lost:
-            raise RuntimeError(f"An environment worker did not start ({lost}): its own message stands above, "
-                               "most often a package of requirements/bfcl.txt is not installed.") from None
+            raise RuntimeError(
+                f"An environment worker did not start ({lost}): its own message stands above, "
+                "most often a package of requirements/bfcl.txt is not installed."
+            ) from None
 
     def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
         """Yields the answer to each op (JSON text). Raises _Lost when one takes longer than the timeout."""
@@ -93,7 +101,7 @@ class _Worker:
         try:
             data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
             while data:
-                data = data[self.process.stdin.write(data):]
+                data = data[self.process.stdin.write(data) :]
         except BrokenPipeError:
             raise _Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
         for op in ops:
@@ -114,7 +122,7 @@ class _Worker:
                 raise _Lost(f"crash: the worker process ended with code {self.process.wait()}")
             self._buffer += chunk
         line = bytes(self._buffer[:end])
-        del self._buffer[:end + 1]
+        del self._buffer[: end + 1]
         return line
 
 
@@ -156,8 +164,10 @@ class ProcessPool:
 
     def __init__(self, workers: int = 2, timeout: float = 5.0, memory_gib: float = 2.0):
         if workers < 1 or timeout <= 0 or memory_gib <= 0:
-            raise ValueError(f"ProcessPool(workers={workers}, timeout={timeout}, memory_gib={memory_gib}): "
-                             "all three must be positive.")
+            raise ValueError(
+                f"ProcessPool(workers={workers}, timeout={timeout}, memory_gib={memory_gib}): "
+                "all three must be positive."
+            )
         self._workers = [_Worker(timeout, memory_gib) for _ in range(workers)]
         self._threads = ThreadPoolExecutor(workers)
         self.shutdown = weakref.finalize(self, _shut_down, self._workers, self._threads)
@@ -211,8 +221,10 @@ class ProcessPool:
 
     def execute(self, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
         """Runs each job's calls in a fresh world of its task."""
-        ops = [[reset, _FINGERPRINT, *(op for call in calls for op in (_step(call), _FINGERPRINT)), _CLOSE]
-               for reset, (_, calls) in zip(_resets([task for task, _ in jobs]), jobs)]
+        ops = [
+            [reset, _FINGERPRINT, *(op for call in calls for op in (_step(call), _FINGERPRINT)), _CLOSE]
+            for reset, (_, calls) in zip(_resets([task for task, _ in jobs]), jobs)
+        ]
         sessions = [self._new() for _ in jobs]
         answers = self._batch(list(zip(sessions, ops)), log=False)
         return [_execution(s, replies, len(calls)) for s, replies, (_, calls) in zip(sessions, answers, jobs)]
@@ -223,13 +235,20 @@ class ProcessPool:
         Returns {"valid", "error_type", "error_message"}; error_type "pool:timeout" or "pool:crash" where no
         verdict was reached. ValueError for an unknown task id or too many turns.
         """
-        ops = [json.dumps(["check", task_id, [[[_call_json(call) for call in step] for step in turn]
-                                              for turn in turns]]) for task_id, turns in jobs]
+        ops = [
+            json.dumps(
+                ["check", task_id, [[[_call_json(call) for call in step] for step in turn] for turn in turns]]
+            )
+            for task_id, turns in jobs
+        ]
         sessions = [self._new() for _ in jobs]
         answers = self._batch([(s, [op]) for s, op in zip(sessions, ops)], log=False)
-        return [replies[0] if replies else
-                {"valid": False, "error_type": "pool:" + s.failure.split(":")[0], "error_message": s.failure}
-                for s, replies in zip(sessions, answers)]
+        return [
+            replies[0]
+            if replies
+            else {"valid": False, "error_type": "pool:" + s.failure.split(":")[0], "error_message": s.failure}
+            for s, replies in zip(sessions, answers)
+        ]
 
     def _new(self) -> _Session:
         index = next(self._ids)
@@ -318,7 +337,10 @@ def _outcome(session: _Session, replies: Sequence[list]) -> Outcome:
 
 def _execution(session: _Session, replies: Sequence[Any], count: int) -> Execution:
     """Replies: of reset, of the first fingerprint, of step and fingerprint in turn, of close."""
-    fingerprints = replies[1:2 * count + 2:2]
-    observations = _observations(session, replies[2:2 * count + 2:2], count)
-    return Execution(tuple(observations), tuple(fingerprints) + ("",) * (count + 1 - len(fingerprints)),
-                     valid=not session.failure)
+    fingerprints = replies[1 : 2 * count + 2 : 2]
+    observations = _observations(session, replies[2 : 2 * count + 2 : 2], count)
+    return Execution(
+        tuple(observations),
+        tuple(fingerprints) + ("",) * (count + 1 - len(fingerprints)),
+        valid=not session.failure,
+    )

@@ -1,4 +1,5 @@
 """Advantages of the members of a group over each other."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ def group_advantages(
         r = rewards[index]
         if r.max() == r.min():  # r - r.mean() may be a rounding error instead of 0
             continue
-        unit = {"group_std": r.std() + eps, "group_mean": 1.0, "leave_one_out": (len(r) - 1) / len(r)}[estimator]
+        unit = {"group_std": r.std() + eps, "group_mean": 1.0, "leave_one_out": (len(r) - 1) / len(r)}[
+            estimator
+        ]
         advantages[index] = (r - r.mean()) / unit
     return advantages
 

@@ -1,4 +1,5 @@
 """Which groups of rollouts are worth an update: those whose rewards spread as much as usual."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,4 +1,5 @@
 """One jitted policy-gradient update with donated state."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -49,12 +50,22 @@ class Learner:
     """
 
     def __init__(
-        self, model_config: QwenConfig, config: ConfigDict, reference: Any, *, temperature: float, mesh: Mesh,
+        self,
+        model_config: QwenConfig,
+        config: ConfigDict,
+        reference: Any,
+        *,
+        temperature: float,
+        mesh: Mesh,
         seed: int = 0,
     ):
         self._model = Qwen(
-            model_config, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
-            remat=config.remat, attention=config.attention, mesh=mesh,
+            model_config,
+            dtype=jnp.dtype(config.dtype),
+            param_dtype=jnp.dtype(config.param_dtype),
+            remat=config.remat,
+            attention=config.attention,
+            mesh=mesh,
         )
         self._config = config
         self._temperature = temperature
@@ -65,10 +76,14 @@ class Learner:
         self._uses_kl = config.kl != "none" and config.kl_coef > 0
 
         if self._lora and model_config.dense_layers and model_config.sparse_layers:
-            raise ValueError("config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
-                             "such layers cannot have adapters.")
+            raise ValueError(
+                "config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
+                "such layers cannot have adapters."
+            )
         if config.replay_routing and not model_config.sparse_layers:
-            raise ValueError("config.learner.replay_routing is True and the model has no experts: set it to False.")
+            raise ValueError(
+                "config.learner.replay_routing is True and the model has no experts: set it to False."
+            )
         layers_and_experts = len(model_config.sparse_layers), model_config.num_experts_per_tok
         self.routing = layers_and_experts if config.replay_routing else (0, 0)
         abstract = jax.eval_shape(self._fresh, reference)
@@ -193,23 +208,40 @@ class Learner:
         """[R, L] log-probabilities of the targets, and entropies; and what the routers did, if there are any."""
         variables = {"params": params}
         hidden, told = self._model.apply(
-            variables, micro.tokens, micro.positions, micro.segment_ids, routing, method=Qwen.hidden,
+            variables,
+            micro.tokens,
+            micro.positions,
+            micro.segment_ids,
+            routing,
+            method=Qwen.hidden,
             mutable=["intermediates"],
         )
         # Rows of a device as one, from which the positions that are trained on are gathered.
         joined = lambda x: x.reshape(sharding.row_parts(self._mesh), -1, *x.shape[2:])
         unembedding, axis = self._model.apply(variables, method=Qwen.unembedding)
         scores = token_logprobs(
-            joined(hidden), unembedding, joined(micro.targets), vocab_axis=axis, mask=joined(micro.mask),
-            temperature=self._temperature, chunk=self._config.logprob_chunk, whole=self._mesh.size > 1,
+            joined(hidden),
+            unembedding,
+            joined(micro.targets),
+            vocab_axis=axis,
+            mask=joined(micro.mask),
+            temperature=self._temperature,
+            chunk=self._config.logprob_chunk,
+            whole=self._mesh.size > 1,
             frozen=self._lora,
         )
         logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")
 
     def _loss(
-        self, params: Any, reference: Any, micro: Batch, old_logprobs: jax.Array, total: jax.Array,
-        policy_tokens: jax.Array, real_tokens: jax.Array,
+        self,
+        params: Any,
+        reference: Any,
+        micro: Batch,
+        old_logprobs: jax.Array,
+        total: jax.Array,
+        policy_tokens: jax.Array,
+        real_tokens: jax.Array,
     ):
         """Sum over the micro-batch of weighted token losses / `total` of the whole batch."""
         c = self._config
@@ -223,7 +255,9 @@ class Learner:
             loss_of = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / total
 
         log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
-        surrogate, ratio, clipped = losses.clipped_surrogate(log_ratio, micro.advantages, c.clip_low, c.clip_high)
+        surrogate, ratio, clipped = losses.clipped_surrogate(
+            log_ratio, micro.advantages, c.clip_low, c.clip_high
+        )
         if c.tis_cap:
             surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())

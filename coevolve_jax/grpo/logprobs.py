@@ -7,6 +7,7 @@ tile's logits again.
 R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
 T: entries of a tile.
 """
+
 from __future__ import annotations
 
 import functools
@@ -65,9 +66,17 @@ def token_logprobs(
       logprobs, entropy (no gradient flows through the entropy), float32, like targets.
     """
     if hidden.ndim == 2:
-        single = token_logprobs(hidden[None], unembedding, targets[None], vocab_axis=vocab_axis,
-                                mask=None if mask is None else mask[None], temperature=temperature, chunk=chunk,
-                                whole=whole, frozen=frozen)
+        single = token_logprobs(
+            hidden[None],
+            unembedding,
+            targets[None],
+            vocab_axis=vocab_axis,
+            mask=None if mask is None else mask[None],
+            temperature=temperature,
+            chunk=chunk,
+            whole=whole,
+            frozen=frozen,
+        )
         return single[0][0], single[1][0]
 
     rows, length, _ = hidden.shape
@@ -110,15 +119,23 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
             rise = peak - new_peak
             shrink = jnp.exp(rise)
             here = jnp.take_along_axis(lower, jnp.clip(place, 0, plan.tile - 1)[:, None], axis=-1)[:, 0]
-            new = (new_peak, shrink * total + jnp.sum(exps, axis=-1),
-                   shrink * (surprise + rise * total) + jnp.sum(exps * lower, axis=-1),
-                   jnp.where((place >= first) & (place < plan.tile), here, picked + rise))
+            new = (
+                new_peak,
+                shrink * total + jnp.sum(exps, axis=-1),
+                shrink * (surprise + rise * total) + jnp.sum(exps * lower, axis=-1),
+                jnp.where((place >= first) & (place < plan.tile), here, picked + rise),
+            )
             return tuple(x.at[b].set(y) for x, y in zip(stats, new))
 
         return jax.lax.fori_loop(0, used, one_block, stats)
 
     nothing = jnp.zeros(t_Nxn.shape)
-    stats = nothing + LOWEST, nothing, nothing, nothing + jnp.nan  # a target outside the vocabulary is never picked
+    stats = (
+        nothing + LOWEST,
+        nothing,
+        nothing,
+        nothing + jnp.nan,
+    )  # a target outside the vocabulary is never picked
     peak, total, surprise, picked = _each_tile(plan, matrix, one_tile, stats)
     logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
     outputs = picked - jnp.log(total), jnp.log(total) - surprise / total

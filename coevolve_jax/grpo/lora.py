@@ -3,6 +3,7 @@
 Adapters are a tree of parameters like the policy's own, with the leaves `lora_a` [layers, in, rank] and `lora_b`
 [layers, rank, out] beside the place of each adapted kernel. The layers' scan hands each layer its slice.
 """
+
 from __future__ import annotations
 
 import re
@@ -27,17 +28,24 @@ def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.
     Raises:
       ValueError: no kernel matches, or one that does is not a stack of matrices.
     """
-    kernels = {path: leaf for path, leaf in flatten_dict(params).items()
-               if path[-1] == "kernel" and re.search(targets, "/".join(path))}
+    kernels = {
+        path: leaf
+        for path, leaf in flatten_dict(params).items()
+        if path[-1] == "kernel" and re.search(targets, "/".join(path))
+    }
     if not kernels:
-        raise ValueError(f"config.learner.lora_targets {targets!r} matches no kernel of the policy: "
-                         "use an expression that finds some, such as '(q|k|v|o)_proj'.")
+        raise ValueError(
+            f"config.learner.lora_targets {targets!r} matches no kernel of the policy: "
+            "use an expression that finds some, such as '(q|k|v|o)_proj'."
+        )
     adapters = {}
     for path, key in zip(sorted(kernels), jax.random.split(key, len(kernels))):
         if kernels[path].ndim != 3:
-            raise ValueError(f"config.learner.lora_targets {targets!r} matches {'/'.join(path)} of shape "
-                             f"{kernels[path].shape}: only [layers, in, out] kernels can have adapters; "
-                             "narrow it, for instance to '(q|k|v|o)_proj'.")
+            raise ValueError(
+                f"config.learner.lora_targets {targets!r} matches {'/'.join(path)} of shape "
+                f"{kernels[path].shape}: only [layers, in, out] kernels can have adapters; "
+                "narrow it, for instance to '(q|k|v|o)_proj'."
+            )
         layers, width, out = kernels[path].shape
         adapters[*path[:-1], "lora_a"] = jax.random.normal(key, (layers, width, rank), dtype) * width**-0.5
         adapters[*path[:-1], "lora_b"] = jnp.zeros((layers, rank, out), dtype)
@@ -58,8 +66,11 @@ def adapted(scale: float, seen: Callable[[tuple], None] = lambda path: None) -> 
     def add_adapter(call, args, kwargs, context):
         module = context.module
         y = call(*args, **kwargs)
-        if not (type(module) is nn.Dense and context.method_name == "__call__"
-                and module.has_variable("params", "lora_a")):
+        if not (
+            type(module) is nn.Dense
+            and context.method_name == "__call__"
+            and module.has_variable("params", "lora_a")
+        ):
             return y
         seen(module.path)
         a, b = (module.get_variable("params", name).astype(y.dtype) for name in ("lora_a", "lora_b"))
@@ -76,8 +87,10 @@ def check_reached(forward: Callable[[Any], Any], base: Any, adapters: Any) -> No
         jax.eval_shape(forward, attach(base, adapters))
     missed = sorted({path[:-1] for path in flatten_dict(adapters)} - reached)
     if missed:
-        raise ValueError("config.learner.lora_targets names layers that cannot have adapters: "
-                         f"{', '.join('/'.join(path) for path in missed)}; narrow the expression.")
+        raise ValueError(
+            "config.learner.lora_targets names layers that cannot have adapters: "
+            f"{', '.join('/'.join(path) for path in missed)}; narrow the expression."
+        )
 
 
 def merge(base: Any, adapters: Any, scale: float) -> Any:

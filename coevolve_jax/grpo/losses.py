@@ -13,6 +13,7 @@ Which settings of `config.learner` are which paper's method:
 
 RLOO's clip is never reached in one update on fresh rollouts; the KL that it puts into the reward is not there.
 """
+
 from __future__ import annotations
 
 import jax
@@ -89,7 +90,9 @@ def token_weights(mask: jax.Array, segment_ids: jax.Array, aggregate: str) -> ja
     ones = mask.astype(jnp.float32)
     count = lambda: jnp.take_along_axis(segment_sums(ones, segment_ids), segment_ids, axis=1)
     return {
-        "token": lambda: ones, "constant": lambda: ones, "sequence": lambda: ones / jnp.maximum(count(), 1),
+        "token": lambda: ones,
+        "constant": lambda: ones,
+        "sequence": lambda: ones / jnp.maximum(count(), 1),
     }[aggregate]()
 
 

@@ -1,4 +1,5 @@
 """AdamW behind clipping, with warm-up, schedule, weight-decay mask and a choice of precision."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +15,9 @@ def learning_rate(config: ConfigDict) -> float | optax.Schedule:
     of `learning_rate` at update `decay_steps`, and constant from there."""
     c = config
     if c.schedule == "constant":
-        return optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps) if c.warmup_steps else c.learning_rate
+        return (
+            optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps) if c.warmup_steps else c.learning_rate
+        )
     steps = c.decay_steps - c.warmup_steps
     decay = {
         "cosine": optax.cosine_decay_schedule(c.learning_rate, steps, alpha=c.final_rate),
@@ -35,7 +38,8 @@ def decay_mask(params: Any, *, embeddings: bool) -> Any:
 def in_float32(inner: optax.GradientTransformation, moment_dtype: Any) -> optax.GradientTransformation:
     """Runs `inner` on float32 copies of gradients, parameters and state; the state is stored in moment_dtype."""
     cast = lambda tree, dtype: jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
     def init(params):
         return cast(inner.init(cast(params, jnp.float32)), moment_dtype)
@@ -63,7 +67,10 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     """AdamW (arXiv 1711.05101) behind global-norm clipping. config: the `learner` section."""
     c = config
     adamw = optax.adamw(
-        learning_rate(c), b1=c.adam_b1, b2=c.adam_b2, weight_decay=c.weight_decay,
+        learning_rate(c),
+        b1=c.adam_b1,
+        b2=c.adam_b2,
+        weight_decay=c.weight_decay,
         mask=lambda params: decay_mask(params, embeddings=c.decay_embeddings),
     )
     return in_float32(optax.chain(clip_by_global_norm(c.max_grad_norm), adamw), c.moment_dtype)

@@ -1,4 +1,5 @@
 """Trajectories of uneven length -> one batch of fixed shape."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -3,6 +3,7 @@
 B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension;
 C: tokens of a block.
 """
+
 from __future__ import annotations
 
 import functools
@@ -49,8 +50,10 @@ def attention(
         segment_ids = jnp.ones(q.shape[:2], jnp.int32)
     name = choose(jax.default_backend(), q.shape[1]) if implementation == "auto" else implementation
     if name not in IMPLEMENTATIONS:
-        raise ValueError(f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
-                         f"{', '.join(IMPLEMENTATIONS)}.")
+        raise ValueError(
+            f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
+            f"{', '.join(IMPLEMENTATIONS)}."
+        )
     attend = IMPLEMENTATIONS[name]
     if name in KERNELS and mesh is not None and mesh.size > 1:
         attend = on_each_device(attend, mesh)
@@ -77,7 +80,9 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> j
     return jnp.concatenate(outputs, axis=1)
 
 
-def chunked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int | None = None) -> jax.Array:
+def chunked(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int | None = None
+) -> jax.Array:
     """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
 
     Blocks are `size` tokens square; those above the diagonal and those before a row's segment are skipped, so
@@ -197,8 +202,11 @@ def splash(
     # Computed block by block inside the kernel; what is above the diagonal is never visited.
     causal = splash_attention_mask.CausalMask((q.shape[1], q.shape[1]))
     attend = splash_attention_kernel.make_splash_mha(
-        splash_attention_mask.MultiHeadMask([causal] * H), block_sizes=_splash_blocks(size),
-        head_shards=1, q_seq_shards=1, interpret=interpret,
+        splash_attention_mask.MultiHeadMask([causal] * H),
+        block_sizes=_splash_blocks(size),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
     )
     row = lambda q, k, v, s: attend(q, k, v, splash_attention_kernel.SegmentIds(s, s))
     out = jax.vmap(row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segment_ids)
@@ -206,8 +214,16 @@ def splash(
 
 
 def _splash_blocks(size: int) -> splash_attention_kernel.BlockSizes:
-    names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute",
-             "block_q_dq", "block_kv_dq")
+    names = (
+        "block_q",
+        "block_kv",
+        "block_kv_compute",
+        "block_q_dkv",
+        "block_kv_dkv",
+        "block_kv_dkv_compute",
+        "block_q_dq",
+        "block_kv_dq",
+    )
     return splash_attention_kernel.BlockSizes(**dict.fromkeys(names, size))
 
 

@@ -1,4 +1,5 @@
 """What a checkpoint's config.json says of a Qwen model: architecture, experts, rotary embeddings."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -12,8 +13,15 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 # Fields that only a model with experts has.
-EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-                 "decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef")
+EXPERT_FIELDS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",
+)
 EXPERT_COUNT = ("num_local_experts", "num_experts")  # as transformers 5 calls it, and everything older
 
 
@@ -49,6 +57,7 @@ class Yarn:
 
     def bounds(self, head_dim: int, theta: float) -> tuple[float, float]:
         """The coordinates between which frequencies go from unscaled to divided by `factor`."""
+
         def turning(times):
             original = self.original_max_position_embeddings
             return head_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -111,8 +120,11 @@ class QwenConfig:
     def sparse_layers(self) -> tuple[int, ...]:
         """The layers that have experts, ascending."""
         every = self.decoder_sparse_step
-        return tuple(i for i in range(self.num_hidden_layers)
-                     if self.num_experts and i not in self.mlp_only_layers and (i + 1) % every == 0)
+        return tuple(
+            i
+            for i in range(self.num_hidden_layers)
+            if self.num_experts and i not in self.mlp_only_layers and (i + 1) % every == 0
+        )
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
@@ -157,41 +169,59 @@ class QwenConfig:
         if self.yarn:
             given = {k: v for k, v in dataclasses.asdict(self.yarn).items() if v is not None}
             data["rope_scaling"] = rope = {**rope, "rope_type": "yarn", **given}
-        return {"architectures": [ARCHITECTURES[self.model_type]], **data, "hidden_act": "silu",
-                "rope_parameters": rope}
+        return {
+            "architectures": [ARCHITECTURES[self.model_type]],
+            **data,
+            "hidden_act": "silu",
+            "rope_parameters": rope,
+        }
 
 
 def _check_supported(data: Mapping[str, Any]) -> None:
     kind = data.get("model_type")
     if kind not in ARCHITECTURES:
-        raise ValueError(f"model_type {kind!r} in config.json is not supported; use a qwen2 (Qwen2 or "
-                         "Qwen2.5), qwen3 (dense Qwen3) or qwen3_moe checkpoint.")
+        raise ValueError(
+            f"model_type {kind!r} in config.json is not supported; use a qwen2 (Qwen2 or "
+            "Qwen2.5), qwen3 (dense Qwen3) or qwen3_moe checkpoint."
+        )
     if data.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
     if data.get("use_sliding_window") or set(data.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError("use_sliding_window or layer_types in config.json ask for sliding-window attention, "
-                         "which is not supported; use a checkpoint with full attention.")
+        raise ValueError(
+            "use_sliding_window or layer_types in config.json ask for sliding-window attention, "
+            "which is not supported; use a checkpoint with full attention."
+        )
     for place in ("rope_parameters", "rope_scaling"):
         rope = data.get(place) or {}
         scaling = rope.get("rope_type", rope.get("type", "default"))
         if scaling not in ("default", "yarn"):
-            raise ValueError(f"{place} type {scaling!r} in config.json is not supported; only unscaled "
-                             "rotary embeddings ('default') and 'yarn' are, so use one of these.")
+            raise ValueError(
+                f"{place} type {scaling!r} in config.json is not supported; only unscaled "
+                "rotary embeddings ('default') and 'yarn' are, so use one of these."
+            )
         if (partial := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-            raise ValueError(f"partial_rotary_factor {partial} of {place} in config.json is not supported; "
-                             "use a checkpoint that rotates whole heads.")
+            raise ValueError(
+                f"partial_rotary_factor {partial} of {place} in config.json is not supported; "
+                "use a checkpoint that rotates whole heads."
+            )
 
 
 def _check_sizes(config: QwenConfig) -> None:
     if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(f"num_attention_heads {config.num_attention_heads} in config.json is not a "
-                         f"multiple of num_key_value_heads {config.num_key_value_heads}.")
+        raise ValueError(
+            f"num_attention_heads {config.num_attention_heads} in config.json is not a "
+            f"multiple of num_key_value_heads {config.num_key_value_heads}."
+        )
     if config.num_experts_per_tok > config.num_experts:
-        raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} in config.json is more than "
-                         f"num_experts {config.num_experts}; lower it.")
+        raise ValueError(
+            f"num_experts_per_tok {config.num_experts_per_tok} in config.json is more than "
+            f"num_experts {config.num_experts}; lower it."
+        )
     if config.decoder_sparse_step < 1:
-        raise ValueError(f"decoder_sparse_step {config.decoder_sparse_step} in config.json is less than 1; "
-                         "make it 1 and list the layers without experts in mlp_only_layers.")
+        raise ValueError(
+            f"decoder_sparse_step {config.decoder_sparse_step} in config.json is less than 1; "
+            "make it 1 and list the layers without experts in mlp_only_layers."
+        )
 
 
 def _rope(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,8 +229,10 @@ def _rope(data: Mapping[str, Any]) -> dict[str, Any]:
     parameters, scaling = data.get("rope_parameters") or {}, data.get("rope_scaling") or {}
     theta = scaling.get("rope_theta", parameters.get("rope_theta", data.get("rope_theta")))
     if theta is None:
-        raise ValueError("The model's config.json names no rope_theta, neither in rope_parameters nor at the "
-                         "top level; take it from the checkpoint's model card.")
+        raise ValueError(
+            "The model's config.json names no rope_theta, neither in rope_parameters nor at the "
+            "top level; take it from the checkpoint's model card."
+        )
     rope = scaling or parameters
     if rope.get("rope_type", rope.get("type", "default")) == "default":
         return {"rope_theta": float(theta)}

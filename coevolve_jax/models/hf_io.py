@@ -4,6 +4,7 @@ The modules of `qwen` bear the checkpoint's names, so a table of rules maps a pa
 kernels are transposed, and what lies under layers/ is the stack of one tensor per layer, or per layer and
 expert.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -91,8 +92,10 @@ def load_config(path: str | os.PathLike) -> QwenConfig:
     """The architecture that a folder's config.json describes; ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise ValueError(f"{path} is not a Hugging Face model folder, for it has no config.json; pass a "
-                         "folder with config.json and *.safetensors.")
+        raise ValueError(
+            f"{path} is not a Hugging Face model folder, for it has no config.json; pass a "
+            "folder with config.json and *.safetensors."
+        )
     try:
         data = json.loads(file.read_text())
     except json.JSONDecodeError as error:
@@ -107,7 +110,10 @@ def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
 
 
 def save(
-    path: str | os.PathLike, config: QwenConfig, params: Any, dtype: Any = None,
+    path: str | os.PathLike,
+    config: QwenConfig,
+    params: Any,
+    dtype: Any = None,
     max_shard_bytes: int = 5 * 10**9,
 ) -> None:
     """Writes config.json and the weights, which transformers and SGLang load.
@@ -149,22 +155,29 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
     """Raises ValueError where the tokenizer can produce ids that the model has no embedding for."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
-        raise ValueError(f"The tokenizer holds token id {largest}, but the model's vocab_size is "
-                         f"{config.vocab_size}; use the tokenizer that belongs to this model.")
+        raise ValueError(
+            f"The tokenizer holds token id {largest}, but the model's vocab_size is "
+            f"{config.vocab_size}; use the tokenizer that belongs to this model."
+        )
 
 
 def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
     """The parameters in the order of the tree's leaves."""
-    numbers = {"layer": range(config.num_hidden_layers), "dense": config.dense_layers,
-               "sparse": config.sparse_layers, "expert": range(config.num_experts or 0)}
+    numbers = {
+        "layer": range(config.num_hidden_layers),
+        "dense": config.dense_layers,
+        "sparse": config.sparse_layers,
+        "expert": range(config.num_experts or 0),
+    }
     entries = []
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = jax.tree_util.keystr(key_path, simple=True, separator=".")
         matches = ((re.fullmatch(pattern, path), name) for pattern, name in NAMES)
         template = next((match.expand(name) for match, name in matches if match), None)
         if template is None:
-            raise ValueError(f"No rule of coevolve_jax/models/hf_io.py names parameter {path!r}; add one to "
-                             "NAMES.")
+            raise ValueError(
+                f"No rule of coevolve_jax/models/hf_io.py names parameter {path!r}; add one to NAMES."
+            )
         axes = re.findall(r"\{(\w+)\}", template)
         names = np.empty(leaf.shape[: len(axes)], object)
         for index in np.ndindex(names.shape):

@@ -3,6 +3,7 @@
 N: tokens; D: hidden size; E: experts; K: experts per token; F: hidden size of an expert; A: the layers that
 have experts; B, L: rows and tokens per row.
 """
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -115,8 +116,9 @@ class MoE(nn.Module):
         Returns [N, D] and the Routing of this layer: experts [N, K], the others without their axis A.
         """
         c = self.config
-        logits = jnp.dot(x.astype(jnp.float32), self.gate().astype(jnp.float32),
-                         precision=jax.lax.Precision.HIGHEST)
+        logits = jnp.dot(
+            x.astype(jnp.float32), self.gate().astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
+        )
         probs = jax.nn.softmax(logits)
         experts = jax.lax.top_k(jax.lax.stop_gradient(probs), c.num_experts_per_tok)[1]
         if routing is not None:
@@ -164,8 +166,9 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
         first = jax.lax.axis_index(shards[0]) * len(kernels[0])
         return jax.lax.psum(_mix(x, weights, experts - first, *kernels), shards)
 
-    return jax.shard_map(one_device, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow),
-                         out_specs=rows)(x, weights, experts, gate, up, down)
+    return jax.shard_map(
+        one_device, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows
+    )(x, weights, experts, gate, up, down)
 
 
 def _mix(x, weights, experts, gate, up, down) -> jax.Array:

@@ -8,6 +8,7 @@ over the sparse ones, the rest of mlp over the dense ones, and what is not under
 B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; D: hidden size; V: vocabulary;
 A: sparse layers; K: experts per token.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -110,8 +111,13 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
 
     def _dense(self, features: int, bias: bool) -> nn.Dense:
-        return nn.Dense(features, bias, self.dtype, self.param_dtype,
-                        kernel_init=nn.initializers.normal(self.config.initializer_range))
+        return nn.Dense(
+            features,
+            bias,
+            self.dtype,
+            self.param_dtype,
+            kernel_init=nn.initializers.normal(self.config.initializer_range),
+        )
 
     def qkv(self, x, cos, sin):
         """x [B * L, D] -> rotated q [B, L, heads, head_dim], rotated k and v [B, L, kv heads, head_dim]."""
@@ -138,8 +144,14 @@ class MLP(nn.Module):
         c = self.config
 
         def dense(features, name):
-            return nn.Dense(features, False, self.dtype, self.param_dtype, name=name,
-                            kernel_init=nn.initializers.normal(c.initializer_range))
+            return nn.Dense(
+                features,
+                False,
+                self.dtype,
+                self.param_dtype,
+                name=name,
+                kernel_init=nn.initializers.normal(c.initializer_range),
+            )
 
         gate = nn.silu(dense(c.intermediate_size, "gate_proj")(x))
         return dense(c.hidden_size, "down_proj")(gate * dense(c.intermediate_size, "up_proj")(x))
@@ -220,8 +232,13 @@ class Qwen(nn.Module):
     def _scan(self, sparse: bool, length: int, **kwargs):
         """A module of `length` layers of one kind."""
         block = nn.remat(Block, prevent_cse=False) if self.remat else Block
-        scan = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True},
-                       in_axes=(*[nn.broadcast] * 3, 0), length=length)
+        scan = nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=(*[nn.broadcast] * 3, 0),
+            length=length,
+        )
         return scan(self.config, self.dtype, self.param_dtype, sparse, self.attention, self.mesh, **kwargs)
 
     def _init_mixed(self, key):
@@ -278,8 +295,13 @@ class Qwen(nn.Module):
         """Lays the Routing of all sparse layers out for whoever asks."""
         if routed is not None:
             experts = routed.experts.reshape(-1, *shape, self.config.num_experts_per_tok)
-            self.sow("intermediates", "routing", routed._replace(experts=experts),
-                     init_fn=lambda: None, reduce_fn=lambda _, new: new)
+            self.sow(
+                "intermediates",
+                "routing",
+                routed._replace(experts=experts),
+                init_fn=lambda: None,
+                reduce_fn=lambda _, new: new,
+            )
 
     def unembedding(self):
         """The matrix that gives logits, and which of its axes is the vocabulary's: ([V, D], 0) or ([D, V], 1)."""

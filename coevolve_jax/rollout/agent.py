@@ -1,4 +1,5 @@
 """The multi-turn agent loop: tasks in, token-exact trajectories out."""
+
 from __future__ import annotations
 
 import asyncio
@@ -106,7 +107,9 @@ class _Rounds:
 
     def _start_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._seats:
-            round = sorted(self._waiting, key=lambda asked: asked[0].session)  # whoever came first: equal runs
+            round = sorted(
+                self._waiting, key=lambda asked: asked[0].session
+            )  # whoever came first: equal runs
             self._waiting = []
             self._serving = asyncio.ensure_future(self._serve(round))
 
@@ -223,11 +226,15 @@ class Agent:
         """A call of the pool, which blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
-    async def _converse(self, ask, task: Task, member: int, seed: int, session: int, temperature: float) -> Trajectory:
+    async def _converse(
+        self, ask, task: Task, member: int, seed: int, session: int, temperature: float
+    ) -> Trajectory:
         """One whole conversation."""
         (world,) = await self._in_world(self._pool.reset, [task])
         try:
-            r = _Rollout(task, member, seed, session, world, self._chat.prompt(self._tools(task), task.turns[0].query))
+            r = _Rollout(
+                task, member, seed, session, world, self._chat.prompt(self._tools(task), task.turns[0].query)
+            )
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_room(r)
             while r.stop is None:

@@ -5,6 +5,7 @@ whole; everything later is only ever rendered as the continuation that the
 template puts after an assistant message, and is tokenised once. What the
 policy sampled is never rendered again.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -67,13 +68,19 @@ class Chat:
 
     def __init__(self, tokenizer):
         if not tokenizer.chat_template:
-            raise ValueError(f"The tokenizer in {tokenizer.name_or_path} has no chat template: use an instruct model.")
+            raise ValueError(
+                f"The tokenizer in {tokenizer.name_or_path} has no chat template: use an instruct model."
+            )
         stop = tokenizer.convert_tokens_to_ids(_END)
         if stop is None or stop == tokenizer.unk_token_id:
-            raise ValueError(f"The tokenizer in {tokenizer.name_or_path} has no {_END}: it is not a Qwen chat model.")
+            raise ValueError(
+                f"The tokenizer in {tokenizer.name_or_path} has no {_END}: it is not a Qwen chat model."
+            )
         self._tokenizer = tokenizer
         self.stop_ids = (stop,)
-        self._special = re.compile("|".join(re.escape(t) for t in sorted(tokenizer.get_added_vocab(), key=len)[::-1]))
+        self._special = re.compile(
+            "|".join(re.escape(t) for t in sorted(tokenizer.get_added_vocab(), key=len)[::-1])
+        )
         self._user = self._continuation([{"role": "user", "content": "\x00"}])
         self._tools: dict[int, list[str]] = {}
         self._prompts: dict[str, list[int]] = {}
@@ -105,7 +112,9 @@ class Chat:
         """Ids of the first prompt: tools, the user's query, and the opening of the assistant's turn."""
         key = json.dumps([t["function"]["name"] for t in tools])
         if key not in self._prompts:
-            self._prompts[key] = self._render([{"role": "user", "content": "\x00"}], tools=list(tools)).split("\x00")
+            self._prompts[key] = self._render([{"role": "user", "content": "\x00"}], tools=list(tools)).split(
+                "\x00"
+            )
         return self._fill(self._prompts[key], [query])
 
     def user(self, query: str) -> list[int]:

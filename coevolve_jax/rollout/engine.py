@@ -1,4 +1,5 @@
 """The engine protocol: token ids in, sampled token ids and their log-probabilities out."""
+
 from __future__ import annotations
 
 import dataclasses

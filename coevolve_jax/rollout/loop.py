@@ -1,5 +1,6 @@
 """One event loop in a thread of its own, so that whoever calls need not be asynchronous (nor is hindered by a
 notebook's own loop)."""
+
 from __future__ import annotations
 
 import asyncio

@@ -3,6 +3,7 @@
 Rollout routing replay, arXiv 2510.11370. A: sparse layers; B: rows; K: experts per token; S: cache columns;
 T: new tokens of a row.
 """
+
 from __future__ import annotations
 
 import base64
@@ -74,12 +75,16 @@ def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
         raise ValueError("the routing that the server returned is no base64 text") from None
     layers, top_k = config.num_hidden_layers, config.num_experts_per_tok
     if len(data) != 4 * tokens * layers * top_k:
-        raise ValueError(f"the routing that the server returned has {len(data)} bytes, and {tokens} tokens of "
-                         f"{layers} layers and {top_k} experts have {4 * tokens * layers * top_k}")
+        raise ValueError(
+            f"the routing that the server returned has {len(data)} bytes, and {tokens} tokens of "
+            f"{layers} layers and {top_k} experts have {4 * tokens * layers * top_k}"
+        )
     routing = np.frombuffer(data, "<i4").reshape(tokens, layers, top_k)[:, list(config.sparse_layers)]
     if routing.size and not (0 <= routing.min() and routing.max() < config.num_experts):
-        raise ValueError(f"the routing that the server returned names expert {routing.min()} or {routing.max()}, "
-                         f"and the model has experts 0 to {config.num_experts - 1}")
+        raise ValueError(
+            f"the routing that the server returned names expert {routing.min()} or {routing.max()}, "
+            f"and the model has experts 0 to {config.num_experts - 1}"
+        )
     ordered = np.sort(routing, axis=-1)
     if (ordered[..., 1:] == ordered[..., :-1]).any():  # as where a token was not recorded, and all are 0
         raise ValueError("the routing that the server returned names an expert twice for one token")

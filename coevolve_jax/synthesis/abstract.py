@@ -4,6 +4,7 @@ An explorer picks steps of one round whose effects and answers make a goal.
 The sequence is then shortened by re-execution in the real environment until
 no step can go without changing the outcome, split into user turns and worded.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -46,8 +47,14 @@ class Proposal:
 class Abstractor(Protocol):
     def tools(self, task: Task) -> list[dict]: ...
 
-    def choose(self, context: Context, triplets: Sequence[Triplet], count: int, sizes: tuple[int, int],
-               rng: np.random.Generator) -> list[tuple[int, ...]]:
+    def choose(
+        self,
+        context: Context,
+        triplets: Sequence[Triplet],
+        count: int,
+        sizes: tuple[int, int],
+        rng: np.random.Generator,
+    ) -> list[tuple[int, ...]]:
         """Up to `count` goals: sorted indices of sizes[0] to sizes[1] successful triplets of one round."""
 
     def word(self, calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator) -> str:
@@ -73,15 +80,25 @@ class Draft:
         return dataclasses.replace(self, kept=tuple(t for i, t in enumerate(self.kept) if i not in gone))
 
 
-def abstract(explorer: Abstractor, pool: EnvPool, context: Context, triplets: Sequence[Triplet],
-             **options) -> list[Proposal]:
+def abstract(
+    explorer: Abstractor, pool: EnvPool, context: Context, triplets: Sequence[Triplet], **options
+) -> list[Proposal]:
     """Abstracts one context; see `abstract_all` for the options."""
     return abstract_all(explorer, pool, [context], [triplets], **options)[0]
 
 
-def abstract_all(explorer: Abstractor, pool: EnvPool, contexts: Sequence[Context],
-                 triplets: Sequence[Sequence[Triplet]], *, rng: np.random.Generator, count: int,
-                 min_calls: int = 2, max_calls: int = 6, max_turns: int = 3) -> list[list[Proposal]]:
+def abstract_all(
+    explorer: Abstractor,
+    pool: EnvPool,
+    contexts: Sequence[Context],
+    triplets: Sequence[Sequence[Triplet]],
+    *,
+    rng: np.random.Generator,
+    count: int,
+    min_calls: int = 2,
+    max_calls: int = 6,
+    max_turns: int = 3,
+) -> list[list[Proposal]]:
     """Up to `count` proposals per context: min_calls to max_calls calls in 1 to max_turns turns."""
     rngs = spawn(rng, len(contexts))
     drafts = []
@@ -89,8 +106,11 @@ def abstract_all(explorer: Abstractor, pool: EnvPool, contexts: Sequence[Context
         steps = {t.index: t for t in triplets[owner]}
         for wanted in explorer.choose(context, triplets[owner], count, (min_calls, max_calls), rngs[owner]):
             last = steps[max(wanted)]
-            prefix = tuple(t for t in triplets[owner] if t.round == last.round and t.index <= last.index
-                           and not t.observation.error)
+            prefix = tuple(
+                t
+                for t in triplets[owner]
+                if t.round == last.round and t.index <= last.index and not t.observation.error
+            )
             drafts.append(Draft(owner, context.task, prefix, frozenset(wanted)))
     proposals: list[dict[str, Proposal]] = [{} for _ in contexts]
     for draft in shorten(pool, drafts):
@@ -120,8 +140,11 @@ def shorten(pool: EnvPool, drafts: Sequence[Draft]) -> list[Draft]:
         trials = [(n, drafts[n].without(gone)) for n in active for gone in _deletions(len(drafts[n].kept))]
         trials = [(n, trial) for n, trial in trials if _informs(trial, drafts[n])]
         runs = _execute(pool, [trial for _, trial in trials])
-        shorter = {n: trial for (n, trial), run in zip(trials, runs)
-                   if _reproduces(trial, run) and run.fingerprints[-1] == goals[n]}
+        shorter = {
+            n: trial
+            for (n, trial), run in zip(trials, runs)
+            if _reproduces(trial, run) and run.fingerprints[-1] == goals[n]
+        }
         for n, trial in shorter.items():
             drafts[n] = trial
         active = list(shorter)
@@ -137,8 +160,11 @@ def _drop_unneeded(pool: EnvPool, drafts: Sequence[Draft]) -> list[Draft]:
     bold = [d.without(i for i, t in enumerate(d.kept) if t.index not in d.wanted) for d in drafts]
     result = [b if _reproduces(b, run) else d for b, d, run in zip(bold, drafts, _execute(pool, bold))]
     for position in reversed(range(max((len(d.kept) for d in result), default=0))):
-        trials = {n: d.without([position]) for n, d in enumerate(result)
-                  if position < len(d.kept) and d.kept[position].index not in d.wanted}
+        trials = {
+            n: d.without([position])
+            for n, d in enumerate(result)
+            if position < len(d.kept) and d.kept[position].index not in d.wanted
+        }
         for (n, trial), run in zip(trials.items(), _execute(pool, list(trials.values()))):
             if _reproduces(trial, run):
                 result[n] = trial
@@ -162,9 +188,14 @@ def _reproduces(draft: Draft, run: Execution) -> bool:
 def _answers(draft: Draft, run: Execution) -> frozenset[int]:
     """Wanted steps that change no state and tell something a user would ask for."""
     still = [before == after for before, after in itertools.pairwise(run.fingerprints)]
-    return frozenset(t.index for t, unchanged in zip(draft.kept, still)
-                     if unchanged and t.index in draft.wanted and t.observation.text not in EMPTY
-                     and len(t.observation.text) <= MAX_ANSWER)
+    return frozenset(
+        t.index
+        for t, unchanged in zip(draft.kept, still)
+        if unchanged
+        and t.index in draft.wanted
+        and t.observation.text not in EMPTY
+        and len(t.observation.text) <= MAX_ANSWER
+    )
 
 
 def _informs(trial: Draft, draft: Draft) -> bool:
@@ -173,16 +204,25 @@ def _informs(trial: Draft, draft: Draft) -> bool:
     return all(t.observation.text in given for t in draft.kept if t.index in draft.asked)
 
 
-def _propose(explorer: Abstractor, context: Context, draft: Draft, max_turns: int,
-             rng: np.random.Generator) -> Proposal:
+def _propose(
+    explorer: Abstractor, context: Context, draft: Draft, max_turns: int, rng: np.random.Generator
+) -> Proposal:
     """Splits a shortened draft into user turns and words them."""
     calls = tuple(t.call for t in draft.kept)
     asked = tuple(i for i, t in enumerate(draft.kept) if t.index in draft.asked)
-    shares = np.array(TURN_SHARES[:min(max_turns, len(calls))])
+    shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])
     count = 1 + int(rng.choice(len(shares), p=shares / shares.sum()))
     cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
     tools = explorer.tools(context.task)
-    turns = tuple(Turn(explorer.word(calls[a:b], tools, rng), calls[a:b])
-                  for a, b in itertools.pairwise([0, *cuts, len(calls)]))
-    return Proposal(context, explorer.describe(calls, asked), turns, tuple(t.index for t in draft.kept),
-                    tuple(t.observation for t in draft.kept), asked)
+    turns = tuple(
+        Turn(explorer.word(calls[a:b], tools, rng), calls[a:b])
+        for a, b in itertools.pairwise([0, *cuts, len(calls)])
+    )
+    return Proposal(
+        context,
+        explorer.describe(calls, asked),
+        turns,
+        tuple(t.index for t in draft.kept),
+        tuple(t.observation for t in draft.kept),
+        asked,
+    )

@@ -3,6 +3,7 @@
 Every round starts from a fresh session of the context's scene, so that any
 sequence of calls within a round replays from the scene's initial state.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,8 +19,14 @@ class Actor(Protocol):
     def tools(self, task: Task) -> list[dict]:
         """The tools that the environment offers in this task; nothing else is ever executed."""
 
-    def act(self, context: Context, tools: Sequence[dict], history: Sequence[Triplet], round: int,
-            rng: np.random.Generator) -> Call | None:
+    def act(
+        self,
+        context: Context,
+        tools: Sequence[dict],
+        history: Sequence[Triplet],
+        round: int,
+        rng: np.random.Generator,
+    ) -> Call | None:
         """The next call of this round, whose steps so far are `history`; None ends the round."""
 
 
@@ -28,14 +35,22 @@ def spawn(rng: np.random.Generator, count: int) -> list[np.random.Generator]:
     return [np.random.default_rng(int(seed)) for seed in rng.integers(2**63, size=count)]
 
 
-def explore(explorer: Actor, pool: EnvPool, context: Context, *, rounds: int, steps: int,
-            rng: np.random.Generator) -> list[Triplet]:
+def explore(
+    explorer: Actor, pool: EnvPool, context: Context, *, rounds: int, steps: int, rng: np.random.Generator
+) -> list[Triplet]:
     """Explores one context; see `explore_all`."""
     return explore_all(explorer, pool, [context], rounds=rounds, steps=steps, rng=rng)[0]
 
 
-def explore_all(explorer: Actor, pool: EnvPool, contexts: Sequence[Context], *, rounds: int, steps: int,
-                rng: np.random.Generator) -> list[list[Triplet]]:
+def explore_all(
+    explorer: Actor,
+    pool: EnvPool,
+    contexts: Sequence[Context],
+    *,
+    rounds: int,
+    steps: int,
+    rng: np.random.Generator,
+) -> list[list[Triplet]]:
     """Explores all contexts in lockstep: one `pool.step` per step, whatever their number.
 
     Returns the triplets of each context, at most rounds * steps, indexed from

@@ -1,4 +1,5 @@
 """Leak control: how close is a synthetic task to the tasks that we evaluate on?"""
+
 from __future__ import annotations
 
 import math

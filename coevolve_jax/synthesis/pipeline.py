@@ -1,4 +1,5 @@
 """One evolution of the training set: reflect -> explore -> abstract -> validate -> D_{t+1}."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -69,7 +70,11 @@ class Synthesizer:
     guard: LeakGuard | None
 
     def evolve(
-        self, tasks: TaskPool, scenes: Sequence[Task], weaknesses: Sequence[Weakness], step: int,
+        self,
+        tasks: TaskPool,
+        scenes: Sequence[Task],
+        weaknesses: Sequence[Weakness],
+        step: int,
         rng: np.random.Generator,
     ) -> Tally:
         """D_{t+1} = D_t + validated tasks: about config.evolution.tasks of them, found where the policy is weak.
@@ -91,8 +96,15 @@ class Synthesizer:
         return total
 
     def wander(
-        self, tasks: TaskPool, scenes: Sequence[Task], *, wanted: int, kind: str, step: int,
-        rng: np.random.Generator, on_added: Callable[[int], object] = lambda n: None,
+        self,
+        tasks: TaskPool,
+        scenes: Sequence[Task],
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        on_added: Callable[[int], object] = lambda n: None,
     ) -> Tally:
         """Unguided exploration of random scenes until `wanted` tasks were added (this is how D_0 comes to be).
 
@@ -102,7 +114,9 @@ class Synthesizer:
         while total.added < wanted:
             missing = wanted - total.added
             chosen = [scenes[i] for i in rng.choice(len(scenes), min(32, max(4, missing)))]
-            contexts = [unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)]
+            contexts = [
+                unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
+            ]
             tally = self._grow(tasks, contexts, missing, kind, step, total.proposed, rng)
             total.add(tally)
             on_added(tally.added)
@@ -115,15 +129,31 @@ class Synthesizer:
         return total
 
     def _grow(
-        self, tasks: TaskPool, contexts: Sequence[Context], wanted: int, kind: str, step: int, first_id: int,
+        self,
+        tasks: TaskPool,
+        contexts: Sequence[Context],
+        wanted: int,
+        kind: str,
+        step: int,
+        first_id: int,
         rng: np.random.Generator,
     ) -> Tally:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
         verdicts, explored = synthesize(
-            self.explorer, self.worlds, contexts, rounds=e.rounds, steps=e.steps, per_context=e.proposals, rng=rng,
-            kind=kind, step=step, first_id=first_id,
-            min_calls=d.min_calls, max_calls=d.max_calls, max_turns=d.max_turns,
+            self.explorer,
+            self.worlds,
+            contexts,
+            rounds=e.rounds,
+            steps=e.steps,
+            per_context=e.proposals,
+            rng=rng,
+            kind=kind,
+            step=step,
+            first_id=first_id,
+            min_calls=d.min_calls,
+            max_calls=d.max_calls,
+            max_turns=d.max_turns,
         )
         tally = Tally(len(contexts), explored)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
@@ -142,7 +172,9 @@ class Synthesizer:
         """Adds a validated task; returns why not where it is refused."""
         if self.guard is not None:
             similarity, nearest = self.guard.nearest(task)
-            lineage = dataclasses.replace(task.lineage, similarity=round(float(similarity), 4), nearest=nearest)
+            lineage = dataclasses.replace(
+                task.lineage, similarity=round(float(similarity), 4), nearest=nearest
+            )
             task = dataclasses.replace(task, lineage=lineage)
             if refusal := self.guard.check(task):
                 return refusal

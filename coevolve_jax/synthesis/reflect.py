@@ -3,6 +3,7 @@
 The functions here read a trajectory without an opinion on who explores; a
 `Reflector` (scripted or an LLM) turns what they find into a `Context`.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,8 +16,9 @@ MAX_AVOIDED = 8
 
 
 class Reflector(Protocol):
-    def reflect(self, signal: Signal, task: Task, trajectory: Trajectory,
-                siblings: Sequence[Trajectory]) -> Context:
+    def reflect(
+        self, signal: Signal, task: Task, trajectory: Trajectory, siblings: Sequence[Trajectory]
+    ) -> Context:
         """siblings: the other rollouts of the same task under the same policy."""
 
 
@@ -27,8 +29,16 @@ def signature(call: Call) -> str:
 
 def unguided(scene: Task, id: str) -> Context:
     """The context of exploration without a signal: D_0 and the "random" mode."""
-    return Context(id=id, signal=None, task=scene, summary="Free exploration of the scene.", failure_cause="",
-                   instability_pattern="", focus_pattern=(), avoid=())
+    return Context(
+        id=id,
+        signal=None,
+        task=scene,
+        summary="Free exploration of the scene.",
+        failure_cause="",
+        instability_pattern="",
+        focus_pattern=(),
+        avoid=(),
+    )
 
 
 def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
@@ -42,8 +52,9 @@ def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))[:MAX_AVOIDED]
 
 
-def divergence(successes: Sequence[Trajectory],
-               failures: Sequence[Trajectory]) -> tuple[int, Call | None, Call | None]:
+def divergence(
+    successes: Sequence[Trajectory], failures: Sequence[Trajectory]
+) -> tuple[int, Call | None, Call | None]:
     """Where a failed rollout leaves the successful one that it follows longest.
 
     Returns (position, call of the success there, call of the failure there);
@@ -55,15 +66,18 @@ def divergence(successes: Sequence[Trajectory],
         for failure in failures:
             good = [s.call for s in success.steps if s.call is not None]
             bad = [s.call for s in failure.steps if s.call is not None]
-            at = next((i for i, (a, b) in enumerate(zip(good, bad)) if signature(a) != signature(b)),
-                      min(len(good), len(bad)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(good, bad)) if signature(a) != signature(b)),
+                min(len(good), len(bad)),
+            )
             if at > best[0]:
                 best = (at, good[at] if at < len(good) else None, bad[at] if at < len(bad) else None)
     return (max(best[0], 0), *best[1:])
 
 
-def focus(signal: Signal, task: Task, trajectory: Trajectory,
-          siblings: Sequence[Trajectory]) -> tuple[str, ...]:
+def focus(
+    signal: Signal, task: Task, trajectory: Trajectory, siblings: Sequence[Trajectory]
+) -> tuple[str, ...]:
     """Tool names to explore again.
 
     forgetting: the operations of the task's reference, in order. rare: the
@@ -86,8 +100,9 @@ def focus(signal: Signal, task: Task, trajectory: Trajectory,
     return tuple(dict.fromkeys(names))
 
 
-def split(trajectory: Trajectory,
-          siblings: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+def split(
+    trajectory: Trajectory, siblings: Sequence[Trajectory]
+) -> tuple[list[Trajectory], list[Trajectory]]:
     """The group as (successes, failures); invalid rollouts are neither."""
     group = {t.member: t for t in (*siblings, trajectory) if t.outcome.valid}
     members = [group[m] for m in sorted(group)]

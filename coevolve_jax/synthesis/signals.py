@@ -3,6 +3,7 @@
 An invalid rollout (our own infrastructure failed) takes no part: it adds to
 no score and no count, and it carries no signal.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -87,8 +88,11 @@ def extract(
         counts.update(t.actions)
     n_actions = sum(counts.values())
 
-    forgotten = {task for task, score in now.items()
-                 if score < SUCCESS and any(s >= SUCCESS for s in history.scores.get(task, ())[-window:])}
+    forgotten = {
+        task
+        for task, score in now.items()
+        if score < SUCCESS and any(s >= SUCCESS for s in history.scores.get(task, ())[-window:])
+    }
     succeeded = {t.task_id for t in valid if _success(t)}
     failed = {t.task_id for t in valid if not _success(t)}
     mixed = succeeded & failed
@@ -132,9 +136,13 @@ def _check(trajectories: Sequence[Trajectory], window: int, theta: float) -> Non
     seen = set()
     for t in trajectories:
         if t.outcome.valid and not 0 <= t.outcome.reward <= 1:
-            raise ValueError(f"Rollout {t.member} of task {t.task_id} has reward {t.outcome.reward}; rewards "
-                             "lie between 0 and 1 (mark what could not be scored as valid=False).")
+            raise ValueError(
+                f"Rollout {t.member} of task {t.task_id} has reward {t.outcome.reward}; rewards "
+                "lie between 0 and 1 (mark what could not be scored as valid=False)."
+            )
         if (t.task_id, t.member) in seen:
-            raise ValueError(f"Task {t.task_id} has two rollouts numbered {t.member} in one step; number the "
-                             "rollouts of a task consecutively, also where the batch holds the task twice.")
+            raise ValueError(
+                f"Task {t.task_id} has two rollouts numbered {t.member} in one step; number the "
+                "rollouts of a task consecutively, also where the batch holds the task twice."
+            )
         seen.add((t.task_id, t.member))

@@ -1,4 +1,5 @@
 """D_t, the training set: it grows by validated tasks, never shrinks, and says which tasks come next."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -105,8 +106,10 @@ class TaskPool:
         if not self._tasks:
             raise ValueError("The task pool is empty; add validated tasks before sampling a batch.")
         if n < 1 or not 0 <= new_share <= 1:
-            raise ValueError(f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
-                             "the size must be at least 1 and the share between 0 and 1.")
+            raise ValueError(
+                f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
+                "the size must be at least 1 and the share between 0 and 1."
+            )
         rounds, rest = divmod(n, len(self))
         batch = list(self._tasks) * rounds
         newest = [t.id for t in self.newest]
@@ -179,8 +182,10 @@ class TaskPool:
         ids = set(self._tasks)
         for task in tasks:
             if not task.calls:
-                raise ValueError(f"Task {task.id} has no reference calls, so it cannot be scored; give it "
-                                 "turns with calls before adding it to the pool.")
+                raise ValueError(
+                    f"Task {task.id} has no reference calls, so it cannot be scored; give it "
+                    "turns with calls before adding it to the pool."
+                )
             if task.id in ids and (task.id not in self._tasks or task_key(task) != task_key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")
             ids.add(task.id)

@@ -1,4 +1,5 @@
 """Validation: a proposal becomes a task only if it runs and is scored a success in a fresh environment."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -37,8 +38,16 @@ class Judge(Protocol):
         """Why the answers of this turn do not meet the goal, as a reason; None where they do."""
 
 
-def validate(judge: Judge, pool: EnvPool, proposals: Sequence[Proposal], *, ids: Sequence[str], kind: str,
-             step: int, min_calls: int = 2) -> list[Verdict]:
+def validate(
+    judge: Judge,
+    pool: EnvPool,
+    proposals: Sequence[Proposal],
+    *,
+    ids: Sequence[str],
+    kind: str,
+    step: int,
+    min_calls: int = 2,
+) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
     Everything passes: accept. The first turns pass and hold at least min_calls
@@ -59,17 +68,39 @@ def validate(judge: Judge, pool: EnvPool, proposals: Sequence[Proposal], *, ids:
     return [_verdict(t, r, o, min_calls) for t, r, o in zip(tasks, reasons, outcomes)]
 
 
-def synthesize(explorer, pool: EnvPool, contexts: Sequence[Context], *, rounds: int, steps: int,
-               per_context: int, rng: np.random.Generator, kind: str, step: int = 0, first_id: int = 0,
-               min_calls: int = 2, max_calls: int = 6, max_turns: int = 3) -> tuple[list[Verdict], int]:
+def synthesize(
+    explorer,
+    pool: EnvPool,
+    contexts: Sequence[Context],
+    *,
+    rounds: int,
+    steps: int,
+    per_context: int,
+    rng: np.random.Generator,
+    kind: str,
+    step: int = 0,
+    first_id: int = 0,
+    min_calls: int = 2,
+    max_calls: int = 6,
+    max_turns: int = 3,
+) -> tuple[list[Verdict], int]:
     """explore -> abstract -> validate for a batch of contexts, per_context proposals each at most.
 
     Returns a verdict on each proposal, the first of every context before the second of any, and the number
     of environment steps explored. The n-th proposal's task has the id f"{kind}-{step}-{first_id + n}".
     """
     triplets = explore.explore_all(explorer, pool, contexts, rounds=rounds, steps=steps, rng=rng)
-    groups = abstract.abstract_all(explorer, pool, contexts, triplets, rng=rng, count=per_context,
-                                   min_calls=min_calls, max_calls=max_calls, max_turns=max_turns)
+    groups = abstract.abstract_all(
+        explorer,
+        pool,
+        contexts,
+        triplets,
+        rng=rng,
+        count=per_context,
+        min_calls=min_calls,
+        max_calls=max_calls,
+        max_turns=max_turns,
+    )
     proposals = [group[i] for i in range(per_context) for group in groups if i < len(group)]
     ids = [f"{kind}-{step}-{first_id + n}" for n in range(len(proposals))]
     verdicts = validate(explorer, pool, proposals, ids=ids, kind=kind, step=step, min_calls=min_calls)
@@ -78,14 +109,23 @@ def synthesize(explorer, pool: EnvPool, contexts: Sequence[Context], *, rounds: 
 
 def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> Task:
     scene = proposal.context.task
-    lineage = Lineage(kind=kind, signal=proposal.context.signal, parent=scene.id, context=proposal.context.id,
-                      explorer=explorer, triplets=proposal.triplets, step=step)
-    return dataclasses.replace(scene, id=id, turns=proposal.turns, description=proposal.description,
-                               lineage=lineage)
+    lineage = Lineage(
+        kind=kind,
+        signal=proposal.context.signal,
+        parent=scene.id,
+        context=proposal.context.id,
+        explorer=explorer,
+        triplets=proposal.triplets,
+        step=step,
+    )
+    return dataclasses.replace(
+        scene, id=id, turns=proposal.turns, description=proposal.description, lineage=lineage
+    )
 
 
-def _turn_reason(judge: Judge, proposal: Proposal, turn: int,
-                 observations: Sequence[Observation]) -> str | None:
+def _turn_reason(
+    judge: Judge, proposal: Proposal, turn: int, observations: Sequence[Observation]
+) -> str | None:
     if not all(o.valid for o in observations):
         return "environment"
     if any(o.error for o in observations):
@@ -110,6 +150,6 @@ def _verdict(task: Task, reasons: Sequence[str | None], outcome: Outcome, min_ca
 
 
 def _stamp(task: Task, verdict: str, reason: str) -> Task:
-    kept = task.lineage.triplets[:len(task.calls)]
+    kept = task.lineage.triplets[: len(task.calls)]
     lineage = dataclasses.replace(task.lineage, verdict=verdict, reason=reason, triplets=kept)
     return dataclasses.replace(task, lineage=lineage)

@@ -3,6 +3,7 @@
 Turns are graded with BFCL's own comparisons of states and responses. No jax
 and nothing heavy is imported here: every worker process imports this file.
 """
+
 from __future__ import annotations
 
 import copy
@@ -17,12 +18,33 @@ from bfcl_eval.constants import executable_backend_config as backend
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
-from coevolve_jax.envs.bfcl.tools import (TOOLSETS, documented, execute, load_class, parse, read_data, render,
-                                          tools)
+from coevolve_jax.envs.bfcl.tools import (
+    TOOLSETS,
+    documented,
+    execute,
+    load_class,
+    parse,
+    read_data,
+    render,
+    tools,
+)
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
-__all__ = ["CATEGORIES", "ENVIRONMENTS", "SPLITS", "TOOLSETS", "Environment", "load", "official_check",
-           "parse", "render", "scenes", "split", "tools", "warm_up"]
+__all__ = [
+    "CATEGORIES",
+    "ENVIRONMENTS",
+    "SPLITS",
+    "TOOLSETS",
+    "Environment",
+    "load",
+    "official_check",
+    "parse",
+    "render",
+    "scenes",
+    "split",
+    "tools",
+    "warm_up",
+]
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
 ENVIRONMENTS = ("bfcl", "bfcl_long_context")
@@ -79,8 +101,10 @@ class Environment:
     def reset(self, task: Task) -> None:
         """Builds the task's initial state. ValueError: unknown environment or toolset, unusable state."""
         if task.environment not in ENVIRONMENTS:
-            raise ValueError(f"Task {task.id!r} is of the environment {task.environment!r}: "
-                             f"use one of {', '.join(ENVIRONMENTS)}.")
+            raise ValueError(
+                f"Task {task.id!r} is of the environment {task.environment!r}: "
+                f"use one of {', '.join(ENVIRONMENTS)}."
+            )
         # A withheld tool that the reference needs is announced later (multi_turn_miss_func): callable.
         withheld = set(task.excluded) - {call.name for call in task.calls}
         self._allowed = {n: t for n, t in documented(task.toolsets).items() if n not in withheld}
@@ -140,8 +164,10 @@ class Environment:
 
     def fingerprint(self) -> str:
         """sha256 of the public attributes of all instances: equal where state_checker finds them equal."""
-        public = {name: {k: v for k, v in vars(instance).items() if not k.startswith("_")}
-                  for name, instance in self._world.items()}
+        public = {
+            name: {k: v for k, v in vars(instance).items() if not k.startswith("_")}
+            for name, instance in self._world.items()
+        }
         return hashlib.sha256(_canonical(public).encode("utf-8", "surrogatepass")).hexdigest()
 
     def close(self) -> None:
@@ -161,8 +187,10 @@ def _entries(category: str) -> dict[str, tuple[dict, list[list[str]]]]:
     """Official entry and official answer by task id."""
     _check_category(category)
     answers = read_data("possible_answer", f"BFCL_v4_{category}.json")
-    return {entry["id"]: (entry, answer["ground_truth"])
-            for entry, answer in zip(read_data(f"BFCL_v4_{category}.json"), answers, strict=True)}
+    return {
+        entry["id"]: (entry, answer["ground_truth"])
+        for entry, answer in zip(read_data(f"BFCL_v4_{category}.json"), answers, strict=True)
+    }
 
 
 def _query(entry: Mapping, turn: int, messages: Sequence[Mapping]) -> str:
@@ -175,12 +203,20 @@ def _query(entry: Mapping, turn: int, messages: Sequence[Mapping]) -> str:
 
 
 def _task(entry: Mapping, answer: Sequence[Sequence[str]], environment: str) -> Task:
-    turns = tuple(Turn(_query(entry, i, messages), tuple(parse(text) for text in calls))
-                  for i, (messages, calls) in enumerate(zip(entry["question"], answer, strict=True)))
+    turns = tuple(
+        Turn(_query(entry, i, messages), tuple(parse(text) for text in calls))
+        for i, (messages, calls) in enumerate(zip(entry["question"], answer, strict=True))
+    )
     # The data's excluded_function is left aside, as by the official harness, which offers those tools too.
     held_out = [name for names in entry.get("missed_function", {}).values() for name in names]
-    return Task(id=entry["id"], environment=environment, toolsets=tuple(entry["involved_classes"]),
-                initial_state=entry["initial_config"], turns=turns, excluded=tuple(held_out))
+    return Task(
+        id=entry["id"],
+        environment=environment,
+        toolsets=tuple(entry["involved_classes"]),
+        initial_state=entry["initial_config"],
+        turns=turns,
+        excluded=tuple(held_out),
+    )
 
 
 @functools.cache
@@ -212,8 +248,9 @@ def split(name: str) -> frozenset[int]:
     return train if name == "train" else frozenset(range(200)) - train
 
 
-def scenes(split_name: str, toolsets: Sequence[str] | None = None,
-           category: str = "multi_turn_base") -> list[Task]:
+def scenes(
+    split_name: str, toolsets: Sequence[str] | None = None, category: str = "multi_turn_base"
+) -> list[Task]:
     """Bare scenes of one side of a split: initial states and tools without user turns.
 
     toolsets: keep only these (None: all); scenes left without any are dropped. Ids: "scene_17", or
@@ -245,8 +282,11 @@ def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> d
     if len(turns) > len(answer):
         raise ValueError(f"{task_id} has {len(answer)} turns, but calls for {len(turns)} turns are given.")
     if len(turns) < len(answer):
-        return {"valid": False, "error_type": "multi_turn:force_terminated",
-                "error_message": f"{len(turns)} of {len(answer)} turns were finished."}
+        return {
+            "valid": False,
+            "error_type": "multi_turn:force_terminated",
+            "error_message": f"{len(turns)} of {len(answer)} turns were finished.",
+        }
     # The official executor keeps worlds under this name for ever: it must be new, an identifier, and cleared.
     model = f"model{next(_serial)}"
     allowed = documented(entry["involved_classes"])
@@ -256,8 +296,11 @@ def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> d
     finally:
         for name in [n for n in vars(multi_turn_utils) if n.startswith(f"{model}_")]:
             delattr(multi_turn_utils, name)
-    return {"valid": verdict["valid"], "error_type": verdict.get("error_type", ""),
-            "error_message": verdict.get("error_message", "")}
+    return {
+        "valid": verdict["valid"],
+        "error_type": verdict.get("error_type", ""),
+        "error_message": verdict.get("error_message", ""),
+    }
 
 
 def _render_or_refuse(call: Call, allowed: Container[str]) -> str:

@@ -3,6 +3,7 @@
 A tool is called by its whitelisted name on the instance of its class; no text
 of the model is ever evaluated. See bfcl.py for worlds, grading and the benchmark.
 """
+
 from __future__ import annotations
 
 import ast
@@ -24,18 +25,33 @@ from bfcl_eval.constants import executable_backend_config as backend
 
 from coevolve_jax.types import Call, Observation, Task
 
-TOOLSETS = ("GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI",
-            "TicketAPI", "TradingBot", "TravelAPI", "VehicleControlAPI")
-MAX_DEPTH = 32          # of the JSON value of a call's arguments
-MAX_BYTES = 1 << 20     # of the same as JSON text
+TOOLSETS = (
+    "GorillaFileSystem",
+    "MathAPI",
+    "MessageAPI",
+    "TwitterAPI",
+    "TicketAPI",
+    "TradingBot",
+    "TravelAPI",
+    "VehicleControlAPI",
+)
+MAX_DEPTH = 32  # of the JSON value of a call's arguments
+MAX_BYTES = 1 << 20  # of the same as JSON text
 
 # TravelAPI.verify_traveler_information computes an age from today's date. The day of the
 # package's release stands for today, so that a task has the same answer next year.
 TODAY = datetime.datetime(2026, 3, 23)
 
 NOT_PLAIN = "The arguments are no acceptable JSON object: "
-_JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "int": "integer",
-               "str": "string", "bool": "boolean"}
+_JSON_TYPES = {
+    "dict": "object",
+    "float": "number",
+    "tuple": "array",
+    "list": "array",
+    "int": "integer",
+    "str": "string",
+    "bool": "boolean",
+}
 
 
 # --- Tools -------------------------------------------------------------------------------------
@@ -55,7 +71,6 @@ class Tool:
 
 
 class _Clock(datetime.datetime):
-
     @classmethod
     def today(cls):
         return cls(TODAY.year, TODAY.month, TODAY.day)
@@ -98,16 +113,19 @@ def _toolset(toolset: str) -> dict[str, Tool]:
         if name.startswith("_") or not inspect.isfunction(method):
             continue
         parameters = list(inspect.signature(method).parameters.values())[1:]
-        function = {"name": name,
-                    "description": doc["description"].split("Tool description: ", 1)[-1],
-                    "parameters": _schema(doc["parameters"])}
+        function = {
+            "name": name,
+            "description": doc["description"].split("Tool description: ", 1)[-1],
+            "parameters": _schema(doc["parameters"]),
+        }
         tools[name] = Tool(
             name=name,
             toolset=toolset,
             doc={"type": "function", "function": function},
             parameters=tuple(p.name for p in parameters if p.name in function["parameters"]["properties"]),
             required=tuple(function["parameters"]["required"]),
-            defaults={p.name: p.default for p in parameters if isinstance(p.default, (list, dict, set))})
+            defaults={p.name: p.default for p in parameters if isinstance(p.default, (list, dict, set))},
+        )
     return tools
 
 
@@ -150,8 +168,12 @@ def plain(arguments: Any) -> dict:
         raise ValueError(f"{NOT_PLAIN}{str(error)[:200]}") from None
     level = [copied]
     for _ in range(MAX_DEPTH):
-        level = [child for value in level if isinstance(value, (list, dict))
-                 for child in (value.values() if isinstance(value, dict) else value)]
+        level = [
+            child
+            for value in level
+            if isinstance(value, (list, dict))
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
     if level:
         raise ValueError(f"{NOT_PLAIN}more than {MAX_DEPTH} levels deep")
     return copied

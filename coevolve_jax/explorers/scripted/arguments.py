@@ -1,4 +1,5 @@
 """Arguments for tool calls without an LLM: from the tool schema and from values seen in the environment."""
+
 from __future__ import annotations
 
 import ast
@@ -15,25 +16,31 @@ import numpy as np
 from coevolve_jax.types import Observation, Triplet
 
 MAX_STRING = 40  # characters: a user would not spell out more
-NOUNS = ("amber apple arrow autumn bridge candle canyon castle cedar cloud copper coral cotton delta ember "
-         "falcon forest garden garnet harbor hazel island ivory jasmine lantern lemon linen maple marble "
-         "meadow mirror ocean olive orchid panda paper pearl pepper pine planet prairie quartz raven "
-         "ribbon river saddle silver spruce summer sunset timber tulip valley velvet violet winter").split()
-PHRASES = ("meeting report budget plan weekly update project review final draft sales forecast travel notes "
-           "urgent request team schedule customer feedback annual summary quick question new idea good "
-           "morning great progress price alert").split()
+NOUNS = (
+    "amber apple arrow autumn bridge candle canyon castle cedar cloud copper coral cotton delta ember "
+    "falcon forest garden garnet harbor hazel island ivory jasmine lantern lemon linen maple marble "
+    "meadow mirror ocean olive orchid panda paper pearl pepper pine planet prairie quartz raven "
+    "ribbon river saddle silver spruce summer sunset timber tulip valley velvet violet winter"
+).split()
+PHRASES = (
+    "meeting report budget plan weekly update project review final draft sales forecast travel notes "
+    "urgent request team schedule customer feedback annual summary quick question new idea good "
+    "morning great progress price alert"
+).split()
 CITIES = ("San Francisco", "Los Angeles", "New York", "Chicago", "Boston", "London", "Paris")
 UNITS = ("m", "cm", "mm", "km", "in", "ft", "kg", "g", "lb", "oz")
 SYNONYMS = {"dir": "directory", "folder": "directory", "zipcod": "zip"}
-STOP = ("the of a an to in from for or and is be can if no not by with this that will name value type list "
-                    "user current only new given specified format default example enum string number").split()
+STOP = (
+    "the of a an to in from for or and is be can if no not by with this that will name value type list "
+    "user current only new given specified format default example enum string number"
+).split()
 
 
 @lru_cache(maxsize=None)
 def stem(word: str) -> str:
     for suffix in ("ing", "ed", "es", "s", "e"):
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
-            word = word[:-len(suffix)]
+            word = word[: -len(suffix)]
             break
     return SYNONYMS.get(word, word)
 
@@ -79,8 +86,15 @@ class Param:
     fields: tuple[Param, ...] = ()
 
 
-TYPES = {"float": "number", "double": "number", "int": "integer", "dict": "object", "tuple": "array",
-         "list": "array", "bool": "boolean"}
+TYPES = {
+    "float": "number",
+    "double": "number",
+    "int": "integer",
+    "dict": "object",
+    "tuple": "array",
+    "list": "array",
+    "bool": "boolean",
+}
 
 
 def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
@@ -95,12 +109,22 @@ def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
         fields = tuple(parse(k, v) for k, v in schema.get("properties", {}).items())
     span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
     unit = re.search(r"multiple of (\d+)", text)
-    return Param(name=name, type=type_, required=required, default=schema.get("default"),
-                 choices=tuple(schema.get("enum") or (named_values(text) if type_ == "string" else ())),
-                 low=float(span[1]) if span else None, high=float(span[2]) if span else None,
-                 unit=float(unit[1]) if unit else 0.0, words=tokens(name), hints=tokens(text) - IGNORED,
-                 description=text, new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
-                 item=item, fields=fields or ())
+    return Param(
+        name=name,
+        type=type_,
+        required=required,
+        default=schema.get("default"),
+        choices=tuple(schema.get("enum") or (named_values(text) if type_ == "string" else ())),
+        low=float(span[1]) if span else None,
+        high=float(span[2]) if span else None,
+        unit=float(unit[1]) if unit else 0.0,
+        words=tokens(name),
+        hints=tokens(text) - IGNORED,
+        description=text,
+        new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
+        item=item,
+        fields=fields or (),
+    )
 
 
 def named_values(text: str) -> tuple[str, ...]:
@@ -130,8 +154,9 @@ def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = 
     """All values of a JSON tree; names of the members of a mapping (files, symbols) count as values."""
     if isinstance(data, Mapping):
         # Members of a mapping of records are names; so are capitalised keys ({"Alice": "USR001"}).
-        collection = (all(isinstance(v, Mapping) for v in data.values())
-                      or all(isinstance(v, str) and k[:1].isupper() for k, v in data.items()))
+        collection = all(isinstance(v, Mapping) for v in data.values()) or all(
+            isinstance(v, str) and k[:1].isupper() for k, v in data.items()
+        )
         for name, value in data.items():
             if collection:
                 kind = value.get("type", "") if isinstance(value, Mapping) else ""
@@ -164,8 +189,9 @@ class Bank:
     failed: arguments of calls that failed, which are unlikely to do better.
     """
 
-    def __init__(self, entries: Iterable[Entry], near: frozenset = frozenset(),
-                 failed: frozenset = frozenset()):
+    def __init__(
+        self, entries: Iterable[Entry], near: frozenset = frozenset(), failed: frozenset = frozenset()
+    ):
         self.entries, self.near, self.failed = tuple(dict.fromkeys(entries)), near, failed
 
     def extended(self, history: Sequence[Triplet]) -> Bank:
@@ -245,7 +271,7 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
         best = weights.max(initial=0.0)
         trust = 0.1 if param.words & TEXT else 0.95 if best >= 2.0 else 0.8 if best >= 1.0 else 0.2
         if weights.size and weights.sum() > 0 and rng.random() < trust:
-            weights = weights ** 2
+            weights = weights**2
             return values[rng.choice(len(values), p=weights / weights.sum())]
     return _number(param, rng) if param.type in ("integer", "number") else _string(param, rng)
 

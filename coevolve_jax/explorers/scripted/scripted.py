@@ -1,4 +1,5 @@
 """The explorer that needs no LLM: it reflects, acts, abstracts and judges by rules."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,8 +12,16 @@ import numpy as np
 
 from coevolve_jax.synthesis import reflect as reflection
 from coevolve_jax.synthesis.abstract import Proposal
-from coevolve_jax.explorers.scripted.arguments import (MAX_STRING, Bank, Param, draw, harvest_state, parse, succeeded,
-                                              tokens)
+from coevolve_jax.explorers.scripted.arguments import (
+    MAX_STRING,
+    Bank,
+    Param,
+    draw,
+    harvest_state,
+    parse,
+    succeeded,
+    tokens,
+)
 from coevolve_jax.synthesis.reflect import signature
 from coevolve_jax.types import Call, Context, Observation, Signal, Task, Trajectory, Triplet
 
@@ -54,8 +63,9 @@ class ScriptedExplorer:
 
     # Reflector
 
-    def reflect(self, signal: Signal, task: Task, trajectory: Trajectory,
-                siblings: Sequence[Trajectory]) -> Context:
+    def reflect(
+        self, signal: Signal, task: Task, trajectory: Trajectory, siblings: Sequence[Trajectory]
+    ) -> Context:
         successes, failures = reflection.split(trajectory, siblings)
         at, good, bad = reflection.divergence(successes, failures)
         failed = [s for s in trajectory.steps if s.error]
@@ -64,9 +74,11 @@ class ScriptedExplorer:
             cause = f"{failed[0].text[:80]} -> {failed[0].observation[:120]}"
         pattern = ""
         if signal.kind == "boundary":
-            pattern = (f"{len(successes)} of {len(successes) + len(failures)} succeed; "
-                       f"they part at call {at + 1}: "
-                       f"{good.name if good else 'end'} against {bad.name if bad else 'end'}")
+            pattern = (
+                f"{len(successes)} of {len(successes) + len(failures)} succeed; "
+                f"they part at call {at + 1}: "
+                f"{good.name if good else 'end'} against {bad.name if bad else 'end'}"
+            )
         elif signal.kind == "forgetting":
             pattern = "solved before, not any more"
         elif signal.kind == "rare":
@@ -74,12 +86,17 @@ class ScriptedExplorer:
         parts = [signal.kind, str(signal.step), task.id, str(signal.member)]
         parts += [signal.pattern] if signal.pattern else []
         return Context(
-            id="/".join(parts), signal=signal.kind, task=task,
-            summary=(f"Called {', '.join(trajectory.actions) or 'nothing'}; "
-                     f"reward {trajectory.outcome.reward:g}."),
-            failure_cause=cause, instability_pattern=pattern,
+            id="/".join(parts),
+            signal=signal.kind,
+            task=task,
+            summary=(
+                f"Called {', '.join(trajectory.actions) or 'nothing'}; reward {trajectory.outcome.reward:g}."
+            ),
+            failure_cause=cause,
+            instability_pattern=pattern,
             focus_pattern=reflection.focus(signal, task, trajectory, siblings),
-            avoid=reflection.mistakes(trajectory))
+            avoid=reflection.mistakes(trajectory),
+        )
 
     # Actor
 
@@ -90,8 +107,14 @@ class ScriptedExplorer:
             self._toolboxes[key] = toolbox(self._tools[key])
         return self._tools[key]
 
-    def act(self, context: Context, tools: Sequence[dict], history: Sequence[Triplet], round: int,
-            rng: np.random.Generator) -> Call | None:
+    def act(
+        self,
+        context: Context,
+        tools: Sequence[dict],
+        history: Sequence[Triplet],
+        round: int,
+        rng: np.random.Generator,
+    ) -> Call | None:
         box = self._toolbox(context.task, tools)
         bank = self._bank(context.task).extended(history)
         again = retry(history, box, bank, rng)
@@ -105,8 +128,15 @@ class ScriptedExplorer:
                 return call
         return None
 
-    def _next(self, context: Context, box: dict[str, Tool], bank: Bank,
-              history: Sequence[Triplet], round: int, rng: np.random.Generator) -> Call:
+    def _next(
+        self,
+        context: Context,
+        box: dict[str, Tool],
+        bank: Bank,
+        history: Sequence[Triplet],
+        round: int,
+        rng: np.random.Generator,
+    ) -> Call:
         if history and not succeeded(history[-1].observation):
             helpers = remedies(history[-1], box)
             if rng.random() < (REPAIR if helpers else LOOK):
@@ -122,8 +152,9 @@ class ScriptedExplorer:
         weights = self._preferences(context, box, history, round)
         return fill(box[names[rng.choice(len(names), p=weights / weights.sum())]], bank, rng)
 
-    def _preferences(self, context: Context, box: dict[str, Tool], history: Sequence[Triplet],
-                     round: int) -> np.ndarray:
+    def _preferences(
+        self, context: Context, box: dict[str, Tool], history: Sequence[Triplet], round: int
+    ) -> np.ndarray:
         """Weight of each tool. Unguided: the untried ones. Guided: the focus and its neighbours."""
         tried = {t.call.name for t in history}
         fresh = np.array([0.3 if n in tried else 1.0 for n in box])
@@ -154,8 +185,14 @@ class ScriptedExplorer:
 
     # Abstractor
 
-    def choose(self, context: Context, triplets: Sequence[Triplet], count: int, sizes: tuple[int, int],
-               rng: np.random.Generator) -> list[tuple[int, ...]]:
+    def choose(
+        self,
+        context: Context,
+        triplets: Sequence[Triplet],
+        count: int,
+        sizes: tuple[int, int],
+        rng: np.random.Generator,
+    ) -> list[tuple[int, ...]]:
         rounds = {r: candidates([t for t in triplets if t.round == r]) for r in {t.round for t in triplets}}
         usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= sizes[0]]
         goals = []
@@ -183,7 +220,7 @@ class ScriptedExplorer:
 
     def judge(self, proposal: Proposal, turn: int, observations: Sequence[Observation]) -> str | None:
         start = sum(len(t.calls) for t in proposal.turns[:turn])
-        recorded = proposal.observations[start:start + len(observations)]
+        recorded = proposal.observations[start : start + len(observations)]
         same = all(a.text == b.text for a, b in zip(observations, recorded, strict=True))
         return None if same else "result_differs"
 
@@ -197,8 +234,10 @@ def toolbox(tools: Sequence[dict]) -> dict[str, Tool]:
         required = schema.get("required", ())
         params = tuple(parse(k, v, k in required) for k, v in schema.get("properties", {}).items())
         box[function["name"]] = Tool(function["name"], params, tokens(function["name"]))
-    return {name: dataclasses.replace(tool, params=tuple(share(p, box) for p in tool.params))
-            for name, tool in box.items()}
+    return {
+        name: dataclasses.replace(tool, params=tuple(share(p, box) for p in tool.params))
+        for name, tool in box.items()
+    }
 
 
 def share(param: Param, box: dict[str, Tool]) -> Param:
@@ -219,8 +258,14 @@ def fill(tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
     """A call with all required and some optional arguments; one left at its default is not written out."""
     given = [p for p in tool.params if p.required or rng.random() < OPTIONAL]
     arguments = {p.name: draw(p, bank, rng) for p in given}
-    return Call(tool.name, {p.name: arguments[p.name] for p in given
-                            if p.required or arguments[p.name] not in (p.default, None)})
+    return Call(
+        tool.name,
+        {
+            p.name: arguments[p.name]
+            for p in given
+            if p.required or arguments[p.name] not in (p.default, None)
+        },
+    )
 
 
 def vary(call: Call, tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
@@ -251,8 +296,9 @@ def remedies(failure: Triplet, box: dict[str, Tool]) -> list[Tool]:
     return [t for t, score in zip(fits, scores) if score == max(scores)]
 
 
-def retry(history: Sequence[Triplet], box: dict[str, Tool], bank: Bank,
-          rng: np.random.Generator) -> Call | None:
+def retry(
+    history: Sequence[Triplet], box: dict[str, Tool], bank: Bank, rng: np.random.Generator
+) -> Call | None:
     """The latest failed call for which the last step, a success, was a remedy.
 
     It is made as it was, unless its error spoke of one of its arguments: then with others.

@@ -7,6 +7,7 @@ runs three kinds of programs, each compiled for a few fixed shapes:
   extend    CHUNK tokens of those rows to which more than CHUNK tokens were added (long observations)
   decode    the tokens that are left, CHUNK at most, then sampling until every row has stopped
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -49,7 +50,9 @@ class Programs:
     slots, max_length, max_new: as of the engine. record: the cache is a `routing.Recorded`, not a `KVCache`.
     """
 
-    def __init__(self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int, record: bool):
+    def __init__(
+        self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int, record: bool
+    ):
         self._config, self._dtype, self._model = config, dtype, Qwen(config, dtype=dtype)
         self._slots, self._max_length, self._max_new = slots, max_length, max_new
         self._record = record
@@ -63,7 +66,9 @@ class Programs:
 
     def _feed(self, params, tokens, positions, cache):
         """`Qwen.decode`, with any cache of `empty`."""
-        decode = functools.partial(self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode)
+        decode = functools.partial(
+            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
+        )
         if not self._record:
             return decode(cache)
         (hidden, kv), told = decode(cache.kv, mutable=["intermediates"])
@@ -83,7 +88,20 @@ class Programs:
         return cache.put(slots, rows)
 
     def _decode(
-        self, params, cache, key, tokens, positions, slots, lengths, seeds, temperatures, budgets, stop_ids, *, columns
+        self,
+        params,
+        cache,
+        key,
+        tokens,
+        positions,
+        slots,
+        lengths,
+        seeds,
+        temperatures,
+        budgets,
+        stop_ids,
+        *,
+        columns,
     ):
         """Feeds `tokens` to the rows `slots`, then samples until each row stops or its budget is spent."""
         apply = functools.partial(self._model.apply, {"params": params})

@@ -1,4 +1,5 @@
 """One token per row from its logits: by the inverse of the distribution function, or the likeliest one."""
+
 from __future__ import annotations
 
 import jax
@@ -45,7 +46,8 @@ def _in_two_steps(logits, greedy, keys, wanted):
     drawn = block * BLOCK + _first_reaching(within, u[:, 1])
     # A pass over all logits that most batches do without.
     token = jax.lax.cond(
-        jnp.any(greedy & wanted), lambda: jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn), lambda: drawn)
+        jnp.any(greedy & wanted), lambda: jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn), lambda: drawn
+    )
     logz = peak[:, 0] + jnp.log(jnp.sum(sums, axis=-1))
     return token.astype(jnp.int32), jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - logz
 

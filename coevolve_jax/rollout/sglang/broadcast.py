@@ -3,6 +3,7 @@
 NCCL where the server's weights are on a GPU, gloo otherwise. JAX arrays become torch tensors by dlpack,
 without a copy. Source: SGLang 0.5.23, model_executor/model_runner_components/weight_updater.py.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -20,8 +21,10 @@ try:
     import torch
     import torch.distributed as dist
 except ImportError as error:
-    raise ImportError("The transport 'distributed' of weights needs torch in the trainer's environment: "
-                      "install it, or set the transport to 'disk'.") from error
+    raise ImportError(
+        "The transport 'distributed' of weights needs torch in the trainer's environment: "
+        "install it, or set the transport to 'disk'."
+    ) from error
 
 BUCKET = 2**30  # bytes that are sent, and wait in the server's memory, at once
 
@@ -46,8 +49,14 @@ class Group:
         name, size = f"coevolve-{uuid.uuid4().hex}", 1 + ranks
         delta = datetime.timedelta(seconds=timeout)
         store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False, timeout=delta)
-        body = {"master_address": _own_address(url), "master_port": store.port, "rank_offset": 1,
-                "world_size": size, "group_name": name, "backend": backend}
+        body = {
+            "master_address": _own_address(url),
+            "master_port": store.port,
+            "rank_offset": 1,
+            "world_size": size,
+            "group_name": name,
+            "backend": backend,
+        }
         joining = asyncio.to_thread(_join, store, name, size, backend, delta)
         try:
             _, group = await asyncio.gather(call("/init_weights_update_group", body), joining)
@@ -66,9 +75,13 @@ class Group:
         try:
             for names in buckets:
                 last = names is buckets[-1]
-                body = {"names": names, "dtypes": [tensors[name].dtype for name in names],
-                        "shapes": [tensors[name].shape for name in names], "group_name": self._name,
-                        "flush_cache": last}
+                body = {
+                    "names": names,
+                    "dtypes": [tensors[name].dtype for name in names],
+                    "shapes": [tensors[name].shape for name in names],
+                    "group_name": self._name,
+                    "flush_cache": last,
+                }
                 body |= {"weight_version": version} if last else {}
                 sending = asyncio.to_thread(self._broadcast, names, read)
                 await asyncio.gather(call("/update_weights_from_distributed", body), sending)

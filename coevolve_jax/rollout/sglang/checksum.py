@@ -5,6 +5,7 @@ value in one matrix, gate and up in one, a layer's experts stacked, the vocabula
 checksums say that every tensor arrived, whole. Source: SGLang 0.5.23, srt/utils/weight_checker.py,
 srt/managers/mm_utils.py (sha256, weights in host memory) and kernels/ops/memory/gpu_tensor_hash.py (GPU).
 """
+
 from __future__ import annotations
 
 import hashlib

@@ -3,6 +3,7 @@
 What can go wrong on the way (a server killed, hanging, out of memory, refusing; a connection reset, a body cut
 short) costs one request at most, which is asked again from where it had come to: what was returned is kept.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -73,8 +74,10 @@ class SGLangEngine:
         record_routing: bool = False,
     ):
         if model_config.dense_layers and model_config.sparse_layers:
-            raise ValueError("SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense "
-                             "layers as well: use config.engine.name = \"native\".")
+            raise ValueError(
+                "SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense "
+                'layers as well: use config.engine.name = "native".'
+            )
         self._config, self._record_routing = model_config, record_routing
         self._max_length, self._max_new = max_length, max_new_tokens
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
@@ -82,7 +85,9 @@ class SGLangEngine:
         self._weights: Weights | None = None
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
-        self.prompt_tokens = self.cached_tokens = 0  # so far: what was sent, and what of it the servers had cached
+        self.prompt_tokens = self.cached_tokens = (
+            0  # so far: what was sent, and what of it the servers had cached
+        )
         self._broken: EngineError | None = None
         loop.run(self._start(members, patience, restarts))
         try:
@@ -135,12 +140,16 @@ class SGLangEngine:
             async with self._fleet.take() as member:
                 served = member.served
                 try:
-                    parts.append(await self._ask(member, r, np.concatenate([r.ids, *(p.ids for p in parts)]), done))
+                    parts.append(
+                        await self._ask(member, r, np.concatenate([r.ids, *(p.ids for p in parts)]), done)
+                    )
                     member.served += 1
                 except Fault as fault:
                     self.faults += 1
                     failed, why = failed + 1, str(fault)
-                    if not (isinstance(fault, Slow) and member.served > served):  # others it has answered meanwhile
+                    if not (
+                        isinstance(fault, Slow) and member.served > served
+                    ):  # others it has answered meanwhile
                         self._fleet.put_out(member, why)
                     continue
             if parts[-1].finish == "abort":
@@ -148,9 +157,11 @@ class SGLangEngine:
                 failed, why = failed + 1, parts[-1].reason
         self._given_up += 1
         if self._given_up >= GIVEN_UP:
-            raise EngineError(f"{self._given_up} messages in a row could not be had, each after {self._attempts} "
-                              f"attempts; the last one because {why}. See the servers' logs; the same command goes on "
-                              "from the last checkpoint.")
+            raise EngineError(
+                f"{self._given_up} messages in a row could not be had, each after {self._attempts} "
+                f"attempts; the last one because {why}. See the servers' logs; the same command goes on "
+                "from the last checkpoint."
+            )
         return _join(parts, "abort", why)
 
     async def _ask(self, member: Member, r: Request, ids: np.ndarray, done: int) -> Completion:
@@ -162,9 +173,12 @@ class SGLangEngine:
             "return_logprob": True,
             "return_routed_experts": self._record_routing,
             "sampling_params": {
-                "temperature": r.sampling.temperature, "top_p": 1.0, "top_k": -1,
+                "temperature": r.sampling.temperature,
+                "top_p": 1.0,
+                "top_k": -1,
                 "max_new_tokens": r.sampling.max_new_tokens - done,
-                "stop_token_ids": list(r.sampling.stop_ids), "ignore_eos": not r.sampling.stop_ids,
+                "stop_token_ids": list(r.sampling.stop_ids),
+                "ignore_eos": not r.sampling.stop_ids,
                 "sampling_seed": r.seed % 2**31,
             },
         }
@@ -223,11 +237,15 @@ class SGLangEngine:
             try:
                 room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
             except EngineError as error:
-                raise EngineError(f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
-                                  "have one launched.") from None
+                raise EngineError(
+                    f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
+                    "have one launched."
+                ) from None
             if isinstance(room, int) and room < self._max_length + SPARE:
-                raise EngineError(f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
-                                  f"{self._max_length}: start it with --context-length {self._max_length + SPARE}.")
+                raise EngineError(
+                    f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
+                    f"{self._max_length}: start it with --context-length {self._max_length + SPARE}."
+                )
 
     async def _probe(self, member: Member) -> None:
         async with self._pushing:  # while weights are loaded, a server does not answer
@@ -249,8 +267,10 @@ class SGLangEngine:
         try:
             weights = self._pusher.write(params, version)
         except OSError as error:  # said by `generate`, when the step that made these weights is whole
-            self._broken = EngineError(f"The weights of version {version} cannot be written ({error}): give "
-                                       "config.engine.push_folder a folder with room for three versions.")
+            self._broken = EngineError(
+                f"The weights of version {version} cannot be written ({error}): give "
+                "config.engine.push_folder a folder with room for three versions."
+            )
             return
         loop.run(self._push(weights))
 
@@ -290,8 +310,12 @@ _NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", np.zer
 def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Completion:
     """One completion of several that follow each other."""
     return Completion(
-        np.concatenate([p.ids for p in parts]), np.concatenate([p.logprobs for p in parts]), finish,
-        np.concatenate([p.versions for p in parts]), reason, parts[-1].routing,
+        np.concatenate([p.ids for p in parts]),
+        np.concatenate([p.logprobs for p in parts]),
+        finish,
+        np.concatenate([p.versions for p in parts]),
+        reason,
+        parts[-1].routing,
     )
 
 
@@ -310,7 +334,9 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
             raise ValueError("its ids and log-probabilities do not belong together")
         if len(ids) and not (0 <= ids.min() and ids.max() < vocabulary):
             raise ValueError("it sampled an id outside the vocabulary")
-        spans = meta.get("weight_versions") or [{"version": meta["weight_version"], "start": 0, "end": len(ids)}]
+        spans = meta.get("weight_versions") or [
+            {"version": meta["weight_version"], "start": 0, "end": len(ids)}
+        ]
         versions = np.full(len(ids), -1, np.int32)
         for span in spans:
             versions[span["start"] : span["end"]] = int(span["version"])
@@ -318,7 +344,9 @@ def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[in
             raise ValueError("it does not say which weights sampled each token")
         reason = meta["finish_reason"]
         if reason["type"] == "abort":
-            return Completion(ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300])
+            return Completion(
+                ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300]
+            )
         if not len(ids):
             raise ValueError("it holds no token")
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:

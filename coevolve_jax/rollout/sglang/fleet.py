@@ -4,6 +4,7 @@ A server that fails is left out at once, so that nothing new goes to it. It is t
 it is well; one that this process launched is started anew where it is dead or does not answer. Before it serves
 again it is brought to the newest weights.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -101,10 +102,14 @@ class Fleet:
     def _epitaph(self, lost: bool) -> str:
         told = "; ".join(f"{m.url}: {m.why}" for m in self.members)
         if lost:
-            return (f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and give it "
-                    "more memory or fewer requests (config.engine.slots).")
-        return (f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name another "
-                "in config.engine.url, and run the same command: it goes on from the last checkpoint.")
+            return (
+                f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and give it "
+                "more memory or fewer requests (config.engine.slots)."
+            )
+        return (
+            f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name another "
+            "in config.engine.url, and run the same command: it goes on from the last checkpoint."
+        )
 
     def put_out(self, member: Member, why: str) -> None:
         """Nothing new goes to this member until it is well and has the newest weights."""
@@ -124,7 +129,9 @@ class Fleet:
                     member.restarts += 1
                     if member.restarts > self._restarts:
                         break
-                    await asyncio.to_thread(member.process.restart, member.process.model_path, member.process.version)
+                    await asyncio.to_thread(
+                        member.process.restart, member.process.model_path, member.process.version
+                    )
                 unanswered += 1
                 await self._probe(member)
                 unanswered = 0

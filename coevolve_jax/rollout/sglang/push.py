@@ -5,6 +5,7 @@ missing. So nothing is posted that does not fit the model that it serves, and wh
 compared by checksum with what was sent. Requests under way are set back to their tokens (`retract`), for keys
 and values of old weights must not be used on, and continue with the new weights.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +34,11 @@ LAYOUT = ("device", "dtype", "quantization", "tp_size", "pp_size", "dp_size", "e
 
 
 async def call(
-    session: aiohttp.ClientSession, url: str, method: str, path: str, body: Mapping | None = None,
+    session: aiohttp.ClientSession,
+    url: str,
+    method: str,
+    path: str,
+    body: Mapping | None = None,
     timeout: float | None = None,
 ) -> dict:
     """The JSON object that the server at `url` answers. timeout: seconds; None is CONTROL_TIMEOUT.
@@ -48,8 +53,10 @@ async def call(
     except TimeoutError as error:
         raise EngineError(f"The SGLang server at {url} left {path} unanswered for {timeout:g} s.") from error
     except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
-        raise EngineError(f"The SGLang server at {url} cannot be reached for {path} "
-                          f"({type(error).__name__}: {error}); is it up?") from error
+        raise EngineError(
+            f"The SGLang server at {url} cannot be reached for {path} "
+            f"({type(error).__name__}: {error}); is it up?"
+        ) from error
     try:
         answer = json.loads(text)
     except ValueError:
@@ -100,8 +107,14 @@ class Pusher:
     """
 
     def __init__(
-        self, config: QwenConfig, model: str | os.PathLike, *, dtype: str = "float32",
-        transport: str = "disk", root: str | os.PathLike | None = None, exact: bool = True,
+        self,
+        config: QwenConfig,
+        model: str | os.PathLike,
+        *,
+        dtype: str = "float32",
+        transport: str = "disk",
+        root: str | os.PathLike | None = None,
+        exact: bool = True,
         timeout: float = 600.0,
     ):
         if transport not in TRANSPORTS:
@@ -181,15 +194,19 @@ class Pusher:
             args = await call(session, url, "GET", "/server_info")
             copies = [name for name in ("dp_size", "pp_size") if int(args.get(name) or 1) > 1]
             if self._transport == "distributed" and copies:
-                raise ValueError(f"Weights cannot be broadcast to {url}, whose {copies[0]} is {args[copies[0]]}: set "
-                                 "config.engine.push to 'disk', or start it with tensor parallelism alone.")
+                raise ValueError(
+                    f"Weights cannot be broadcast to {url}, whose {copies[0]} is {args[copies[0]]}: set "
+                    "config.engine.push to 'disk', or start it with tensor parallelism alone."
+                )
             try:
                 known = self._servers[url] = Server(
                     tensors=_served_tensors(args, self._model),
                     device=args["device"],
                     layout=tuple(str(args.get(key)) for key in LAYOUT),
                     ranks=int(args["tp_size"]),
-                    exact=self._exact and args["device"] in ("cpu", "cuda") and args["quantization"] is None
+                    exact=self._exact
+                    and args["device"] in ("cpu", "cuda")
+                    and args["quantization"] is None
                     and int(args["tp_size"]) == int(args["pp_size"]) == int(args.get("ep_size") or 1) == 1,
                     folder=info["model_path"],
                     version=info["weight_version"],
@@ -203,7 +220,8 @@ class Pusher:
             if not known.exact:
                 logging.warning(
                     "%s holds its weights in a layout of its own: a push is verified only by whether its "
-                    "checksum changes, and is the same on servers like it.", url
+                    "checksum changes, and is the same on servers like it.",
+                    url,
                 )
         return known
 
@@ -220,7 +238,11 @@ class Pusher:
             await self._groups[url].send(post, tensors, read, str(weights.version))
 
     async def _verify(
-        self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights,
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        server: Server,
+        weights: Weights,
         expected: Mapping[str, str],
     ) -> Server:
         """The server with the weights that it holds now; EngineError where they are not those sent."""
@@ -294,8 +316,10 @@ async def _checker(session: aiohttp.ClientSession, url: str) -> tuple[str, list[
     try:
         return str(answer["per_engine_checksum"]), [dict(rank["checksums"]) for rank in answer["ranks"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise EngineError(f"The SGLang server at {url} answered /weights_checker without checksums "
-                          f"({error!r}); launch version 0.5.23.") from error
+        raise EngineError(
+            f"The SGLang server at {url} answered /weights_checker without checksums "
+            f"({error!r}); launch version 0.5.23."
+        ) from error
 
 
 def _expected(server: Server, weights: Weights, tensors: Mapping[str, Tensor]) -> dict[str, str]:

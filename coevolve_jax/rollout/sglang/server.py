@@ -5,6 +5,7 @@
 
 SGLang lives in a Python environment of its own; on a CPU that is `.sglang`, which `make sglang-cpu` builds.
 """
+
 from __future__ import annotations
 
 import http.client
@@ -37,10 +38,19 @@ TAIL_LINES = 8
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "0"}
 _CPU_DEFAULTS = {"OMP_NUM_THREADS": "1"}
 # The server's own warm-up goes through its tokenizer; /health generates a token anyway.
-_CPU_FLAGS = ("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-              "--grammar-backend", "none", "--skip-server-warmup",
-              "--sleep-on-idle")  # otherwise its scheduler spins on a core that the update needs
-_QUIET = "GET /health"   # lines of the log that explain nothing
+_CPU_FLAGS = (
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "torch_native",
+    "--sampling-backend",
+    "pytorch",
+    "--grammar-backend",
+    "none",
+    "--skip-server-warmup",
+    "--sleep-on-idle",
+)  # otherwise its scheduler spins on a core that the update needs
+_QUIET = "GET /health"  # lines of the log that explain nothing
 
 
 def default_python() -> str:
@@ -52,14 +62,28 @@ def default_python() -> str:
         return sys.executable
     if CPU_PYTHON.is_file():
         return str(CPU_PYTHON)
-    raise ValueError(f"SGLang is not installed, neither for {sys.executable} nor in {CPU_PYTHON.parents[1]}: "
-                     f"{REMEDY}.")
+    raise ValueError(
+        f"SGLang is not installed, neither for {sys.executable} nor in {CPU_PYTHON.parents[1]}: {REMEDY}."
+    )
 
 
 def _command(python: str, model: Path, host: str, port: int, version: str, flags: Sequence[str]) -> list[str]:
     """Token ids in and out (no tokenizer); the version comes back with every token."""
-    return [python, "-m", "sglang.launch_server", "--model-path", str(model), "--host", host,
-            "--port", str(port), "--weight-version", version, "--skip-tokenizer-init", *flags]
+    return [
+        python,
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        str(model),
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--weight-version",
+        version,
+        "--skip-tokenizer-init",
+        *flags,
+    ]
 
 
 def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
@@ -81,8 +105,10 @@ def _reserve(host: str, port: int) -> socket.socket:
         reserved.bind((host, port))
     except OSError as error:
         reserved.close()
-        raise ValueError(f"Port {port} of {host} cannot be used ({error.strerror}): choose another, or 0 for "
-                         "any that is free.") from None
+        raise ValueError(
+            f"Port {port} of {host} cannot be used ({error.strerror}): choose another, or 0 for "
+            "any that is free."
+        ) from None
     return reserved
 
 
@@ -110,11 +136,25 @@ class Server:
     ValueError, before anything is launched, for a python, folder, device or port that cannot be.
     """
 
-    def __init__(self, model_path: str | Path, *, version: str = "0", python: str | None = None,
-                 device: str | None = None, dtype: str = "float32", context_length: int = 2048,
-                 max_running_requests: int = 64, max_total_tokens: int | None = None, seed: int = 0,
-                 host: str = HOST, port: int = 0, log_path: str | Path | None = None, arguments: Sequence[str] = (),
-                 environment: Mapping[str, str] | None = None, deadline: float = 600.0):
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        version: str = "0",
+        python: str | None = None,
+        device: str | None = None,
+        dtype: str = "float32",
+        context_length: int = 2048,
+        max_running_requests: int = 64,
+        max_total_tokens: int | None = None,
+        seed: int = 0,
+        host: str = HOST,
+        port: int = 0,
+        log_path: str | Path | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        deadline: float = 600.0,
+    ):
         self.python = python or default_python()
         if shutil.which(self.python) is None:
             raise ValueError(f"{self.python} (the python for SGLang) is not a program: {REMEDY}.")
@@ -125,9 +165,19 @@ class Server:
         if max_total_tokens is None and cpu:
             max_total_tokens = context_length * max_running_requests
         size = ("--max-total-tokens", str(max_total_tokens)) if max_total_tokens else ()
-        self._flags = ["--dtype", dtype, "--context-length", str(context_length), "--random-seed", str(seed),
-                       "--max-running-requests", str(max_running_requests), *size,
-                       *(_CPU_FLAGS if cpu else ()), *arguments]
+        self._flags = [
+            "--dtype",
+            dtype,
+            "--context-length",
+            str(context_length),
+            "--random-seed",
+            str(seed),
+            "--max-running-requests",
+            str(max_running_requests),
+            *size,
+            *(_CPU_FLAGS if cpu else ()),
+            *arguments,
+        ]
         self._extra, self.deadline = dict(environment or {}), deadline
         self._lock, self._stopped = threading.Lock(), False
         self._reserved = _reserve(host, port)
@@ -147,10 +197,20 @@ class Server:
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(os.getpid()), scratch,
-                 *_command(self.python, self.model_path, self._host, self.port, version, self._flags)],
+                [
+                    sys.executable,
+                    "-I",
+                    supervise.__file__,
+                    str(os.getpid()),
+                    scratch,
+                    *_command(self.python, self.model_path, self._host, self.port, version, self._flags),
+                ],
                 env=_environment(self.python, self.device == "cpu", scratch, self._extra),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def wait_until_ready(self) -> Server:
@@ -208,8 +268,10 @@ class Server:
     def failure(self, what: str = "does not answer") -> str:
         """A sentence for the user: what happened to which server, and the last lines of its log."""
         tail = " | ".join(self._tail(TAIL_LINES)) or "nothing"
-        return (f"The SGLang server at {self.url} ({self.model_path}) {what}. "
-                f"Its log {self.log_path} ends with: {tail}")
+        return (
+            f"The SGLang server at {self.url} ({self.model_path}) {what}. "
+            f"Its log {self.log_path} ends with: {tail}"
+        )
 
     def _tail(self, count: int) -> list[str]:
         with open(self.log_path, "rb") as log:

@@ -5,6 +5,7 @@
 When the command ends, when this process gets SIGTERM or when the owner is gone (even by kill -9), the
 command's whole process group is killed and waited for, and the scratch folder deleted.
 """
+
 import ctypes
 import os
 import shutil
@@ -24,8 +25,9 @@ def main() -> None:
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     # Should this process be killed, the command dies too, although nobody is left to kill its group.
-    child = subprocess.Popen(command, process_group=0,
-                             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+    child = subprocess.Popen(
+        command, process_group=0, preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    )
     # The parent's id, not a death signal: that one fires when the *thread* that started us ends.
     while child.poll() is None and os.getppid() == owner and not asked:
         time.sleep(POLL_SECONDS)

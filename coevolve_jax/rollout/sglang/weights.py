@@ -1,4 +1,5 @@
 """One version of a model's weights on its way to the servers: a folder, or arrays in memory."""
+
 from __future__ import annotations
 
 import contextlib
@@ -97,8 +98,10 @@ class ArrayWeights(Weights):
 def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
     """Raises ValueError for parameters that this process does not hold whole."""
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(params)):
-        raise ValueError("Parameters that lie on several processes cannot be broadcast to servers; set the "
-                         "transport to 'disk'.")
+        raise ValueError(
+            "Parameters that lie on several processes cannot be broadcast to servers; set the "
+            "transport to 'disk'."
+        )
     entries = hf_io.entries_of(config, params)
     parts = {e.names[index]: (e, index) for e in entries for index in np.ndindex(e.names.shape)}
     return ArrayWeights(parts, dtype, version)
