@@ -23,12 +23,12 @@ flags.mark_flag_as_required("config")
 def main(_) -> None:
     c = _CONFIG.value
     policy = build.policy(c.model)
-    with build.worlds(c) as worlds:
-        agent = build.agent(c, policy, build.engine(c, policy), worlds)
+    with build.env_pool(c) as env_pool:
+        agent = build.agent(c, policy, build.engine(c, policy), env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
+        Synthesizer(build.explorer(c), env_pool, c, guard=None).explore_unguided(
             tasks,
-            build.held_out_scenes(c),
+            build.held_out_scenarios(c),
             wanted=_TASKS.value,
             kind="held_out",
             step=0,

@@ -72,13 +72,13 @@ def main(_) -> None:
         temperature=c.rollout.temperature,
         mesh=sharding.make_mesh(**c.mesh),
     )
-    with build.worlds(c) as worlds:
+    with build.env_pool(c) as env_pool:
         engine = build.engine(c, policy)
-        agent = build.agent(c, policy, engine, worlds)
+        agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), worlds, c, guard=None).wander(
+        Synthesizer(build.explorer(c), env_pool, c, guard=None).explore_unguided(
             tasks,
-            build.scenes(c),
+            build.scenarios(c),
             wanted=c.data.initial_tasks,
             kind="initial",
             step=0,
@@ -93,7 +93,7 @@ def main(_) -> None:
                 timers.wrap(engine, "_generate", "engine: around its programs")
                 timers.wrap(agent, "rollouts", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
-                started, busy = time.perf_counter(), worlds.busy
+                started, busy = time.perf_counter(), env_pool.busy
             batch = tasks.sample(c.rollout.tasks_per_step, sampling.rng_for(c.seed, "sample", step))
             trajectories = sampling.roll_out(c, agent, batch, step)
             chosen, _ = train.choose(c, trajectories, FilterState())
@@ -102,7 +102,7 @@ def main(_) -> None:
             if started:
                 tokens += sum(int(t.mask.sum()) for t in trajectories)
                 trained += sum(len(t.ids) for t in trajectories)
-        busy = (worlds.busy - busy) / _STEPS.value
+        busy = (env_pool.busy - busy) / _STEPS.value
     total = (time.perf_counter() - started) / _STEPS.value
     timers.own[BETWEEN] -= sum(
         s for name, s in timers.own.items() if name.startswith("engine")

@@ -7,7 +7,6 @@ runs. Beside its seconds stand those of processors, which are twice as many wher
 time, and what the useful tokens need at the rate of a large product.
 """
 
-import json
 import os
 import statistics
 import tempfile

@@ -101,12 +101,12 @@ def pushes(engine, params, rounds: int) -> None:
 def main(argv) -> None:
     c = _CONFIG.value
     policy = build.policy(c.model)
-    with build.worlds(c) as worlds, closing(build.engine(c, policy)) as engine:
-        agent = build.agent(c, policy, engine, worlds)
+    with build.env_pool(c) as env_pool, closing(build.engine(c, policy)) as engine:
+        agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool(None)
-        Synthesizer(build.explorer(c), worlds, c, None).wander(
+        Synthesizer(build.explorer(c), env_pool, c, None).explore_unguided(
             tasks,
-            build.scenes(c),
+            build.scenarios(c),
             wanted=c.rollout.tasks_per_step,
             kind="initial",
             step=0,
@@ -124,9 +124,9 @@ def main(argv) -> None:
             pushes(engine, policy.params, _ROUNDS.value)
         batch = list(tasks)[: 64 // c.rollout.group_size]
         sampling.roll_out(c, agent, batch, 0)
-        agent.utilisation()
+        agent.utilization()
         seconds, _ = timed(lambda: sampling.roll_out(c, agent, batch, 1))
-        share = agent.utilisation()
+        share = agent.utilization()
         busy = f"engine {share['engine']:.0%} and workers {share['workers']:.0%} busy"
         print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, {busy}")
 

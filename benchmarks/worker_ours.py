@@ -35,7 +35,7 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
         made.append(
             Trajectory(
                 task_id=str(i),
-                member=0,
+                rollout_index=0,
                 ids=np.concatenate([prompt, completion]),
                 mask=sampled,
                 logprobs=np.concatenate([nothing, data["sampler_logprobs"][i, :n]]),

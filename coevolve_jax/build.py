@@ -1,4 +1,4 @@
-"""Builds what a config names: policy, worlds, explorer, engine, agent, and the claim on a workdir."""
+"""Builds what a config names: policy, env_pool, explorer, engine, agent, and the claim on a workdir."""
 
 from __future__ import annotations
 
@@ -84,27 +84,27 @@ def _difference(theirs: dict, ours: dict, prefix: str = "config") -> str:
     return "equal"
 
 
-def worlds(config: ConfigDict) -> ProcessPool:
+def env_pool(config: ConfigDict) -> ProcessPool:
     """config: its section environment is read."""
     c = config.environment
     return ProcessPool(workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory)
 
 
-def scenes(config: ConfigDict) -> list[Task]:
-    """The scenes that are explored for training tasks."""
-    return bfcl.scenes(config.environment.train_split, tuple(config.environment.toolsets))
+def scenarios(config: ConfigDict) -> list[Task]:
+    """The scenarios that are explored for training tasks."""
+    return bfcl.scenarios(config.environment.train_split, tuple(config.environment.toolsets))
 
 
-def held_out_scenes(config: ConfigDict) -> list[Task]:
-    """The evaluation split's scenes, less those in which some tool class starts as in a training scene:
+def held_out_scenarios(config: ConfigDict) -> list[Task]:
+    """The evaluation split's scenarios, less those in which some tool class starts as in a training scenario:
     BFCL repeats some initial states across its entries."""
-    seen = {start for scene in scenes(config) for start in _starts(scene)}
-    found = bfcl.scenes(config.environment.eval_split, tuple(config.environment.toolsets))
-    return [scene for scene in found if seen.isdisjoint(_starts(scene))]
+    seen = {start for scenario in scenarios(config) for start in _starts(scenario)}
+    found = bfcl.scenarios(config.environment.eval_split, tuple(config.environment.toolsets))
+    return [scenario for scenario in found if seen.isdisjoint(_starts(scenario))]
 
 
-def _starts(scene: Task) -> set[str]:
-    return {json.dumps([t, scene.initial_state.get(t)], sort_keys=True) for t in scene.toolsets}
+def _starts(scenario: Task) -> set[str]:
+    return {json.dumps([t, scenario.initial_state.get(t)], sort_keys=True) for t in scenario.toolsets}
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
@@ -138,10 +138,10 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
     return NativeEngine(
         policy.config,
         policy.params,
-        slots=config.engine.slots,
+        slots=config.engine.max_concurrency,
         seed=config.seed,
         dtype=jnp.dtype(config.engine.dtype),
-        copies=bool(config.rollout.ahead),
+        copies=bool(config.rollout.max_staleness),
         record_routing=replays,
         **_sizes(config),
     )
@@ -177,7 +177,7 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
                     config.model,
                     python=c.python or None,
                     dtype=c.dtype,
-                    max_running_requests=c.slots,
+                    max_running_requests=c.max_concurrency,
                     context_length=sizes["max_length"] + SPARE,
                     version="launched",  # a version that no push has
                     arguments=[
@@ -218,8 +218,8 @@ def _sizes(config: ConfigDict) -> dict[str, int]:
     return {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
 
 
-def agent(config: ConfigDict, policy: Policy, engine: Engine, worlds: ProcessPool) -> Agent:
+def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:
     """config: its sections rollout and engine are read."""
     c = config.rollout
     limits = Limits(c.max_length, c.max_new_tokens, c.max_steps, c.max_observation)
-    return Agent(engine, policy.chat, worlds, bfcl.tools, limits, concurrency=config.engine.slots)
+    return Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=config.engine.max_concurrency)

@@ -136,13 +136,17 @@ def check(config: ConfigDict) -> None:
         "data.initial_tasks",
         f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
-    require(config.rollout.ahead in (0, 1), "rollout.ahead", "0 or 1 step")
+    require(config.rollout.max_staleness in (0, 1), "rollout.max_staleness", "0 or 1 step")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")
     for name in ("timeout", "patience", "push_timeout"):
         require(config.engine[name] > 0, f"engine.{name}", "more than 0 seconds")
     require(
-        not (config.rollout.ahead and config.engine.name == "sglang" and config.engine.push == "distributed"),
+        not (
+            config.rollout.max_staleness
+            and config.engine.name == "sglang"
+            and config.engine.push == "distributed"
+        ),
         "engine.push",
         "disk where rollouts run ahead: the update takes the weights that would be broadcast",
     )

@@ -78,7 +78,7 @@ def tally(
 
 
 def official(
-    worlds: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
+    env_pool: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
 ) -> dict:
     """BFCL's official multi_turn_checker on trajectories of benchmark tasks, run in the isolated workers.
 
@@ -92,7 +92,7 @@ def official(
         ]
         if t.outcome.valid and t.stop == "done":
             jobs.append((t.task_id, calls))
-    verdicts = worlds.check(jobs)
+    verdicts = env_pool.check(jobs)
     trials = sum(t.outcome.valid for t in trajectories)
     reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
     reasons["force_terminated"] = trials - len(jobs)

@@ -23,30 +23,30 @@ def rng_for(seed: int, purpose: str, step: int = 0, *again: int) -> np.random.Ge
 
 
 class Rollouts:
-    """The rollouts of one step after the other; with config.rollout.ahead those of the next step already run, by
+    """The rollouts of one step after the other; with config.rollout.max_staleness those of the next step already run, by
     the weights that there are, while this step's are learned from."""
 
     def __init__(self, config: ConfigDict, agent: Agent, tasks: TaskPool):
         self._config, self._agent, self._tasks = config, agent, tasks
-        self._thread = ThreadPoolExecutor(1) if config.rollout.ahead else None
+        self._thread = ThreadPoolExecutor(1) if config.rollout.max_staleness else None
         self._coming: Future | None = None
 
-    def of(self, step: int) -> tuple[list[Task], list[Trajectory], dict[str, float]]:
-        """The tasks of this step, their trajectories, and how busy engine and workers were (Agent.utilisation).
+    def next_batch(self, step: int) -> tuple[list[Task], list[Trajectory], dict[str, float]]:
+        """The tasks of this step, their trajectories, and how busy engine and workers were (Agent.utilization).
         What was drawn counts in the pool from here on."""
         coming, self._coming = self._coming or self._begin(step), None
-        drawn, batch, trajectories, use = coming.result()
+        drawn, batch, trajectories, utilization = coming.result()
         self._tasks.commit(drawn)
-        if self._config.rollout.ahead and step + 1 < self._config.steps:
+        if self._config.rollout.max_staleness and step + 1 < self._config.steps:
             self._coming = self._begin(step + 1)
-        return batch, trajectories, use
+        return batch, trajectories, utilization
 
     def _begin(self, step: int) -> Future:
         tasks = self._tasks.fork()
 
         def roll():
-            self._agent.utilisation()  # forgets what was before
-            return tasks, *sample(self._config, self._agent, tasks, step), self._agent.utilisation()
+            self._agent.utilization()  # forgets what was before
+            return tasks, *sample(self._config, self._agent, tasks, step), self._agent.utilization()
 
         if self._thread:
             return self._thread.submit(roll)

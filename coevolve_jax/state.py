@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from coevolve_jax.synthesis.pipeline import Tally, Weakness
+from coevolve_jax.synthesis.pipeline import Evidence, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.signals import History
 from coevolve_jax.grpo.filter import FilterState
@@ -23,10 +23,10 @@ class RunState:
     tasks: TaskPool
     held_out: list[Task]
     before: dict
-    initial: Tally
+    initial: SynthesisStats
     history: History = dataclasses.field(default_factory=History)
-    pending: list[Weakness] = dataclasses.field(default_factory=list)
-    synthesis: Tally = dataclasses.field(default_factory=Tally)
+    pending: list[Evidence] = dataclasses.field(default_factory=list)
+    synthesis: SynthesisStats = dataclasses.field(default_factory=SynthesisStats)
     signals: dict[str, int] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     filter: FilterState = FilterState()
@@ -35,7 +35,9 @@ class RunState:
         groups = {}
         for w in self.pending:
             key = f"{w.signal.step}/{w.signal.task_id}"
-            groups[key] = [t.to_json() for t in sorted((w.trajectory, *w.siblings), key=lambda t: t.member)]
+            groups[key] = [
+                t.to_json() for t in sorted((w.trajectory, *w.siblings), key=lambda t: t.rollout_index)
+            ]
         return {
             "step": self.step,
             "tasks": self.tasks.to_json(),
@@ -56,17 +58,17 @@ class RunState:
         pending = []
         for signal in map(Signal.from_json, data["pending"]["signals"]):
             group = groups[f"{signal.step}/{signal.task_id}"]
-            own = next(t for t in group if t.member == signal.member)
-            pending.append(Weakness(signal, own, tuple(t for t in group if t is not own)))
+            own = next(t for t in group if t.rollout_index == signal.rollout_index)
+            pending.append(Evidence(signal, own, tuple(t for t in group if t is not own)))
         return cls(
             step=data["step"],
             tasks=TaskPool.from_json(data["tasks"], max_tasks),
             held_out=[Task.from_json(t) for t in data["held_out"]],
             before=data["before"],
-            initial=Tally.from_json(data["initial"]),
+            initial=SynthesisStats.from_json(data["initial"]),
             history=History.from_json(data["history"]),
             pending=pending,
-            synthesis=Tally.from_json(data["synthesis"]),
+            synthesis=SynthesisStats.from_json(data["synthesis"]),
             signals=dict(data["signals"]),
             seconds=dict(data["seconds"]),
             filter=FilterState(**data["filter"]),

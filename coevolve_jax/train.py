@@ -8,7 +8,7 @@
         4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + what is valid
 
 Everything random is drawn from (seed, purpose, step), so that a run that was killed goes on exactly as if it had
-not been, where the in-process engine generates and config.rollout.ahead is 0.
+not been, where the in-process engine generates and config.rollout.max_staleness is 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.analysis import report
 from coevolve_jax.evaluate import evaluate, versions
 from coevolve_jax.synthesis import signals
-from coevolve_jax.synthesis.pipeline import Synthesizer, weaknesses
+from coevolve_jax.synthesis.pipeline import Synthesizer, join_evidence
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.advantages import group_advantages
@@ -76,20 +76,20 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
         hosts.follow(learner, policy)
         return {}
     learner = hosts.Leader(learner, policy, engine_device=c.engine.name == "native")
-    scenes = build.scenes(c)
+    scenarios = build.scenarios(c)
     build.claim(workdir, c)
 
     with (
-        build.worlds(c) as worlds,
-        closing(build.engine(c, learner.first(), workdir)) as engine,
-        closing(build.agent(c, policy, engine, worlds)) as agent,
+        build.env_pool(c) as env_pool,
+        closing(build.engine(c, learner.initial_policy(), workdir)) as engine,
+        closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         explorer = build.explorer(c)
 
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
         restored = learner.restore(workdir / "checkpoints")
         if restored is None:
-            run = start(c, explorer, worlds, agent)
+            run = start(c, explorer, env_pool, agent)
             state = learner.init(policy.params)
             logs = metrics.MetricsWriter(workdir)
         else:
@@ -97,7 +97,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
             run = RunState.from_json(saved, c.data.max_tasks or None)
             logs = metrics.MetricsWriter(workdir, saved["sizes"])
             engine.update_weights(learner.policy(state), run.step)
-        synthesizer = Synthesizer(explorer, worlds, c, leak_guard(c, run.held_out))
+        synthesizer = Synthesizer(explorer, env_pool, c, leak_guard(c, run.held_out))
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in run.held_out])
         run.tasks.write(workdir / "tasks.jsonl")
 
@@ -117,12 +117,12 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 # 1. K rollouts for each of a batch of tasks from D_t
                 with timed(seconds, "rollout"):
                     try:
-                        batch, trajectories, use = rollouts.of(step)
+                        batch, trajectories, utilization = rollouts.next_batch(step)
                     except EngineError:
                         save()
                         raise
                     check_sampler(trajectories)
-                    trajectories = leave_out_stale(trajectories, step, c.rollout.ahead)
+                    trajectories = leave_out_stale(trajectories, step, c.rollout.max_staleness)
 
                 # 2. GRPO update of the policy
                 with timed(seconds, "update"):
@@ -135,14 +135,14 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                     run.history, trajectories, step, window=c.signals.window, theta=c.signals.rare_percent
                 )
                 run.tasks.record(signals.task_scores(trajectories))
-                run.pending += weaknesses(found, trajectories)
+                run.pending += join_evidence(found, trajectories)
 
                 # 4. Every F steps the training set evolves
                 evolution = None
                 if (step + 1) % c.evolution.every == 0 and c.evolution.mode != "static":
                     with timed(seconds, "evolution"):
                         tally = synthesizer.evolve(
-                            run.tasks, scenes, run.pending, step, rng_for(c.seed, "evolve", step)
+                            run.tasks, scenarios, run.pending, step, rng_for(c.seed, "evolve", step)
                         )
                     run.synthesis.add(tally)
                     run.pending, evolution = [], tally.to_json()
@@ -160,7 +160,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict:
                 **staleness(trajectories, step),
                 **learned,
                 "tasks": len(run.tasks),
-                "use": use,
+                "utilization": utilization,
                 "groups": {"rolled_out": len(batch), "learned_from": len({t.task_id for t in chosen})},
                 "signals": fired,
                 "evolution": evolution,
@@ -190,24 +190,32 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
     return LeakGuard([*build.benchmark_tasks(config), *held_out], config.data.leak_threshold)
 
 
-def start(config: ConfigDict, explorer, worlds, agent: Agent) -> RunState:
+def start(config: ConfigDict, explorer, env_pool, agent: Agent) -> RunState:
     """The held-out tasks, D_0 and the success of the policy as it is."""
     c, seconds = config, {}
 
-    def wander(
-        tasks: TaskPool, guard: LeakGuard | None, scenes: Sequence[Task], wanted: int, kind: str, seed: int
+    def explore_unguided(
+        tasks: TaskPool, guard: LeakGuard | None, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
     ):
         with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
-            return Synthesizer(explorer, worlds, c, guard).wander(
-                tasks, scenes, wanted=wanted, kind=kind, step=0, rng=rng_for(seed, kind), on_added=bar.update
+            return Synthesizer(explorer, env_pool, c, guard).explore_unguided(
+                tasks,
+                scenarios,
+                wanted=wanted,
+                kind=kind,
+                step=0,
+                rng=rng_for(seed, kind),
+                on_added=bar.update,
             )
 
     with timed(seconds, "other"):
         held_out = TaskPool()
-        wander(held_out, None, build.held_out_scenes(c), c.evaluation.tasks, "held_out", c.evaluation.seed)
+        explore_unguided(
+            held_out, None, build.held_out_scenarios(c), c.evaluation.tasks, "held_out", c.evaluation.seed
+        )
         tasks = TaskPool(c.data.max_tasks or None)
         guard = leak_guard(c, list(held_out))
-        initial = wander(tasks, guard, build.scenes(c), c.data.initial_tasks, "initial", c.seed)
+        initial = explore_unguided(tasks, guard, build.scenarios(c), c.data.initial_tasks, "initial", c.seed)
     with timed(seconds, "evaluation"):
         before = held_out_result(c, agent, list(held_out))
     return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)

@@ -51,7 +51,7 @@ class Lineage:
 
     kind: "benchmark", "initial", "random" or "signal". signal: the kind of
     weakness that asked for it. parent: id of the task whose trajectory carried
-    the signal (for "initial": the scene explored). context: id of the
+    the signal (for "initial": the scenario explored). context: id of the
     reflection. triplets: ids of the exploration steps it was abstracted from.
     verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
     similarity: cosine to the most similar evaluation task, `nearest`.
@@ -79,11 +79,11 @@ class Lineage:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: a scene (initial state and tools) and what the user asks in it.
+    """A task: a scenario (initial state and tools) and what the user asks in it.
 
     toolsets: names of the tool classes offered (BFCL: "GorillaFileSystem", ...).
     excluded: names of tools of those classes that are withheld.
-    turns is empty for a bare scene, which can be explored but not scored.
+    turns is empty for a bare scenario, which can be explored but not scored.
     """
 
     id: str
@@ -192,7 +192,7 @@ class Trajectory:
     """
 
     task_id: str
-    member: int
+    rollout_index: int
     ids: np.ndarray
     mask: np.ndarray
     logprobs: np.ndarray
@@ -212,7 +212,7 @@ class Trajectory:
         """What reflection and readers need; the token arrays are left out."""
         return {
             "task_id": self.task_id,
-            "member": self.member,
+            "rollout_index": self.rollout_index,
             "stop": self.stop,
             "outcome": dataclasses.asdict(self.outcome),
             "steps": [s.to_json() for s in self.steps],
@@ -224,7 +224,7 @@ class Trajectory:
         none = np.zeros(0, np.int32)
         return cls(
             task_id=data["task_id"],
-            member=data["member"],
+            rollout_index=data["rollout_index"],
             ids=none,
             mask=none.astype(bool),
             logprobs=none.astype(np.float32),
@@ -240,13 +240,13 @@ class Trajectory:
 class Signal:
     """A weakness that a trajectory shows.
 
-    kind: one of SIGNAL_KINDS. member: which of the K rollouts. pattern: the
+    kind: one of SIGNAL_KINDS. rollout_index: which of the K rollouts. pattern: the
     rare action pattern (kind "rare" only). step: the GRPO step.
     """
 
     kind: str
     task_id: str
-    member: int
+    rollout_index: int
     step: int
     pattern: str | None = None
 

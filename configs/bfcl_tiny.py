@@ -24,8 +24,8 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.environment = ConfigDict()
     c.environment.toolsets = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
-    c.environment.train_split = "train"  # whose scenes are explored
-    c.environment.eval_split = "test"  # whose scenes the held-out tasks live in
+    c.environment.train_split = "train"  # whose scenarios are explored
+    c.environment.eval_split = "test"  # whose scenarios the held-out tasks live in
     c.environment.workers = 2  # processes
     c.environment.call_timeout = 2.0  # seconds; a slower call makes its rollout invalid
     c.environment.worker_memory = 2.0  # GiB
@@ -47,13 +47,13 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_new_tokens = 64  # tokens of one assistant message
     c.rollout.max_steps = 20  # messages with calls per user turn (BFCL's own limit)
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
-    c.rollout.ahead = (
+    c.rollout.max_staleness = (
         0  # 1: the next step's rollouts run while this one's update does, with weights one step old
     )
 
     c.engine = ConfigDict()
     c.engine.name = arg.engine  # "native", in this process, or "sglang"
-    c.engine.slots = 64  # conversations at once
+    c.engine.max_concurrency = 64  # conversations at once
     c.engine.dtype = "float32"  # of its computation and its cache, or "bfloat16"
     # The rest concerns engine.name = "sglang".
     c.engine.url = ""  # servers to attach to, separated by commas; "": they are launched

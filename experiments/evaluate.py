@@ -42,7 +42,7 @@ _DTYPE = flags.DEFINE_enum(
 _FOLDER = flags.DEFINE_string(
     "push_folder", "", "Where servers on other hosts find the weights; they take them over."
 )
-_SLOTS = flags.DEFINE_integer("slots", 32, "Conversations at once.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", lower_bound=1)
 
 
 def main(argv) -> None:
@@ -84,13 +84,13 @@ def run() -> None:
                 "max_new_tokens": _NEW.value,
                 "max_steps": OFFICIAL_STEPS,
                 "max_observation": _OBSERVATION.value,
-                "ahead": 0,
+                "max_staleness": 0,
             },
             "model": str(folder),
             "engine": {
                 "name": "sglang" if _URL.value else "native",
                 "url": _URL.value,
-                "slots": _SLOTS.value,
+                "max_concurrency": _SLOTS.value,
                 "dtype": _DTYPE.value,
                 "push": "disk",
                 "push_folder": _FOLDER.value,
@@ -103,13 +103,13 @@ def run() -> None:
             },
         }
     )
-    with build.worlds(config) as worlds, closing(build.engine(config, policy)) as engine:
-        agent = build.agent(config, policy, engine, worlds)
+    with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
+        agent = build.agent(config, policy, engine, env_pool)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
         checked = (
-            official(worlds, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
+            official(env_pool, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
         )
     report = {
         "model": str(folder),

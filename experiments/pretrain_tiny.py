@@ -278,8 +278,8 @@ def demonstrate(
 
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
-    """Validated tasks in scenes of the train split, from unguided exploration; one or two tool classes on offer."""
-    scenes = {t: [s for s in bfcl.scenes("train") if t in s.toolsets] for t in bfcl.TOOLSETS}
+    """Validated tasks in scenarios of the train split, from unguided exploration; one or two tool classes on offer."""
+    scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.toolsets] for t in bfcl.TOOLSETS}
     others = [t for t in bfcl.TOOLSETS if t not in DEMO_TOOLSETS]
     tasks: dict[str, Task] = {}
     contexts_made = 0
@@ -288,10 +288,12 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
             contexts = []
             for _ in range(64):
                 toolset = str(rng.choice(DEMO_TOOLSETS if rng.random() < DEMO_SHARE else others))
-                scene = scenes[toolset][rng.integers(len(scenes[toolset]))]
-                offered = {toolset, str(rng.choice(scene.toolsets))} if rng.random() < 0.3 else {toolset}
-                scene = dataclasses.replace(scene, toolsets=tuple(t for t in scene.toolsets if t in offered))
-                contexts.append(unguided(scene, f"pretrain-{contexts_made}"))
+                scenario = scenarios[toolset][rng.integers(len(scenarios[toolset]))]
+                offered = {toolset, str(rng.choice(scenario.toolsets))} if rng.random() < 0.3 else {toolset}
+                scenario = dataclasses.replace(
+                    scenario, toolsets=tuple(t for t in scenario.toolsets if t in offered)
+                )
+                contexts.append(unguided(scenario, f"pretrain-{contexts_made}"))
                 contexts_made += 1
             verdicts, _ = synthesize(
                 ScriptedExplorer(bfcl.tools),

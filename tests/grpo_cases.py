@@ -87,7 +87,7 @@ def trajectory(rng, length: int, *, prompt: int = 3, reward: float = 0.0, valid:
     mask[-1] = True
     return Trajectory(
         task_id="t",
-        member=0,
+        rollout_index=0,
         ids=rng.integers(0, MODEL.vocab_size, length).astype(np.int32),
         mask=mask,
         logprobs=np.where(mask, rng.normal(-3, 0.3, length), 0).astype(np.float32),

@@ -117,8 +117,8 @@ def test_information_calls_count_and_may_come_from_an_earlier_turn():
 
 def test_what_cannot_be_scored_or_ended_says_so():
     world = bfcl.Environment()
-    world.reset(bfcl.scenes("train")[0])
-    with pytest.raises(ValueError, match="bare scene"):
+    world.reset(bfcl.scenarios("train")[0])
+    with pytest.raises(ValueError, match="bare scenario"):
         world.score()
     with pytest.raises(ValueError, match="has only 0 turns"):
         world.end_turn()
@@ -378,14 +378,14 @@ def test_worlds_share_no_default_arguments_and_no_precision():
 
 
 def test_long_context_worlds_share_no_extension():
-    scene = bfcl.scenes("train", ["TravelAPI"], "multi_turn_long_context")[0]
-    short = bfcl.scenes("train", ["TravelAPI"])[0]
-    _, world = run(scene)
+    scenario = bfcl.scenarios("train", ["TravelAPI"], "multi_turn_long_context")[0]
+    short = bfcl.scenarios("train", ["TravelAPI"])[0]
+    _, world = run(scenario)
     before = world.fingerprint()
     assert before != run(short)[1].fingerprint()
     for card in world._world["TravelAPI"].credit_card_list.values():
         card["balance"] = -1
-    assert world.fingerprint() != before == run(scene)[1].fingerprint()
+    assert world.fingerprint() != before == run(scenario)[1].fingerprint()
 
 
 def test_age_does_not_depend_on_the_day_of_the_run():
@@ -457,7 +457,7 @@ def test_splits_are_fixed_stratified_and_disjoint():
     assert bfcl.split("sequential_test") == set(range(100, 200))
     for category in bfcl.CATEGORIES:  # one index is nearly one task in every category
         sides = {
-            name: {int(s.id.rpartition("_")[2]) for s in bfcl.scenes(name, category=category)}
+            name: {int(s.id.rpartition("_")[2]) for s in bfcl.scenarios(name, category=category)}
             for name in ("train", "test")
         }
         assert sides == {"train": train, "test": test}
@@ -465,17 +465,21 @@ def test_splits_are_fixed_stratified_and_disjoint():
         bfcl.split("dev")
 
 
-def test_scenes_are_bare_and_restricted():
-    scenes = bfcl.scenes("train", ["TwitterAPI", "MathAPI"])
-    assert 0 < len(scenes) < 100
-    for scene in scenes:
-        assert scene.turns == () and scene.excluded == () and set(scene.toolsets) <= {"TwitterAPI", "MathAPI"}
-        assert set(scene.initial_state) <= set(scene.toolsets) and scene.id.startswith("scene_")
+def test_scenarios_are_bare_and_restricted():
+    scenarios = bfcl.scenarios("train", ["TwitterAPI", "MathAPI"])
+    assert 0 < len(scenarios) < 100
+    for scenario in scenarios:
+        assert (
+            scenario.turns == ()
+            and scenario.excluded == ()
+            and set(scenario.toolsets) <= {"TwitterAPI", "MathAPI"}
+        )
+        assert set(scenario.initial_state) <= set(scenario.toolsets) and scenario.id.startswith("scenario_")
     with pytest.raises(ValueError, match="Unknown toolset 'Twitter'"):
-        bfcl.scenes("train", ["Twitter"])
+        bfcl.scenarios("train", ["Twitter"])
     with pytest.raises(ValueError, match="Unknown BFCL category 'base'"):
-        bfcl.scenes("train", category="base")
-    assert bfcl.scenes("test", category="multi_turn_long_context")[0].environment == "bfcl_long_context"
+        bfcl.scenarios("train", category="base")
+    assert bfcl.scenarios("test", category="multi_turn_long_context")[0].environment == "bfcl_long_context"
 
 
 def test_tasks_survive_json():

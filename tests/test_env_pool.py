@@ -214,8 +214,8 @@ def test_escapes_run_nothing_and_come_back_as_errors(pool, tmp_path):
 
 
 def test_misuse_is_named(pool):
-    (session,) = pool.reset([bfcl.scenes("train")[0]])
-    with pytest.raises(ValueError, match="bare scene"):
+    (session,) = pool.reset([bfcl.scenarios("train")[0]])
+    with pytest.raises(ValueError, match="bare scenario"):
         pool.score([session])
     with pytest.raises(ValueError, match="0 turns"):
         pool.end_turn([session])

@@ -31,8 +31,8 @@ def explorer():
 
 @pytest.fixture(scope="module")
 def contexts():
-    scenes = bfcl.scenes("train")
-    return [reflect.unguided(scenes[i * 3], f"free-{i}") for i in range(30)]
+    scenarios = bfcl.scenarios("train")
+    return [reflect.unguided(scenarios[i * 3], f"free-{i}") for i in range(30)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def proposals(explorer, pool, contexts, triplets):
     return [p for group in groups for p in group]
 
 
-def trajectory(member, reward, *steps, valid=True):
+def trajectory(rollout_index, reward, *steps, valid=True):
     """steps: (tool, arguments, error text or None)."""
     rows = tuple(
         Step(0, name, Call(name, args), error or "{}", error is not None) for name, args, error in steps
@@ -54,7 +54,7 @@ def trajectory(member, reward, *steps, valid=True):
     none = np.zeros(0, np.int32)
     return Trajectory(
         "t",
-        member,
+        rollout_index,
         none,
         none.astype(bool),
         none.astype(np.float32),
@@ -157,8 +157,8 @@ def test_mistakes_to_avoid_are_not_repeated(explorer, pool):
 
 
 def test_error_messages_point_to_tools(explorer):
-    scene = next(s for s in bfcl.scenes("train") if s.toolsets == ("VehicleControlAPI",))
-    box = scripted.toolbox(bfcl.tools(scene))
+    scenario = next(s for s in bfcl.scenarios("train") if s.toolsets == ("VehicleControlAPI",))
+    box = scripted.toolbox(bfcl.tools(scenario))
     for text, tool in [
         ("All doors must be locked before starting the engine.", "lockDoors"),
         ("Brake pedal needs to be pressed when starting the engine.", "pressBrakePedal"),
@@ -366,9 +366,9 @@ from coevolve_jax.synthesis import reflect, validate
 from coevolve_jax.explorers.scripted import scripted
 if __name__ == "__main__":
     pool = ProcessPool(workers=int(sys.argv[1]), timeout=5.0)
-    scenes = bfcl.scenes("train")[::9]
+    scenarios = bfcl.scenarios("train")[::9]
     verdicts, explored = validate.synthesize(scripted.ScriptedExplorer(bfcl.tools), pool,
-        [reflect.unguided(s, s.id) for s in scenes], rounds=2, steps=6, per_context=2,
+        [reflect.unguided(s, s.id) for s in scenarios], rounds=2, steps=6, per_context=2,
         rng=np.random.default_rng(7), kind="initial")
     pool.shutdown()
     tasks = [v.task for v in verdicts if v.task]

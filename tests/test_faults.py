@@ -76,8 +76,8 @@ def test_one_fault_costs_nothing_but_time(proxies, make, forward, fault):  # noq
 def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(proxies, make, policy):  # noqa: F811
     proxy, _ = proxies
     engine = make(Member(proxy.url), attempts=3, max_length=1000)
-    with ProcessPool(workers=1) as worlds:
-        agent = Agent(engine, policy.chat, worlds, bfcl.tools, Limits(900, 32), concurrency=1)
+    with ProcessPool(workers=1) as env_pool:
+        agent = Agent(engine, policy.chat, env_pool, bfcl.tools, Limits(900, 32), concurrency=1)
         proxy.faults = ["pass"] + ["500"] * 3
         lost, whole = agent.rollouts([(TASK, 0, 0), (TASK, 1, 1)], 0.0)
     assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason

@@ -115,11 +115,11 @@ def test_cosine_equals_the_formula():
     assert LeakGuard([a, b]).similarities(a)[1] == pytest.approx(expected, abs=1e-6)
 
 
-def test_no_evaluation_tasks_and_scenes_without_calls():
+def test_no_evaluation_tasks_and_scenarios_without_calls():
     guard = LeakGuard([])
     assert guard.nearest(EVALUATION[0]) == (0.0, None) and guard.check(EVALUATION[0]) is None
-    scene = Task("scene", "bfcl", ("A",), {})
-    assert LeakGuard([scene]).check(dataclasses.replace(scene, id="other")) is None
+    scenario = Task("scenario", "bfcl", ("A",), {})
+    assert LeakGuard([scenario]).check(dataclasses.replace(scenario, id="other")) is None
 
 
 def test_threshold_is_inclusive_and_checked():

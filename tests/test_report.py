@@ -29,7 +29,7 @@ CALLS = (
 )
 
 
-def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scene_7"):
+def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scenario_7"):
     turns = tuple(
         Turn(str(rng.choice(QUERIES)), tuple(CALLS[i] for i in rng.integers(0, 5, rng.integers(1, 4))))
         for _ in range(rng.integers(1, 3))
@@ -50,7 +50,7 @@ def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scene_7"):
     return Task(name, "bfcl", ("GorillaFileSystem", "TradingBot"), {"root": {}}, turns, (), "", lineage)
 
 
-def fake_trajectory(rng, task, step, member, success):
+def fake_trajectory(rng, task, step, rollout_index, success):
     steps = [
         {
             "turn": number,
@@ -76,7 +76,7 @@ def fake_trajectory(rng, task, step, member, success):
     return {
         "step": step,
         "task_id": task.id,
-        "member": member,
+        "rollout_index": rollout_index,
         "reward": float(success),
         "success": success,
         "valid": True,

@@ -45,7 +45,7 @@ def policy():
 
 
 @pytest.fixture(scope="module")
-def worlds():
+def env_pool():
     with ProcessPool(workers=1, timeout=5.0) as pool:
         yield pool
 
@@ -75,10 +75,10 @@ class Script:
         pass
 
 
-def play(policy, worlds, messages, task=TASK, cut=False, **limits):
+def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
     engine = Script(policy, messages, cut)
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
-    agent = Agent(engine, policy.chat, worlds, bfcl.tools, settings_, concurrency=1)
+    agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
     return agent.rollouts([(task, 0, 0)], 1.0)[0], engine
 
 
@@ -177,8 +177,8 @@ def test_a_template_that_rewrites_history_is_refused(policy):
 # ---- Agent ---------------------------------------------------------------------------------------------
 
 
-def test_trajectories_hold_exactly_what_was_sampled(policy, worlds):
-    t, engine = play(policy, worlds, RIGHT)
+def test_trajectories_hold_exactly_what_was_sampled(policy, env_pool):
+    t, engine = play(policy, env_pool, RIGHT)
     assert t.stop == "done" and t.outcome.success and t.outcome.reward == 1.0
     sampled = [line for line in engine._lines]
     assert t.ids[t.mask].tolist() == sum(sampled, [])
@@ -195,30 +195,30 @@ def test_trajectories_hold_exactly_what_was_sampled(policy, worlds):
     assert "Move it" in policy.chat.decode(t.ids[t.turn_starts[1] :])
 
 
-def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, worlds):
-    t, _ = play(policy, worlds, ["<tool_call>\nmkdir('archive')\n</tool_call>", *RIGHT])
+def test_malformed_calls_come_back_as_tool_errors_and_can_be_mended(policy, env_pool):
+    t, _ = play(policy, env_pool, ["<tool_call>\nmkdir('archive')\n</tool_call>", *RIGHT])
     assert t.outcome.success and [s.error for s in t.steps] == [True, False, False]
     assert t.steps[0].call is None and "malformed tool call" in policy.chat.decode(t.ids)
 
 
-def test_a_wrong_world_at_the_end_of_a_turn_fails(policy, worlds):
-    t, _ = play(policy, worlds, ["Done.", *RIGHT[:1], "Done."])
+def test_a_wrong_world_at_the_end_of_a_turn_fails(policy, env_pool):
+    t, _ = play(policy, env_pool, ["Done.", *RIGHT[:1], "Done."])
     assert t.outcome.valid and not t.outcome.success and t.stop == "done"
 
 
-def test_the_limits_end_a_rollout_and_say_so(policy, worlds):
+def test_the_limits_end_a_rollout_and_say_so(policy, env_pool):
     ls = render_call(Call("ls", {}))
-    t, _ = play(policy, worlds, [ls] * 4, max_steps=3)
+    t, _ = play(policy, env_pool, [ls] * 4, max_steps=3)
     assert t.stop == "step_limit" and len(t.steps) == 3 and not t.outcome.success
-    t, _ = play(policy, worlds, RIGHT[:1], cut=True)
+    t, _ = play(policy, env_pool, RIGHT[:1], cut=True)
     assert t.stop == "token_limit" and not t.steps
-    t, _ = play(policy, worlds, [ls] * 50, max_length=500, max_new_tokens=100)
+    t, _ = play(policy, env_pool, [ls] * 50, max_length=500, max_new_tokens=100)
     assert t.stop == "context_limit" and len(t.ids) <= 500
     assert len(t.ids) == len(t.mask) == len(t.logprobs) == len(t.versions)
 
 
-def test_long_observations_are_cut(policy, worlds):
-    t, _ = play(policy, worlds, [render_call(Call("ls", {})), "Done.", "Done."], max_observation=10)
+def test_long_observations_are_cut(policy, env_pool):
+    t, _ = play(policy, env_pool, [render_call(Call("ls", {})), "Done.", "Done."], max_observation=10)
     assert t.steps[0].observation.endswith("...") and len(t.steps[0].observation) == 13
 
 

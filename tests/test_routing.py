@@ -75,7 +75,7 @@ def converse(engine, between=lambda turn: None):
             r.feed(draw(n))
             r.stop = "done"
         engine.release([2])
-    return [r.finish(Outcome(float(r.member), r.member > 0)) for r in rollouts]
+    return [r.finish(Outcome(float(r.rollout_index), r.rollout_index > 0)) for r in rollouts]
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def pack_for(learner, trajectories):
 def test_the_engine_records_what_the_whole_forward_chooses(trajectories):
     assert [len(t.ids) for t in trajectories] == [97, 91, 37]
     for t in trajectories:
-        unfed = {0: 3, 1: 1, 2: 1}[t.member]  # the last token sampled, and what was observed after it
+        unfed = {0: 3, 1: 1, 2: 1}[t.rollout_index]  # the last token sampled, and what was observed after it
         assert t.routing.shape == (len(t.ids), A, K) and t.routing.dtype == np.int16
         assert (t.routing[-unfed:] == -1).all()
         _, chosen = forward(random_params(MODEL), t)
@@ -160,7 +160,7 @@ def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajec
         known = np.flatnonzero(t.versions == 1)[
             0
         ]  # the first token of the third message; one before is newly fed
-        start = {0: known - 4, 1: known - 34, 2: known - 6}[t.member]  # with its observation
+        start = {0: known - 4, 1: known - 34, 2: known - 6}[t.rollout_index]  # with its observation
         np.testing.assert_array_equal(t.routing[:start], before.routing[:start])
         assert (np.sort(t.routing[start:known]) != np.sort(before.routing[start:known])).any()
 

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs, sampling, train
-from coevolve_jax.synthesis.pipeline import Tally
+from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.state import RunState
@@ -31,18 +31,18 @@ class MadeUpRewards:
         self.rolled, self.period = [], period
 
     def rollouts(self, jobs, temperature):
-        self.rolled.append([task.id for task, member, _ in jobs if member == 0])
+        self.rolled.append([task.id for task, rollout_index, _ in jobs if rollout_index == 0])
         return [
             dataclasses.replace(
                 trajectory(
                     np.random.default_rng(seed),
                     8,
-                    reward=float(int(task.id[1:]) % self.period == 0 and member),
+                    reward=float(int(task.id[1:]) % self.period == 0 and rollout_index),
                 ),
                 task_id=task.id,
-                member=member,
+                rollout_index=rollout_index,
             )
-            for task, member, seed in jobs
+            for task, rollout_index, seed in jobs
         ]
 
 
@@ -103,7 +103,7 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
 
 def test_the_filter_goes_through_a_checkpoint_bit_for_bit():
     state = FilterState(1 / 3, 0.1 + 0.2, 21)
-    run = RunState(3, pool(2), [], {}, Tally(), filter=state)
+    run = RunState(3, pool(2), [], {}, SynthesisStats(), filter=state)
     assert RunState.from_json(json.loads(json.dumps(run.to_json())), None).filter == state
 
 

@@ -20,7 +20,7 @@ def check_metrics(workdir, ages):
     assert [m["step"] for m in metrics] == list(range(len(ages)))
     for m, age in zip(metrics, ages):
         assert m["valid"] == 1.0 and m["staleness_max"] <= age
-        assert 0 < m["use"]["engine"] <= 1 and 0 < m["use"]["workers"] <= 1
+        assert 0 < m["utilization"]["engine"] <= 1 and 0 < m["utilization"]["workers"] <= 1
         if m["policy_tokens"] > 1 and age == 0:  # the same policy: only rounding may differ
             assert m["mismatch_max"] < 1e-3
     return metrics
@@ -69,7 +69,12 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
 
 @pytest.mark.parametrize("engine", ["native", "sglang"])
 def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, environ, tmp_path):  # noqa: F811
-    ahead = {"rollout.ahead": 1, "learner.tis_cap": 2.0, "steps": 4, "learner.skip_dead_groups": False}
+    ahead = {
+        "rollout.max_staleness": 1,
+        "learner.tis_cap": 2.0,
+        "steps": 4,
+        "learner.skip_dead_groups": False,
+    }
     ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
     done = run(command(tmp_path / "run", **ahead), environ)
     assert done.returncode == 0, done.stderr[-3000:]

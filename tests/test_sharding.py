@@ -89,7 +89,7 @@ def trajectories(rng, count=12):
         mask[0], mask[-1] = False, True
         return Trajectory(
             task_id="t",
-            member=0,
+            rollout_index=0,
             ids=rng.integers(0, 64, length).astype(np.int32),
             mask=mask,
             logprobs=np.where(mask, rng.normal(-4, 0.2, length), 0).astype(np.float32),

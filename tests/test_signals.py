@@ -14,10 +14,10 @@ from coevolve_jax.types import Call, Outcome, Signal, Step, Trajectory
 EMPTY = np.zeros(0, np.int32)
 
 
-def rollout(task, member, reward, actions=(), valid=True):
+def rollout(task, rollout_index, reward, actions=(), valid=True):
     steps = tuple(Step(0, "", None if a is None else Call(a, {}), "", False) for a in actions)
     outcome = Outcome(reward, reward >= 0.5, valid)
-    return Trajectory(task, member, EMPTY, EMPTY, EMPTY, EMPTY, (), steps, "done", outcome)
+    return Trajectory(task, rollout_index, EMPTY, EMPTY, EMPTY, EMPTY, (), steps, "done", outcome)
 
 
 def group(task, rewards, actions=()):
@@ -42,17 +42,17 @@ def reference(steps, window, theta):
             past = [s for s in past if s is not None][-window:]
             success = t.outcome.reward >= 0.5
             if any(s >= 0.5 for s in past) and score(now, t.task_id) < 0.5 and not success:
-                found.add(("forgetting", t.task_id, t.member, now, None))
+                found.add(("forgetting", t.task_id, t.rollout_index, now, None))
             peers = [p for p in rollouts if p.task_id == t.task_id and p.outcome.valid]
             if any(p.outcome.reward >= 0.5 for p in peers) and any(p.outcome.reward < 0.5 for p in peers):
-                found.add(("boundary", t.task_id, t.member, now, None))
+                found.add(("boundary", t.task_id, t.rollout_index, now, None))
             rare = [
                 (taken.count(a), a)
                 for a in t.actions
                 if 0 < Fraction(taken.count(a), len(taken)) < Fraction(theta, 100)
             ]
             if rare:
-                found.add(("rare", t.task_id, t.member, now, min(rare)[1]))
+                found.add(("rare", t.task_id, t.rollout_index, now, min(rare)[1]))
     return found
 
 
@@ -66,7 +66,7 @@ STEPS = st.lists(STEP, max_size=7)
 
 
 def as_tuples(signals):
-    return [(s.kind, s.task_id, s.member, s.step, s.pattern) for s in signals]
+    return [(s.kind, s.task_id, s.rollout_index, s.step, s.pattern) for s in signals]
 
 
 @settings(max_examples=300, deadline=None)

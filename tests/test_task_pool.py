@@ -32,7 +32,7 @@ def names(batch):
     return [t.id for t in batch]
 
 
-def test_add_reports_duplicates_by_scene_and_calls_whatever_the_wording():
+def test_add_reports_duplicates_by_scenario_and_calls_whatever_the_wording():
     pool = TaskPool()
     first = task("a", value=5, state={"p": 1, "q": 2})
     same = task("b", value=5.0, query="other words", state={"q": 2, "p": 1})
@@ -75,7 +75,7 @@ def test_max_size_refuses_growth_but_names_duplicates_first():
 def test_bad_tasks_are_refused_and_nothing_is_added():
     pool = filled(2)
     with pytest.raises(ValueError, match="no reference calls"):
-        pool.add([task("new"), dataclasses.replace(task("scene"), turns=())])
+        pool.add([task("new"), dataclasses.replace(task("scenario"), turns=())])
     with pytest.raises(ValueError, match="the id t0"):
         pool.add([task("new"), task("t0", value="other")])
     with pytest.raises(ValueError, match="the id new"):

@@ -18,7 +18,7 @@ SMALL = {
     "data.initial_tasks": 8,
     "rollout.tasks_per_step": 2,
     "rollout.group_size": 4,
-    "engine.slots": 8,
+    "engine.max_concurrency": 8,
     "learner.rows_per_microbatch": 2,
     "evolution.every": 2,
     "evolution.tasks": 3,
@@ -123,7 +123,7 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
     assert [m["evolution"] is not None for m in metrics] == [False, True] * 3
 
 
-def test_held_out_tasks_lie_in_scenes_that_are_never_trained_on(finished):
+def test_held_out_tasks_lie_in_scenarios_that_are_never_trained_on(finished):
     starts = lambda name: {
         json.dumps([c, t["initial_state"].get(c)], sort_keys=True)
         for t in rows(finished, name)
@@ -149,7 +149,7 @@ def test_sampler_and_learner_agree_on_the_logprobs(finished):
 def comparable(workdir: Path) -> dict:
     """Everything that a run must reproduce bit for bit: all but clock readings."""
     metrics = [
-        {k: v for k, v in row.items() if k not in ("seconds", "use")}
+        {k: v for k, v in row.items() if k not in ("seconds", "utilization")}
         for row in rows(workdir, "metrics.jsonl")
     ]
     summary = json.loads((workdir / "summary.json").read_text())

@@ -410,13 +410,13 @@ def _task(run: metrics.Run, task: Mapping) -> str:
         for s in run.signals
         if (s["kind"], s["task_id"]) == (born["signal"], born["parent"]) and s["step"] <= born["step"]
     ]
-    where = f" in rollout {fired[-1]['member']} of step {fired[-1]['step']}" if fired else ""
+    where = f" in rollout {fired[-1]['rollout_index']} of step {fired[-1]['step']}" if fired else ""
     pattern = f", rare action {fired[-1]['pattern']}" if fired and fired[-1]["pattern"] else ""
     query = f": “{_clip(parent['turns'][0]['query'], 160)}”" if parent else ""
     steps = f"steps {', '.join(map(str, born['triplets']))} of the {born['explorer']} explorer"
     chain = [
         ("signal", born["signal"] and born["signal"] + where + pattern),
-        ("parent task" if parent else "scene", born["parent"] and born["parent"] + query),
+        ("parent task" if parent else "scenario", born["parent"] and born["parent"] + query),
         ("reflection", born["context"]),
         ("exploration", born["triplets"] and steps),
         ("verdict", born["verdict"] and ", ".join(filter(None, (born["verdict"], born["reason"])))),
@@ -462,7 +462,7 @@ def _trajectory(step: int, row: Mapping) -> str:
             for css, wrong, text in pair:
                 parts.append(f'<code class="{css}{" error" * wrong}">{esc(_clip(text, 700))}</code>')
     facts = (
-        f"rollout {row['member']}, reward {row['reward']:.2f}, {row['policy_tokens']} tokens, "
+        f"rollout {row['rollout_index']}, reward {row['reward']:.2f}, {row['policy_tokens']} tokens, "
         f"stop: {row['stop']}"
     )
     return (

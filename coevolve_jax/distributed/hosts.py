@@ -109,9 +109,9 @@ class Leader:
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")
 
-    def first(self) -> Policy:
+    def initial_policy(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
-        _tell("first", device=self._engine_device)
+        _tell("initial_policy", device=self._engine_device)
         return dataclasses.replace(self._policy, params=for_engine(self._policy.params, self._engine_device))
 
     def init(self, params: Any) -> TrainState:
@@ -172,7 +172,7 @@ def follow(learner: Learner, policy: Policy) -> None:
     while True:
         name, said = _hear()
         match name:
-            case "first":
+            case "initial_policy":
                 for_engine(policy.params, said["device"])
             case "init":
                 state = learner.init(policy.params)

@@ -205,7 +205,7 @@ class ProcessPool:
         self._batch([(s, [_END_TURN]) for s in self._open(sessions)])
 
     def score(self, sessions: Sequence[int]) -> list[Outcome]:
-        """Outcome so far. ValueError for a bare scene."""
+        """Outcome so far. ValueError for a bare scenario."""
         opened = self._open(sessions)
         answers = self._batch([(s, [_SCORE]) for s in opened], log=False)
         return [_outcome(session, replies) for session, replies in zip(opened, answers)]

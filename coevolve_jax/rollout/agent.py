@@ -34,8 +34,16 @@ class Limits:
 class _Rollout:
     """One conversation in progress: the lists that become a Trajectory."""
 
-    def __init__(self, task: Task, member: int, seed: int, session: int, world: int, prompt: list[int]):
-        self.task, self.member, self.seed, self.session, self.world = task, member, seed, session, world
+    def __init__(
+        self, task: Task, rollout_index: int, seed: int, session: int, world: int, prompt: list[int]
+    ):
+        self.task, self.rollout_index, self.seed, self.session, self.world = (
+            task,
+            rollout_index,
+            seed,
+            session,
+            world,
+        )
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -73,7 +81,7 @@ class _Rollout:
             routing = np.pad(routing, ((0, unfed), (0, 0), (0, 0)), constant_values=-1)
         return Trajectory(
             task_id=self.task.id,
-            member=self.member,
+            rollout_index=self.rollout_index,
             ids=np.asarray(self.ids, np.int32),
             mask=np.asarray(self.mask, bool),
             logprobs=np.asarray(self.logprobs, np.float32),
@@ -156,7 +164,7 @@ class Agent:
         """One trajectory per job, in the order of the jobs.
 
         Args:
-          jobs: (task, member, seed); members of one group start from the same environment state
+          jobs: (task, rollout_index, seed); members of one group start from the same environment state
             and differ in their seed alone.
           temperature: 0 is greedy.
           on_done: called as each trajectory ends.
@@ -174,7 +182,7 @@ class Agent:
             self._seconds += time.perf_counter() - start
             self._acted += self._pool.busy - busy
 
-    def utilisation(self) -> dict[str, float]:
+    def utilization(self) -> dict[str, float]:
         """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
         of the environment that were busy, both averaged over time; 0 to 1."""
         seconds = max(self._seconds, 1e-9)
@@ -198,8 +206,8 @@ class Agent:
         async def seat() -> None:
             """One conversation after the other."""
             while waiting:
-                i, (task, member, seed) = waiting.popleft()
-                done[i] = await self._converse(ask, task, member, seed, first + i, temperature)
+                i, (task, rollout_index, seed) = waiting.popleft()
+                done[i] = await self._converse(ask, task, rollout_index, seed, first + i, temperature)
                 on_done()
             rounds.leave()
 
@@ -227,13 +235,18 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
     async def _converse(
-        self, ask, task: Task, member: int, seed: int, session: int, temperature: float
+        self, ask, task: Task, rollout_index: int, seed: int, session: int, temperature: float
     ) -> Trajectory:
         """One whole conversation."""
         (world,) = await self._in_world(self._pool.reset, [task])
         try:
             r = _Rollout(
-                task, member, seed, session, world, self._chat.prompt(self._tools(task), task.turns[0].query)
+                task,
+                rollout_index,
+                seed,
+                session,
+                world,
+                self._chat.prompt(self._tools(task), task.turns[0].query),
             )
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_room(r)

@@ -47,7 +47,7 @@ class Proposal:
 class Abstractor(Protocol):
     def tools(self, task: Task) -> list[dict]: ...
 
-    def choose(
+    def propose_goals(
         self,
         context: Context,
         triplets: Sequence[Triplet],
@@ -104,7 +104,9 @@ def abstract_all(
     drafts = []
     for owner, context in enumerate(contexts):
         steps = {t.index: t for t in triplets[owner]}
-        for wanted in explorer.choose(context, triplets[owner], count, (min_calls, max_calls), rngs[owner]):
+        for wanted in explorer.propose_goals(
+            context, triplets[owner], count, (min_calls, max_calls), rngs[owner]
+        ):
             last = steps[max(wanted)]
             prefix = tuple(
                 t
@@ -123,7 +125,7 @@ def abstract_all(
 
 
 def shorten(pool: EnvPool, drafts: Sequence[Draft]) -> list[Draft]:
-    """Drops every step that the goal does not need, by re-execution from the scene's initial state.
+    """Drops every step that the goal does not need, by re-execution from the scenario's initial state.
 
     First goes whatever the wanted steps do not depend on. What is left defines
     the outcome: the final state and the answers asked for. Then single steps

@@ -1,7 +1,7 @@
 """Re-exploration: an explorer acts in the real environment under a context, R rounds of S steps.
 
-Every round starts from a fresh session of the context's scene, so that any
-sequence of calls within a round replays from the scene's initial state.
+Every round starts from a fresh session of the context's scenario, so that any
+sequence of calls within a round replays from the scenario's initial state.
 """
 
 from __future__ import annotations

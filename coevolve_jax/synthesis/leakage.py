@@ -76,7 +76,7 @@ class LeakGuard:
         """None for a task that may be trained on, else "near_evaluation".
 
         Refused are tasks at or above the threshold, and, whatever its wording
-        and scene, a task whose whole call sequence is that of an evaluation task.
+        and scenario, a task whose whole call sequence is that of an evaluation task.
         """
         same_calls = bool(task.calls) and _sequence(task) in self._sequences
         return REASON if same_calls or self.nearest(task)[0] >= self.threshold else None

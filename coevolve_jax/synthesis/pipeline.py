@@ -20,7 +20,7 @@ MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
 
 
 @dataclasses.dataclass(frozen=True)
-class Weakness:
+class Evidence:
     """A signal-annotated trajectory, with the other rollouts of its group."""
 
     signal: Signal
@@ -29,7 +29,7 @@ class Weakness:
 
 
 @dataclasses.dataclass
-class Tally:
+class SynthesisStats:
     """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate."""
 
     contexts: int = 0
@@ -41,7 +41,7 @@ class Tally:
     added: int = 0
     refused: Counter = dataclasses.field(default_factory=Counter)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: SynthesisStats) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -50,7 +50,7 @@ class Tally:
         return {**vars(self), "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
 
     @classmethod
-    def from_json(cls, data: Mapping) -> Tally:
+    def from_json(cls, data: Mapping) -> SynthesisStats:
         fields = {f.name: data[f.name] for f in dataclasses.fields(cls)}
         return cls(**{**fields, "refused": Counter(data["refused"])})
 
@@ -59,68 +59,68 @@ class Tally:
 class Synthesizer:
     """Makes validated tasks and puts them into D_t.
 
-    explorer: plays the four roles (scripted, or an LLM). worlds: the real environment. guard: refuses near
+    explorer: plays the four roles (scripted, or an LLM). env_pool: the real environment. guard: refuses near
     copies of evaluation tasks (None only while the evaluation tasks themselves are made).
     config: the run's.
     """
 
     explorer: object
-    worlds: EnvPool
+    env_pool: EnvPool
     config: ConfigDict
     guard: LeakGuard | None
 
     def evolve(
         self,
         tasks: TaskPool,
-        scenes: Sequence[Task],
-        weaknesses: Sequence[Weakness],
+        scenarios: Sequence[Task],
+        evidence: Sequence[Evidence],
         step: int,
         rng: np.random.Generator,
-    ) -> Tally:
+    ) -> SynthesisStats:
         """D_{t+1} = D_t + validated tasks: about config.evolution.tasks of them, found where the policy is weak.
 
-        In mode "random" the same number comes from free exploration of the scenes, and no signal is read.
+        In mode "random" the same number comes from free exploration of the scenarios, and no signal is read.
         """
         wanted = self.config.evolution.tasks
         if self.config.evolution.mode == "random":
-            return self.wander(tasks, scenes, wanted=wanted, kind="random", step=step, rng=rng)
+            return self.explore_unguided(tasks, scenarios, wanted=wanted, kind="random", step=step, rng=rng)
         contexts = [
             self.explorer.reflect(w.signal, tasks[w.signal.task_id], w.trajectory, w.siblings)
-            for w in choose(weaknesses, self.config.evolution.contexts, rng)
+            for w in select_signals(evidence, self.config.evolution.contexts, rng)
         ]
-        total = Tally()
+        total = SynthesisStats()
         for _ in range(MAX_PASSES if contexts else 0):
             missing = wanted - total.added
             if missing:
                 total.add(self._grow(tasks, contexts, missing, "signal", step, total.proposed, rng))
         return total
 
-    def wander(
+    def explore_unguided(
         self,
         tasks: TaskPool,
-        scenes: Sequence[Task],
+        scenarios: Sequence[Task],
         *,
         wanted: int,
         kind: str,
         step: int,
         rng: np.random.Generator,
         on_added: Callable[[int], object] = lambda n: None,
-    ) -> Tally:
-        """Unguided exploration of random scenes until `wanted` tasks were added (this is how D_0 comes to be).
+    ) -> SynthesisStats:
+        """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
-        Raises ValueError where the scenes give no more new tasks.
+        Raises ValueError where the scenarios give no more new tasks.
         """
-        total, empty = Tally(), 0
+        total, empty = SynthesisStats(), 0
         while total.added < wanted:
             missing = wanted - total.added
-            chosen = [scenes[i] for i in rng.choice(len(scenes), min(32, max(4, missing)))]
+            chosen = [scenarios[i] for i in rng.choice(len(scenarios), min(32, max(4, missing)))]
             contexts = [
                 unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
             ]
-            tally = self._grow(tasks, contexts, missing, kind, step, total.proposed, rng)
-            total.add(tally)
-            on_added(tally.added)
-            empty = 0 if tally.added else empty + 1
+            stats = self._grow(tasks, contexts, missing, kind, step, total.proposed, rng)
+            total.add(stats)
+            on_added(stats.added)
+            empty = 0 if stats.added else empty + 1
             if empty == 20:
                 raise ValueError(
                     f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused)}): "
@@ -137,12 +137,12 @@ class Synthesizer:
         step: int,
         first_id: int,
         rng: np.random.Generator,
-    ) -> Tally:
+    ) -> SynthesisStats:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
         verdicts, explored = synthesize(
             self.explorer,
-            self.worlds,
+            self.env_pool,
             contexts,
             rounds=e.rounds,
             steps=e.steps,
@@ -155,18 +155,18 @@ class Synthesizer:
             max_calls=d.max_calls,
             max_turns=d.max_turns,
         )
-        tally = Tally(len(contexts), explored)
+        stats = SynthesisStats(len(contexts), explored)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
         for verdict in verdicts:
-            if tally.added < wanted:
-                tally.proposed += 1
-                tally.accepted += verdict.verdict == "accept"
-                tally.retained += verdict.verdict == "retain"
-                tally.discarded += verdict.task is None
+            if stats.added < wanted:
+                stats.proposed += 1
+                stats.accepted += verdict.verdict == "accept"
+                stats.retained += verdict.verdict == "retain"
+                stats.discarded += verdict.task is None
                 refusal = verdict.reason if verdict.task is None else self._offer(tasks, verdict.task)
-                tally.added += refusal is None
-                tally.refused.update([refusal] if refusal else [])
-        return tally
+                stats.added += refusal is None
+                stats.refused.update([refusal] if refusal else [])
+        return stats
 
     def _offer(self, tasks: TaskPool, task: Task) -> str | None:
         """Adds a validated task; returns why not where it is refused."""
@@ -181,7 +181,7 @@ class Synthesizer:
         return tasks.add([task])[0]
 
 
-def weaknesses(found: Sequence[Signal], trajectories: Sequence[Trajectory]) -> list[Weakness]:
+def join_evidence(found: Sequence[Signal], trajectories: Sequence[Trajectory]) -> list[Evidence]:
     """Joins the signals of one step with the trajectories that carry them."""
     groups: dict[str, list[Trajectory]] = {}
     for t in trajectories:
@@ -189,12 +189,12 @@ def weaknesses(found: Sequence[Signal], trajectories: Sequence[Trajectory]) -> l
     joined = []
     for signal in found:
         group = groups[signal.task_id]
-        own = next(t for t in group if t.member == signal.member)
-        joined.append(Weakness(signal, own, tuple(t for t in group if t is not own)))
+        own = next(t for t in group if t.rollout_index == signal.rollout_index)
+        joined.append(Evidence(signal, own, tuple(t for t in group if t is not own)))
     return joined
 
 
-def choose(found: Sequence[Weakness], count: int, rng: np.random.Generator) -> list[Weakness]:
+def select_signals(found: Sequence[Evidence], count: int, rng: np.random.Generator) -> list[Evidence]:
     """At most `count`, the kinds in turn, each (kind, task) once and by a failed rollout where there is one."""
     order = sorted(rng.permutation(len(found)).tolist(), key=lambda i: found[i].trajectory.outcome.success)
     queues: dict[str, dict[str, Weakness]] = {}

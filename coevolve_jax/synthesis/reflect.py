@@ -27,13 +27,13 @@ def signature(call: Call) -> str:
     return f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
 
 
-def unguided(scene: Task, id: str) -> Context:
+def unguided(scenario: Task, id: str) -> Context:
     """The context of exploration without a signal: D_0 and the "random" mode."""
     return Context(
         id=id,
         signal=None,
-        task=scene,
-        summary="Free exploration of the scene.",
+        task=scenario,
+        summary="Free exploration of the scenario.",
         failure_cause="",
         instability_pattern="",
         focus_pattern=(),
@@ -104,6 +104,6 @@ def split(
     trajectory: Trajectory, siblings: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """The group as (successes, failures); invalid rollouts are neither."""
-    group = {t.member: t for t in (*siblings, trajectory) if t.outcome.valid}
+    group = {t.rollout_index: t for t in (*siblings, trajectory) if t.outcome.valid}
     members = [group[m] for m in sorted(group)]
     return [t for t in members if t.outcome.success], [t for t in members if not t.outcome.success]

@@ -101,11 +101,11 @@ def extract(
     for t in valid:
         rare = min(set(t.actions), key=lambda p: (counts[p], p), default=None)
         if t.task_id in forgotten and not _success(t):
-            signals.append(Signal("forgetting", t.task_id, t.member, step))
+            signals.append(Signal("forgetting", t.task_id, t.rollout_index, step))
         if t.task_id in mixed:
-            signals.append(Signal("boundary", t.task_id, t.member, step))
+            signals.append(Signal("boundary", t.task_id, t.rollout_index, step))
         if rare is not None and counts[rare] / n_actions < theta / 100:
-            signals.append(Signal("rare", t.task_id, t.member, step, pattern=rare))
+            signals.append(Signal("rare", t.task_id, t.rollout_index, step, pattern=rare))
 
     scores = dict(history.scores)
     for task, score in now.items():
@@ -121,7 +121,7 @@ def count_by_kind(signals: Iterable[Signal]) -> dict[str, int]:
 
 def annotated(signals: Iterable[Signal]) -> int:
     """Number of distinct trajectories that carry at least one signal (the kinds are OR-ed)."""
-    return len({(s.step, s.task_id, s.member) for s in signals})
+    return len({(s.step, s.task_id, s.rollout_index) for s in signals})
 
 
 def _success(trajectory: Trajectory) -> bool:
@@ -137,12 +137,12 @@ def _check(trajectories: Sequence[Trajectory], window: int, theta: float) -> Non
     for t in trajectories:
         if t.outcome.valid and not 0 <= t.outcome.reward <= 1:
             raise ValueError(
-                f"Rollout {t.member} of task {t.task_id} has reward {t.outcome.reward}; rewards "
+                f"Rollout {t.rollout_index} of task {t.task_id} has reward {t.outcome.reward}; rewards "
                 "lie between 0 and 1 (mark what could not be scored as valid=False)."
             )
-        if (t.task_id, t.member) in seen:
+        if (t.task_id, t.rollout_index) in seen:
             raise ValueError(
-                f"Task {t.task_id} has two rollouts numbered {t.member} in one step; number the "
+                f"Task {t.task_id} has two rollouts numbered {t.rollout_index} in one step; number the "
                 "rollouts of a task consecutively, also where the batch holds the task twice."
             )
-        seen.add((t.task_id, t.member))
+        seen.add((t.task_id, t.rollout_index))

@@ -69,7 +69,7 @@ class TaskPool:
     def add(self, tasks: Sequence[Task]) -> list[str | None]:
         """Appends tasks; returns one verdict per task: None if added, else why not.
 
-        "duplicate": a task with the same scene and the same reference calls per
+        "duplicate": a task with the same scenario and the same reference calls per
         turn is there already, whatever its wording. "pool_full": max_size is reached.
 
         Raises:
@@ -197,7 +197,7 @@ def canonical(value: Any) -> str:
 
 
 def task_key(task: Task) -> str:
-    """Digest of what makes two tasks the same: scene and reference calls per turn, not id or wording."""
+    """Digest of what makes two tasks the same: scenario and reference calls per turn, not id or wording."""
     turns = [[call.to_json() for call in turn.calls] for turn in task.turns]
     identity = [task.environment, sorted(task.toolsets), task.initial_state, turns]
     return hashlib.sha256(canonical(identity).encode()).hexdigest()

@@ -108,18 +108,18 @@ def synthesize(
 
 
 def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> Task:
-    scene = proposal.context.task
+    scenario = proposal.context.task
     lineage = Lineage(
         kind=kind,
         signal=proposal.context.signal,
-        parent=scene.id,
+        parent=scenario.id,
         context=proposal.context.id,
         explorer=explorer,
         triplets=proposal.triplets,
         step=step,
     )
     return dataclasses.replace(
-        scene, id=id, turns=proposal.turns, description=proposal.description, lineage=lineage
+        scenario, id=id, turns=proposal.turns, description=proposal.description, lineage=lineage
     )
 
 

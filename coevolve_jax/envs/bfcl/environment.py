@@ -40,7 +40,7 @@ __all__ = [
     "official_check",
     "parse",
     "render",
-    "scenes",
+    "scenarios",
     "split",
     "tools",
     "warm_up",
@@ -154,10 +154,10 @@ class Environment:
         return "" if verdict["valid"] else verdict["error_type"]
 
     def score(self) -> Outcome:
-        """Reward 1 when all turns ended and passed. ValueError for a bare scene, which has no reference."""
+        """Reward 1 when all turns ended and passed. ValueError for a bare scenario, which has no reference."""
         turns = len(self._task.turns)
         if not turns:
-            raise ValueError(f"Task {self._task.id!r} has no turns: a bare scene cannot be scored.")
+            raise ValueError(f"Task {self._task.id!r} has no turns: a bare scenario cannot be scored.")
         success = self._passed == turns
         reason = self._failure or ("passed" if success else "turns not finished")
         return Outcome(float(success), success, progress=self._passed / turns, reason=reason)
@@ -248,17 +248,17 @@ def split(name: str) -> frozenset[int]:
     return train if name == "train" else frozenset(range(200)) - train
 
 
-def scenes(
+def scenarios(
     split_name: str, toolsets: Sequence[str] | None = None, category: str = "multi_turn_base"
 ) -> list[Task]:
-    """Bare scenes of one side of a split: initial states and tools without user turns.
+    """Bare scenarios of one side of a split: initial states and tools without user turns.
 
-    toolsets: keep only these (None: all); scenes left without any are dropped. Ids: "scene_17", or
-    "scene_long_context_17" and the like outside multi_turn_base. ValueError for unknown names.
+    toolsets: keep only these (None: all); scenarios left without any are dropped. Ids: "scenario_17", or
+    "scenario_long_context_17" and the like outside multi_turn_base. ValueError for unknown names.
     """
     documented(toolsets or ())
     indices = split(split_name)
-    prefix = "scene" if category == "multi_turn_base" else category.replace("multi_turn", "scene")
+    prefix = "scenario" if category == "multi_turn_base" else category.replace("multi_turn", "scenario")
     out = []
     for index, task in enumerate(load(category)):
         kept = tuple(t for t in task.toolsets if toolsets is None or t in toolsets)

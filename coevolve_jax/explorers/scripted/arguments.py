@@ -183,7 +183,7 @@ def harvest_state(state: Mapping[str, Mapping[str, Any]]) -> Iterable[Entry]:
 
 
 class Bank:
-    """Values of one environment: those of the scene's initial state and those observed since.
+    """Values of one environment: those of the scenario's initial state and those observed since.
 
     near: names in use, e.g. of the folder entered; what lies in there is likelier.
     failed: arguments of calls that failed, which are unlikely to do better.

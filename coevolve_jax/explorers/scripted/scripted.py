@@ -83,7 +83,7 @@ class ScriptedExplorer:
             pattern = "solved before, not any more"
         elif signal.kind == "rare":
             pattern = f"{signal.pattern} is hardly ever called"
-        parts = [signal.kind, str(signal.step), task.id, str(signal.member)]
+        parts = [signal.kind, str(signal.step), task.id, str(signal.rollout_index)]
         parts += [signal.pattern] if signal.pattern else []
         return Context(
             id="/".join(parts),
@@ -185,7 +185,7 @@ class ScriptedExplorer:
 
     # Abstractor
 
-    def choose(
+    def propose_goals(
         self,
         context: Context,
         triplets: Sequence[Triplet],

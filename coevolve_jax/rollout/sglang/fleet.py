@@ -104,7 +104,7 @@ class Fleet:
         if lost:
             return (
                 f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and give it "
-                "more memory or fewer requests (config.engine.slots)."
+                "more memory or fewer requests (config.engine.max_concurrency)."
             )
         return (
             f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name another "
