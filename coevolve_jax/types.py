@@ -7,7 +7,7 @@ are plain JSON, so that a task pool can be read without this package.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,8 @@ class Outcome:
 class Step:
     """One action of a trajectory as text: what was called and what came back.
 
-    call is None where the policy's text could not be parsed as a call.
+    call is None where the policy's text could not be parsed as a call. pattern: what the environment family
+    counts as the action for the rare signal; None is the name of the tool.
     """
 
     turn: int
@@ -167,6 +168,7 @@ class Step:
     call: Call | None
     observation: str
     error: bool
+    pattern: str | None = None
 
     def to_json(self) -> dict:
         return {**vars(self), "call": self.call and self.call.to_json()}
@@ -187,6 +189,7 @@ class Trajectory:
     routing: int16 [T, A, K], where it was recorded: the experts that each sparse layer of the sampler used for each
     token; -1 for tokens that it was never fed, such as the last.
     turn_starts: index in ids of the first token of each user turn.
+    hints: (number of steps before it, text) of each hint that the policy was given; its tokens are masked.
     stop: "done", "token_limit", "step_limit", "context_limit", "environment" or "engine"; the last two where
     our own infrastructure failed, and the outcome is invalid.
     """
@@ -202,11 +205,12 @@ class Trajectory:
     stop: str
     outcome: Outcome
     routing: np.ndarray | None = None
+    hints: tuple[tuple[int, str], ...] = ()
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Action patterns for the rare signal: the names of the tools called."""
-        return tuple(s.call.name for s in self.steps if s.call is not None)
+        """Action patterns for the rare signal, of the steps that are calls."""
+        return tuple(s.call.name if s.pattern is None else s.pattern for s in self.steps if s.call is not None)
 
     def to_json(self) -> dict:
         """What reflection and readers need; the token arrays are left out."""
@@ -216,6 +220,7 @@ class Trajectory:
             "stop": self.stop,
             "outcome": dataclasses.asdict(self.outcome),
             "steps": [s.to_json() for s in self.steps],
+            "hints": [list(hint) for hint in self.hints],
         }
 
     @classmethod
@@ -233,7 +238,50 @@ class Trajectory:
             steps=tuple(Step.from_json(s) for s in data["steps"]),
             stop=data["stop"],
             outcome=Outcome(**data["outcome"]),
+            hints=tuple((at, text) for at, text in data["hints"]),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The rollouts of one task under one policy, all from equal initial states, in the order of rollout_index."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def valid(self) -> tuple[Trajectory, ...]:
+        """Without the rollouts that our own infrastructure failed."""
+        return tuple(t for t in self.trajectories if t.outcome.valid)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hint:
+    """Help that a strategy gives to one rollout. The policy reads it, its tokens are masked, and the
+    trajectory records it.
+
+    before_task: put before the task's first query. before_step: called with the steps so far each time that tools
+    have answered; what it returns ("" for nothing) follows their answers.
+    """
+
+    before_task: str = ""
+    before_step: Callable[[Sequence[Step]], str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What the learner learns from one trajectory of T tokens. Numbers at tokens that the policy did not sample do
+    not count.
+
+    advantages: float32 [T], for the policy gradient; None keeps the trajectory out of it and of the KL term.
+    ce_weights: float32 [T], weights of the cross-entropy (replay, distillation); None is no such term.
+    ref_logprobs: float32 [T], log-probabilities in nats that the KL term pulls to; None: the frozen reference's.
+    """
+
+    trajectory: Trajectory
+    advantages: np.ndarray | None
+    ce_weights: np.ndarray | None = None
+    ref_logprobs: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +304,28 @@ class Signal:
     @classmethod
     def from_json(cls, data: Mapping) -> Signal:
         return cls(**data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """A signal with the group of rollouts that shows it."""
+
+    signal: Signal
+    group: Group
+
+    @property
+    def task(self) -> Task:
+        return self.group.task
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The one that carries the signal."""
+        return next(t for t in self.group.trajectories if t.rollout_index == self.signal.rollout_index)
+
+    @property
+    def siblings(self) -> tuple[Trajectory, ...]:
+        """The other rollouts of the group."""
+        return tuple(t for t in self.group.trajectories if t.rollout_index != self.signal.rollout_index)
 
 
 @dataclasses.dataclass(frozen=True)
