@@ -10,8 +10,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, sampling
+from coevolve_jax import build
 from coevolve_jax.evaluate import evaluate
+from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 
@@ -32,7 +33,7 @@ def main(_) -> None:
             wanted=_TASKS.value,
             kind="held_out",
             step=0,
-            rng=sampling.rng_for(c.evaluation.seed, "held_out"),
+            rng=rng_for(c.evaluation.seed, "held_out"),
         )
         for temperature, samples in ((1.0, c.rollout.group_size), (0.0, 1)):
             result, _ = evaluate(agent, list(tasks), samples=samples, temperature=temperature, seed=1)

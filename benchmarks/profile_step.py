@@ -18,12 +18,16 @@ import jax
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, sampling, train
+from coevolve_jax import build
+from coevolve_jax.collect import Roller
 from coevolve_jax.distributed import sharding
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.update import learn
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import collect_batch, credit_groups, trajectories_of
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 _STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.")
@@ -82,7 +86,7 @@ def main(_) -> None:
             wanted=c.data.initial_tasks,
             kind="initial",
             step=0,
-            rng=sampling.rng_for(c.seed, "initial"),
+            rng=rng_for(c.seed, "initial"),
         )
         state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
         started = None
@@ -94,14 +98,13 @@ def main(_) -> None:
                 timers.wrap(agent, "rollouts", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
                 started, busy = time.perf_counter(), env_pool.busy
-            batch = tasks.sample(c.rollout.tasks_per_step, sampling.rng_for(c.seed, "sample", step))
-            trajectories = sampling.roll_out(c, agent, batch, step)
-            chosen, _ = train.choose(c, trajectories, FilterState())
-            state, _ = train.update(c, learner, state, chosen)
+            groups = collect_batch(c, step, tasks, Roller(c, agent, step))
+            samples, _ = credit_groups(c, groups, FilterState())
+            state, _ = learn(c, learner, state, samples)
             engine.update_weights(learner.policy(state), step + 1)
             if started:
-                tokens += sum(int(t.mask.sum()) for t in trajectories)
-                trained += sum(len(t.ids) for t in trajectories)
+                tokens += sum(int(t.mask.sum()) for t in trajectories_of(groups))
+                trained += sum(len(t.ids) for t in trajectories_of(groups))
         busy = (env_pool.busy - busy) / _STEPS.value
     total = (time.perf_counter() - started) / _STEPS.value
     timers.own[BETWEEN] -= sum(

@@ -19,8 +19,10 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build, sampling
+from coevolve_jax import build
+from coevolve_jax.collect import Roller
 from coevolve_jax.envs import bfcl
+from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.rollout import loop
@@ -110,7 +112,7 @@ def main(argv) -> None:
             wanted=c.rollout.tasks_per_step,
             kind="initial",
             step=0,
-            rng=sampling.rng_for(c.seed, "initial"),
+            rng=rng_for(c.seed, "initial"),
         )
         if c.engine.name == "sglang":
             prompts = [policy.chat.prompt(bfcl.tools(task), task.turns[0].query) for task in tasks]
@@ -123,9 +125,9 @@ def main(argv) -> None:
             )
             pushes(engine, policy.params, _ROUNDS.value)
         batch = list(tasks)[: 64 // c.rollout.group_size]
-        sampling.roll_out(c, agent, batch, 0)
+        Roller(c, agent, 0)(batch, c.rollout.group_size)
         agent.utilization()
-        seconds, _ = timed(lambda: sampling.roll_out(c, agent, batch, 1))
+        seconds, _ = timed(lambda: Roller(c, agent, 1)(batch, c.rollout.group_size))
         share = agent.utilization()
         busy = f"engine {share['engine']:.0%} and workers {share['workers']:.0%} busy"
         print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, {busy}")

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.strategies.base import Strategy
 from coevolve_jax.types import Task
 
 
@@ -49,39 +51,6 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
         ) from None
     hf_io.check_tokenizer(model_config, tokenizer)
     return Policy(model_config, params, tokenizer, Chat(tokenizer))
-
-
-def claim(workdir: Path, config: ConfigDict) -> None:
-    """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
-    path = workdir / "config.json"
-    if path.exists():
-        theirs = configs.numbers(json.loads(path.read_text()))
-        ours = configs.numbers(json.loads(configs.to_json(config)))
-        if theirs != ours:
-            raise ValueError(
-                f"{workdir} holds a run of another config ({_difference(theirs, ours)}): choose another --workdir, "
-                "or delete this one to start again."
-            )
-    elif workdir.exists() and any(workdir.iterdir()):
-        raise ValueError(
-            f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
-        )
-    else:
-        workdir.mkdir(parents=True, exist_ok=True)
-        temporary = workdir / "config.json.tmp"
-        temporary.write_text(configs.to_json(config))
-        os.replace(temporary, path)
-
-
-def _difference(theirs: dict, ours: dict, prefix: str = "config") -> str:
-    """The first key in which two configs differ, with both values."""
-    for key in sorted(theirs.keys() | ours.keys()):
-        a, b = theirs.get(key, "nothing"), ours.get(key, "nothing")
-        if isinstance(a, dict) and isinstance(b, dict) and a != b:
-            return _difference(a, b, f"{prefix}.{key}")
-        if a != b:
-            return f"{prefix}.{key} is {a!r} there and {b!r} here"
-    return "equal"
 
 
 def env_pool(config: ConfigDict) -> ProcessPool:
@@ -119,6 +88,13 @@ def held_out_tasks(workdir: Path) -> list[Task]:
     if not path.exists():
         raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
     return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
+    """saved: the JSON of the checkpoint to go on from; the state of another strategy is passed over."""
+    module = configs.module("strategies", config.strategy.name, "config.strategy.name")
+    own = saved["strategy"] if saved else {}
+    return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
 def explorer(config: ConfigDict) -> ScriptedExplorer:

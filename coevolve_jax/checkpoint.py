@@ -58,7 +58,7 @@ def save(directory: str | os.PathLike, step: int, arrays: Any, state: Mapping, *
                 "restore it, or use another workdir."
             )
 
-    temporary = directory / f"{_TEMPORARY}{_name(step)}"
+    temporary = directory / f"{_TEMPORARY}{name(step)}"
     if jax.process_index() == 0:
         directory.mkdir(parents=True, exist_ok=True)
         for leftover in directory.glob(f"{_TEMPORARY}*"):
@@ -66,7 +66,7 @@ def save(directory: str | os.PathLike, step: int, arrays: Any, state: Mapping, *
         temporary.mkdir()
     multihost_utils.sync_global_devices("checkpoint folder is ready")
     _checkpointer().save(temporary / _ARRAYS, args=ocp.args.PyTreeSave(flat))
-    folder = directory / _name(step)
+    folder = directory / name(step)
     if jax.process_index() == 0:
         (temporary / _STATE).write_text(text)
         (temporary / _MANIFEST).write_text(json.dumps({"files": _digests(temporary)}, indent=1))
@@ -119,6 +119,11 @@ def latest_step(directory: str | os.PathLike) -> int | None:
     return steps[-1][0] if steps else None
 
 
+def steps(directory: str | os.PathLike) -> list[int]:
+    """Steps of the committed checkpoints, oldest first, by name alone."""
+    return [step for step, _ in _steps(Path(directory))]
+
+
 def _load(folder: Path, like: Any) -> tuple[int, Any, dict]:
     payload = json.loads((folder / _STATE).read_text())
     wanted = _flatten(like)
@@ -169,7 +174,8 @@ def _index(flat: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in flat.items()}
 
 
-def _name(step: int) -> str:
+def name(step: int) -> str:
+    """Of the folder of a step's checkpoint."""
     return f"step_{step:08d}"
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from ml_collections import ConfigDict
 
-MODES = ("coevolve", "random", "static")
 FLOATS = ("float32", "bfloat16")
 CHOICES = {
-    "evolution.mode": MODES,
     "engine.name": ("native", "sglang"),
     "engine.push": ("disk", "distributed"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
@@ -25,6 +27,14 @@ CHOICES = {
     "learner.dtype": FLOATS,
     "learner.param_dtype": FLOATS,
     "learner.moment_dtype": FLOATS,
+}
+
+# Keys and arguments of config files that have another name now.
+RENAMED = {
+    "evolution.mode": "strategy.name",
+    "mode": "strategy",
+    "rollout.ahead": "rollout.max_staleness",
+    "engine.slots": "engine.max_concurrency",
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
@@ -52,6 +62,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     values = ConfigDict(defaults)
     for item in filter(None, arg.split(",")):
         key, _, text = item.partition("=")
+        if key in RENAMED:
+            raise ValueError(f"Config argument {key!r} is called {RENAMED[key]!r} now.")
         if key not in defaults:
             raise ValueError(f"Config argument {key!r} is unknown: use {', '.join(sorted(defaults))}.")
         try:
@@ -71,6 +83,57 @@ def inherit(file: str, name: str, arg: str) -> ConfigDict:
     return module.get_config(arg)
 
 
+def module(room: str, name: str, key: str) -> ModuleType:
+    """The module that a name in the config stands for: coevolve_jax.ROOM.NAME, or a dotted path of anybody's.
+
+    Raises ValueError, naming `key`, where there is none.
+    """
+    path = name if "." in name else f"coevolve_jax.{room}.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{path}.".startswith(f"{error.name}."):
+            raise  # the module is there and lacks something itself
+        ours = importlib.import_module(f"coevolve_jax.{room}")
+        names = sorted(m.name for m in pkgutil.iter_modules(ours.__path__) if m.name != "base")
+        raise ValueError(
+            f"{key} is {name!r}: it must be one of {', '.join(names)}, or the dotted path of a module."
+        ) from None
+
+
+def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    """A copy with some values replaced. values: by dotted key. Raises ValueError for a key that is not there or a
+    value of another type."""
+    copied = ConfigDict(config.to_dict())
+    for key, value in values.items():
+        if key in RENAMED:
+            raise ValueError(f"The config key {key!r} is called {RENAMED[key]!r} now.")
+        *sections, name = key.split(".")
+        section = copied
+        for part in sections:
+            section = section[part] if isinstance(section, ConfigDict) and part in section else None
+        if not isinstance(section, ConfigDict) or name not in section:
+            raise ValueError(
+                f"The config has no key {key!r}: the keys and their meaning stand in the config file."
+            )
+        try:
+            section[name] = value
+        except TypeError as error:
+            raise ValueError(f"config.{key} cannot be {value!r}: {error}.") from None
+    return copied
+
+
+def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:
+    """The first key in which two configs, as plain values, differ, with both values."""
+    for key in sorted(theirs.keys() | ours.keys()):
+        a, b = theirs.get(key, "nothing"), ours.get(key, "nothing")
+        if isinstance(a, dict) and isinstance(b, dict) and a != b:
+            return difference(a, b, f"{prefix}.{key}")
+        if a != b:
+            return f"{prefix}.{key} is {a!r} there and {b!r} here"
+    return "equal"
+
+
 def check(config: ConfigDict) -> None:
     """Raises ValueError, in one sentence, for values that cannot work together."""
 
@@ -80,6 +143,7 @@ def check(config: ConfigDict) -> None:
             value = (config[section] if section else config)[name]
             raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
+    module("strategies", config.strategy.name, "config.strategy.name")
     for key, choices in CHOICES.items():
         section, name = key.split(".")
         require(config[section][name] in choices, key, f"one of {', '.join(choices)}")

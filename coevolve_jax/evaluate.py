@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from importlib import metadata
 
 import numpy as np
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.agent import Agent, Job
 from coevolve_jax.types import Task, Trajectory
 
 
@@ -47,7 +48,7 @@ def evaluate(
     The engine's noise depends on `seed`, so that equal weights and seeds give equal results.
     """
     seeds = np.random.default_rng(seed).integers(2**32, size=len(tasks) * samples)
-    jobs = [(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
+    jobs = [Job(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
     with tqdm(total=len(jobs), desc=title, unit="rollout", leave=False) as bar:
         trajectories = agent.rollouts(jobs, temperature, on_done=bar.update)
     return tally(tasks, trajectories, samples, temperature), trajectories
@@ -98,6 +99,15 @@ def official(
     reasons["force_terminated"] = trials - len(jobs)
     passed = sum(v["valid"] for v in verdicts)
     return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
+
+
+def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
+    """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
+    c = config.evaluation
+    how = dict(seed=c.seed, title="held-out")
+    sampled, _ = evaluate(agent, tasks, samples=c.samples, temperature=c.temperature, **how)
+    greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, **how)
+    return {**sampled.to_json(), "greedy_success": greedy.success}
 
 
 def versions() -> dict[str, str]:

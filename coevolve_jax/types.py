@@ -210,7 +210,9 @@ class Trajectory:
     @property
     def actions(self) -> tuple[str, ...]:
         """Action patterns for the rare signal, of the steps that are calls."""
-        return tuple(s.call.name if s.pattern is None else s.pattern for s in self.steps if s.call is not None)
+        return tuple(
+            s.call.name if s.pattern is None else s.pattern for s in self.steps if s.call is not None
+        )
 
     def to_json(self) -> dict:
         """What reflection and readers need; the token arrays are left out."""

@@ -6,8 +6,8 @@ Hardware: two CPU cores, 4 GB of memory. Expected time and score: see README.md.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-Variants: configs/bfcl_tiny.py:mode=random (or static), and engine=sglang for a server that generates, as in
-    python experiments/main.py --config=configs/bfcl_tiny.py:mode=random,seed=1 --workdir=runs/random
+Variants: configs/bfcl_tiny.py:strategy=random (or static), and engine=sglang for a server that generates, as in
+    python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random,seed=1 --workdir=runs/random
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ from coevolve_jax.config import parse_arg
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    arg = parse_arg(arg, mode="coevolve", seed=0, engine="native")
+    arg = parse_arg(arg, strategy="coevolve", seed=0, engine="native")
     c = ConfigDict()
     c.seed = arg.seed
     c.steps = 60  # GRPO steps
@@ -120,12 +120,16 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh.expert = 1
     c.mesh.tensor = 1
 
+    c.strategy = ConfigDict()
+    # How the training set evolves: "coevolve", "random" (as many new tasks, without signals), "static" (no new tasks),
+    # or the dotted path of a module of your own (docs/add_strategy.md).
+    c.strategy.name = arg.strategy
+
     c.signals = ConfigDict()
     c.signals.window = 10  # W, scores looked back on for forgetting
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
     c.evolution = ConfigDict()
-    c.evolution.mode = arg.mode  # "coevolve", "random" (same number of tasks, no signals), "static" (none)
     c.evolution.every = 10  # F, GRPO steps between evolutions
     c.evolution.tasks = 24  # validated tasks wanted per evolution
     c.evolution.contexts = 24  # trajectories reflected on at most, per evolution

@@ -1,7 +1,7 @@
 """Runs CoEvolve, or goes on with a run that was interrupted.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
-    python experiments/main.py --config=configs/bfcl_tiny.py:mode=random --workdir=runs/random --config.steps=30
+    python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random --workdir=runs/random --config.steps=30
 
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
@@ -31,8 +31,7 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
-    from coevolve_jax.distributed import hosts
-    from coevolve_jax.distributed import sharding  # after the flags are known: --help needs no JAX
+    from coevolve_jax.distributed import hosts, sharding  # after the flags are known: --help needs no JAX
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 
@@ -47,6 +46,12 @@ def main(argv) -> None:
 
 def parse_flags(argv):
     """absl's parser, with one sentence instead of a traceback for a config key or value that is wrong."""
+    from coevolve_jax.config import RENAMED
+
+    for argument in argv[1:]:
+        key = argument.lstrip("-").partition("=")[0].removeprefix("config.")
+        if argument.startswith("--config.") and key in RENAMED:
+            sys.exit(f"Error: the config key {key!r} is called {RENAMED[key]!r} now.")
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:

@@ -41,7 +41,7 @@ from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch, assign_rows, pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, render_call
 from coevolve_jax.rollout.engine import Completion, Request
 from coevolve_jax.types import Call, Task, Trajectory
@@ -274,7 +274,7 @@ def demonstrate(
     chat = Chat(tokenizer)
     engine = DemonstrationEngine(chat, scripts, lambda m: tokenizer.encode(m, add_special_tokens=False))
     agent = Agent(engine, chat, pool, bfcl.tools, limits, concurrency=256)
-    return agent.rollouts([(task, 0, 0) for task in tasks], temperature=1.0)
+    return agent.rollouts([Job(task, 0, 0) for task in tasks], temperature=1.0)
 
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:

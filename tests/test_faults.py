@@ -15,7 +15,7 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.sglang import engine as sglang
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang.fleet import Fault, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
@@ -79,7 +79,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
     with ProcessPool(workers=1) as env_pool:
         agent = Agent(engine, policy.chat, env_pool, bfcl.tools, Limits(900, 32), concurrency=1)
         proxy.faults = ["pass"] + ["500"] * 3
-        lost, whole = agent.rollouts([(TASK, 0, 0), (TASK, 1, 1)], 0.0)
+        lost, whole = agent.rollouts([Job(TASK, 0, 0), Job(TASK, 1, 1)], 0.0)
     assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason
     assert lost.mask.any()  # the message before is still there
     assert whole.outcome.valid and whole.stop != "engine"

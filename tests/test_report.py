@@ -166,7 +166,7 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
         ("signals", [s.to_json() for s in found]),
     ):
         _dump(path / f"{name}.jsonl", lines)
-    config = {"seed": seed, "evolution": {"mode": "coevolve"}, "data": {"leak_threshold": 0.9}}
+    config = {"seed": seed, "strategy": {"name": "coevolve"}, "data": {"leak_threshold": 0.9}}
     (path / "config.json").write_text(json.dumps(config))
     if finished:
         (path / "summary.json").write_text(json.dumps(_summary(rng, rows, held_out, seed)))
@@ -204,7 +204,7 @@ def _summary(rng, rows, held_out, seed):
         "evolution_share": 0.108,
         "steps": len(rows),
         "seed": seed,
-        "mode": "coevolve",
+        "strategy": "coevolve",
         "config_digest": "9f3a6c1e55d0aa",
         "versions": {"jax": "0.10.2", "flax": "0.12.8"},
     }
@@ -263,7 +263,7 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     for expected in (
         f"{summary['held_out_success_after']:.1%}",
         "paired over tasks",
-        "mode coevolve",
+        "strategy coevolve",
         "jax 0.10.2",
         "10.8%",
         "8 initial tasks, 16 from evolution",
@@ -328,7 +328,7 @@ def test_report_in_the_middle_of_a_run_says_what_is_missing(tmp_path):
     with open(path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "rewa')  # being written
     page = build(path)
-    assert "not finished" in page.text and "2 steps" in page.text and "mode coevolve" in page.text
+    assert "not finished" in page.text and "2 steps" in page.text and "strategy coevolve" in page.text
     assert "summary.json with the two held-out evaluations" in page.text
     assert "trajectories/ holds no file yet" in page.text
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, parse_calls, render_call
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.types import Call, Task, Turn
@@ -79,7 +79,7 @@ def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
     engine = Script(policy, messages, cut)
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
-    return agent.rollouts([(task, 0, 0)], 1.0)[0], engine
+    return agent.rollouts([Job(task, 0, 0)], 1.0)[0], engine
 
 
 # ---- Tool-call text ------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from coevolve_jax import checkpoint, sampling
-from coevolve_jax.types import Outcome, Trajectory
+from coevolve_jax import checkpoint, collect
+from coevolve_jax.types import Group, Outcome, Task, Trajectory
 from faults import Proxy
 from test_train import ROOT, command, environ, rows, run  # noqa: F401 (a fixture)
 
@@ -99,7 +99,8 @@ def test_trajectories_beyond_the_bound_are_left_out():
         )
 
     given = [aged(-1, 7, 7), aged(-1, 6, 7), aged(-1, 5, 7), aged(-1)]
-    kept = sampling.leave_out_stale(given, 7, 1)
+    kept = collect.leave_out_stale(given, 7, 1)
     assert [t.outcome.valid for t in kept] == [True, True, False, True]
-    assert [t.outcome.valid for t in sampling.leave_out_stale(given, 7, 0)] == [True, False, False, True]
-    assert sampling.staleness(kept, 7) == {"staleness_mean": pytest.approx(1 / 4), "staleness_max": 1}
+    assert [t.outcome.valid for t in collect.leave_out_stale(given, 7, 0)] == [True, False, False, True]
+    told = collect.describe([Group(Task("t", "bfcl", (), {}), kept)], 7)
+    assert told["staleness_mean"] == pytest.approx(1 / 4) and told["staleness_max"] == 1

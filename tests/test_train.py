@@ -160,7 +160,8 @@ def comparable(workdir: Path) -> dict:
     return {
         "metrics": metrics,
         "summary": summary,
-        "history": saved["history"],
+        "strategy": saved["strategy"],
+        "ledger": saved["ledger"],
         "pool": saved["tasks"],
         **{name: (workdir / name).read_bytes() for name in files},
     }
@@ -225,7 +226,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     "changes, why",
     [
         ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
-        ({"evolution.mode": "evolve"}, "config.evolution.mode is 'evolve'.*coevolve, random, static"),
+        ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, random, static"),
+        ({"evolution.mode": "random"}, "'evolution.mode' is called 'strategy.name' now"),
         ({"learner.row_length": 100}, "config.learner.row_length is 100"),
         ({"model": "no/such/folder"}, "no/such/folder"),
         ({"environment.toolsets": "('NoSuchClass',)"}, "NoSuchClass"),
@@ -279,13 +281,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     assert any((workdir / "checkpoints").glob("step_*"))
 
 
-@pytest.mark.parametrize("mode", ["random", "static"])
-def test_the_other_modes(tmp_path, environ, mode):
-    workdir = tmp_path / mode
-    done = run(command(workdir, config=f"configs/bfcl_tiny.py:mode={mode}", steps=2), environ)
+@pytest.mark.parametrize("strategy", ["random", "static"])
+def test_the_other_strategies(tmp_path, environ, strategy):
+    workdir = tmp_path / strategy
+    done = run(command(workdir, config=f"configs/bfcl_tiny.py:strategy={strategy}", steps=2), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     kinds = [t["lineage"]["kind"] for t in rows(workdir, "tasks.jsonl")]
-    assert kinds == ["initial"] * 8 + ["random"] * (3 if mode == "random" else 0)
+    assert kinds == ["initial"] * 8 + ["random"] * (3 if strategy == "random" else 0)
 
 
 def test_resuming_a_finished_run_changes_no_result(finished, environ):

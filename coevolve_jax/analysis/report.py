@@ -104,9 +104,9 @@ def render(run: metrics.Run) -> str:
 
 def _header(run: metrics.Run) -> str:
     summary, seconds, result = run.summary, run.seconds, stats.held_out(run.summary)
-    mode = summary.get("mode") or run.config.get("evolution", {}).get("mode", "unknown")
+    strategy = summary.get("strategy") or run.config.get("strategy", {}).get("name", "unknown")
     facts = [
-        f"mode {mode}",
+        f"strategy {strategy}",
         f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
         f"{summary.get('steps', len(run.rows))} steps",
         f"files of {run.written:%Y-%m-%d %H:%M}",

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.chat import Chat, ParsedCall
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
-from coevolve_jax.types import Observation, Outcome, Step, Task, Trajectory
+from coevolve_jax.types import Hint, Observation, Outcome, Step, Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +31,22 @@ class Limits:
     max_observation: int = 400
 
 
+class Job(NamedTuple):
+    """One rollout to do. Those of a group start from the same environment state and differ in their seed, and in
+    their hints, alone."""
+
+    task: Task
+    rollout_index: int
+    seed: int
+    hint: Hint | None = None
+
+
 class _Rollout:
     """One conversation in progress: the lists that become a Trajectory."""
 
-    def __init__(
-        self, task: Task, rollout_index: int, seed: int, session: int, world: int, prompt: list[int]
-    ):
-        self.task, self.rollout_index, self.seed, self.session, self.world = (
-            task,
-            rollout_index,
-            seed,
-            session,
-            world,
-        )
+    def __init__(self, job: Job, session: int, world: int):
+        self.task, self.rollout_index, self.seed, self.hint = job
+        self.session, self.world = session, world
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -54,7 +57,14 @@ class _Rollout:
         self.turn = 0
         self.steps_in_turn = 0
         self.stop: str | None = None
-        self.feed(prompt)
+        self.hints: list[tuple[int, str]] = []
+
+    def hinted(self, hint: str, text: str, *, first: bool) -> str:
+        """The text with the hint before (first) or after it; the hint is recorded."""
+        if not hint:
+            return text
+        self.hints.append((len(self.steps), hint))
+        return f"{hint}\n{text}" if first else f"{text}\n{hint}"
 
     def feed(self, ids: Sequence[int]) -> None:
         """Appends tokens that the policy did not write."""
@@ -91,6 +101,7 @@ class _Rollout:
             stop=self.stop,
             outcome=outcome,
             routing=routing,
+            hints=tuple(self.hints),
         )
 
 
@@ -157,15 +168,14 @@ class Agent:
 
     def rollouts(
         self,
-        jobs: Sequence[tuple[Task, int, int]],
+        jobs: Sequence[Job],
         temperature: float,
         on_done: Callable[[], None] = lambda: None,
     ) -> list[Trajectory]:
         """One trajectory per job, in the order of the jobs.
 
         Args:
-          jobs: (task, rollout_index, seed); members of one group start from the same environment state
-            and differ in their seed alone.
+          jobs: what to roll out.
           temperature: 0 is greedy.
           on_done: called as each trajectory ends.
 
@@ -206,8 +216,8 @@ class Agent:
         async def seat() -> None:
             """One conversation after the other."""
             while waiting:
-                i, (task, rollout_index, seed) = waiting.popleft()
-                done[i] = await self._converse(ask, task, rollout_index, seed, first + i, temperature)
+                i, job = waiting.popleft()
+                done[i] = await self._converse(ask, job, first + i, temperature)
                 on_done()
             rounds.leave()
 
@@ -234,24 +244,17 @@ class Agent:
         """A call of the pool, which blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
-    async def _converse(
-        self, ask, task: Task, rollout_index: int, seed: int, session: int, temperature: float
-    ) -> Trajectory:
+    async def _converse(self, ask, job: Job, session: int, temperature: float) -> Trajectory:
         """One whole conversation."""
-        (world,) = await self._in_world(self._pool.reset, [task])
+        (world,) = await self._in_world(self._pool.reset, [job.task])
         try:
-            r = _Rollout(
-                task,
-                rollout_index,
-                seed,
-                session,
-                world,
-                self._chat.prompt(self._tools(task), task.turns[0].query),
-            )
+            r = _Rollout(job, session, world)
+            query = r.hinted(job.hint.before_task if job.hint else "", job.task.turns[0].query, first=True)
+            r.feed(self._chat.prompt(self._tools(job.task), query))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_room(r)
             while r.stop is None:
-                completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, seed))
+                completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, job.seed))
                 r.sampled(completion)
                 await self._react(r, completion)
                 self._check_room(r)
@@ -298,6 +301,8 @@ class Agent:
                 text = text[: self._limits.max_observation] + "..."
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error))
+        if r.hint and r.hint.before_step:
+            texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
 
     async def _end_turn(self, r: _Rollout) -> None:

@@ -14,18 +14,9 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.reflect import unguided
 from coevolve_jax.synthesis.validate import synthesize
-from coevolve_jax.types import Context, Signal, Task, Trajectory
+from coevolve_jax.types import Context, Evidence, Task
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """A signal-annotated trajectory, with the other rollouts of its group."""
-
-    signal: Signal
-    trajectory: Trajectory
-    siblings: tuple[Trajectory, ...]
 
 
 @dataclasses.dataclass
@@ -69,30 +60,25 @@ class Synthesizer:
     config: ConfigDict
     guard: LeakGuard | None
 
-    def evolve(
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        return [self.explorer.reflect(e.signal, e.task, e.trajectory, e.siblings) for e in evidence]
+
+    def grow(
         self,
         tasks: TaskPool,
-        scenarios: Sequence[Task],
-        evidence: Sequence[Evidence],
+        contexts: Sequence[Context],
+        *,
+        wanted: int,
+        kind: str,
         step: int,
         rng: np.random.Generator,
     ) -> SynthesisStats:
-        """D_{t+1} = D_t + validated tasks: about config.evolution.tasks of them, found where the policy is weak.
-
-        In mode "random" the same number comes from free exploration of the scenarios, and no signal is read.
-        """
-        wanted = self.config.evolution.tasks
-        if self.config.evolution.mode == "random":
-            return self.explore_unguided(tasks, scenarios, wanted=wanted, kind="random", step=step, rng=rng)
-        contexts = [
-            self.explorer.reflect(w.signal, tasks[w.signal.task_id], w.trajectory, w.siblings)
-            for w in select_signals(evidence, self.config.evolution.contexts, rng)
-        ]
+        """D_t grows by about `wanted` validated tasks, found under the contexts."""
         total = SynthesisStats()
         for _ in range(MAX_PASSES if contexts else 0):
             missing = wanted - total.added
             if missing:
-                total.add(self._grow(tasks, contexts, missing, "signal", step, total.proposed, rng))
+                total.add(self._grow(tasks, contexts, missing, kind, step, total.proposed, rng))
         return total
 
     def explore_unguided(
@@ -179,27 +165,3 @@ class Synthesizer:
             if refusal := self.guard.check(task):
                 return refusal
         return tasks.add([task])[0]
-
-
-def join_evidence(found: Sequence[Signal], trajectories: Sequence[Trajectory]) -> list[Evidence]:
-    """Joins the signals of one step with the trajectories that carry them."""
-    groups: dict[str, list[Trajectory]] = {}
-    for t in trajectories:
-        groups.setdefault(t.task_id, []).append(t)
-    joined = []
-    for signal in found:
-        group = groups[signal.task_id]
-        own = next(t for t in group if t.rollout_index == signal.rollout_index)
-        joined.append(Evidence(signal, own, tuple(t for t in group if t is not own)))
-    return joined
-
-
-def select_signals(found: Sequence[Evidence], count: int, rng: np.random.Generator) -> list[Evidence]:
-    """At most `count`, the kinds in turn, each (kind, task) once and by a failed rollout where there is one."""
-    order = sorted(rng.permutation(len(found)).tolist(), key=lambda i: found[i].trajectory.outcome.success)
-    queues: dict[str, dict[str, Weakness]] = {}
-    for i in order:
-        queues.setdefault(found[i].signal.kind, {}).setdefault(found[i].signal.task_id, found[i])
-    ranked = [list(queues[kind].values()) for kind in sorted(queues)]
-    in_turn = [q[i] for i in range(max(map(len, ranked), default=0)) for q in ranked if i < len(q)]
-    return in_turn[:count]

@@ -1,0 +1,149 @@
+"""A strategy's rollouts: what `roll` does, and a step's batch collected now or one step ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import Strategy, trajectories_of
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Group, Hint, Outcome, Task, Trajectory
+
+
+class Roller:
+    """strategies.base.Roll for one step: seeds depend on the step, on `role` and on how often it was called.
+
+    costs: what was rolled out so far: "rollouts/ROLE" and "sampled_tokens/ROLE".
+    """
+
+    def __init__(self, config: ConfigDict, agent: Agent, step: int):
+        self._config, self._agent, self._step = config, agent, step
+        self._calls: Counter[str] = Counter()
+        self.costs: Counter[str] = Counter()
+
+    def __call__(
+        self,
+        tasks: Sequence[Task],
+        k: int,
+        hints: Callable[[Task, int], Hint | None] | None = None,
+        role: str = "policy",
+    ) -> list[Group]:
+        call, self._calls[role] = self._calls[role], self._calls[role] + 1
+        again = (call,) if call else ()
+        rng = rng_for(self._config.seed, "rollout" if role == "policy" else role, self._step, *again)
+        seeds = rng.integers(2**32, size=(len(tasks), k)).tolist()
+        jobs = [
+            Job(task, m, seeds[i][m], hints(task, m) if hints else None)
+            for i, task in enumerate(tasks)
+            for m in range(k)
+        ]
+        done = self._agent.rollouts(jobs, self._config.rollout.temperature)
+        self.costs[f"rollouts/{role}"] += len(done)
+        self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)
+        return [Group(task, tuple(done[i * k : (i + 1) * k])) for i, task in enumerate(tasks)]
+
+
+class Collected(NamedTuple):
+    """groups: of the step. utilization: how busy engine and workers were (Agent.utilization). costs: see Roller."""
+
+    groups: list[Group]
+    utilization: dict[str, float]
+    costs: Counter[str]
+
+
+class Collector:
+    """strategy.collect for one step after the other; with config.rollout.max_staleness the next step's rollouts
+    already run, by the weights that there are, while this step's are learned from."""
+
+    def __init__(self, config: ConfigDict, strategy: Strategy, agent: Agent, tasks: TaskPool):
+        self._config, self._strategy, self._agent, self._tasks = config, strategy, agent, tasks
+        self._thread = ThreadPoolExecutor(1) if config.rollout.max_staleness else None
+        self._coming: Future | None = None
+
+    def __call__(self, step: int) -> Collected:
+        """The rollouts of this step, too old ones as invalid. What was drawn counts in D_t from here on.
+
+        Raises FloatingPointError where the policy gives no probabilities.
+        """
+        coming, self._coming = self._coming or self._begin(step), None
+        drawn, groups, utilization, costs = coming.result()
+        self._tasks.commit(drawn)
+        bound = self._config.rollout.max_staleness
+        if bound and step + 1 < self._config.steps:
+            self._coming = self._begin(step + 1)
+        check_sampler(trajectories_of(groups))
+        fresh = [
+            dataclasses.replace(g, trajectories=leave_out_stale(g.trajectories, step, bound)) for g in groups
+        ]
+        return Collected(fresh, utilization, costs)
+
+    def _begin(self, step: int) -> Future:
+        tasks = self._tasks.fork()
+
+        def collect():
+            self._agent.utilization()  # forgets what was before
+            roll = Roller(self._config, self._agent, step)
+            groups = self._strategy.collect(step, tasks, roll)
+            return tasks, groups, self._agent.utilization(), roll.costs
+
+        if self._thread:
+            return self._thread.submit(collect)
+        done: Future = Future()
+        done.set_result(collect())
+        return done
+
+
+def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -> tuple[Trajectory, ...]:
+    """Trajectories with a token sampled by weights more than `bound` updates old become invalid."""
+    too_old = Outcome(0.0, False, valid=False, reason="sampled by weights that are too old")
+    return tuple(
+        dataclasses.replace(t, outcome=too_old)
+        if t.outcome.valid and step - t.versions[t.mask].min(initial=step) > bound
+        else t
+        for t in trajectories
+    )
+
+
+def check_sampler(trajectories: Sequence[Trajectory]) -> None:
+    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
+    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+        raise FloatingPointError(
+            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
+            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+        )
+
+
+def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None]:
+    """Numbers of one step's rollouts for metrics.jsonl; None where no valid rollout has any."""
+    trajectories = trajectories_of(groups)
+    valid = [t for t in trajectories if t.outcome.valid]
+    mean = lambda values: float(np.mean(values)) if len(values) else None
+    of_kind = lambda initial: mean(
+        [t.outcome.success for g in groups if (g.task.lineage.kind == "initial") == initial for t in g.valid]
+    )
+    steps = [s for t in valid for s in t.steps]
+    ages = np.concatenate([step - t.versions[t.mask] for t in valid] or [np.zeros(0)])
+    return {
+        "reward": mean([t.outcome.reward for t in valid]),
+        "success": mean([t.outcome.success for t in valid]),
+        "success_initial": of_kind(True),
+        "success_new": of_kind(False),
+        "valid": len(valid) / len(trajectories),
+        "mixed_groups": mean(
+            [0 < sum(t.outcome.success for t in g.valid) < len(g.valid) for g in groups if g.valid]
+        ),
+        "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
+        "malformed": mean([s.call is None for s in steps]),
+        "length": mean([len(t.ids) for t in valid]),
+        # How many updates old the weights were that sampled the tokens learned from.
+        "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
+        "staleness_max": int(ages.max(initial=0)),
+    }

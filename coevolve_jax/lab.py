@@ -1,0 +1,53 @@
+"""What strategies may ask for while the training set evolves: the Lab of strategies/base.py, metered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from coevolve_jax.collect import Roller
+from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Context, Evidence, Group, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Laboratory:
+    """strategies.base.Lab. roller: gives `roll` of a step. ledger: counts of what each service has cost so far."""
+
+    tasks: TaskPool
+    scenarios: Sequence[Task]
+    synthesizer: Synthesizer
+    roller: Callable[[int], Roller]
+    ledger: Counter[str]
+
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        self.ledger["reflections"] += len(evidence)
+        return self.synthesizer.reflect(evidence)
+
+    def grow(
+        self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
+    ) -> SynthesisStats:
+        stats = self.synthesizer.grow(self.tasks, contexts, wanted=wanted, kind=kind, step=step, rng=rng)
+        return self._booked(kind, stats)
+
+    def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+        stats = self.synthesizer.explore_unguided(
+            self.tasks, self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
+        )
+        return self._booked(kind, stats)
+
+    def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
+        roll = self.roller(step)
+        groups = roll(tasks, k, role="probe")
+        self.ledger.update(roll.costs)
+        return groups
+
+    def _booked(self, kind: str, stats: SynthesisStats) -> SynthesisStats:
+        self.ledger[f"environment_steps/{kind}"] += stats.environment_steps
+        self.ledger[f"tasks_proposed/{kind}"] += stats.proposed
+        self.ledger[f"tasks_added/{kind}"] += stats.added
+        return stats

@@ -1,0 +1,283 @@
+"""What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
+
+config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
+checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
+summary.json    ledger.json      report.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import checkpoint, metrics
+from coevolve_jax import config as configs
+from coevolve_jax.analysis import report
+from coevolve_jax.collect import Collected, describe
+from coevolve_jax.evaluate import versions
+from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Group, Sample, Task
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the time that its body takes to seconds[phase]."""
+    start = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+@dataclasses.dataclass
+class RunState:
+    """What goes into every checkpoint besides the learner's arrays and the strategy's own state.
+
+    step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. before: the held-out result of the policy
+    before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
+    what was asked for, by whom (lab.py, collect.py). seconds: by phase.
+    """
+
+    step: int
+    tasks: TaskPool
+    held_out: list[Task]
+    before: dict
+    initial: SynthesisStats
+    synthesis: SynthesisStats = dataclasses.field(default_factory=SynthesisStats)
+    signals: dict[str, int] = dataclasses.field(default_factory=dict)
+    ledger: Counter[str] = dataclasses.field(default_factory=Counter)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> dict:
+        return {
+            "step": self.step,
+            "tasks": self.tasks.to_json(),
+            "held_out": [t.to_json() for t in self.held_out],
+            "before": self.before,
+            "initial": self.initial.to_json(),
+            "synthesis": self.synthesis.to_json(),
+            "signals": self.signals,
+            "ledger": dict(sorted(self.ledger.items())),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping, max_tasks: int | None) -> RunState:
+        return cls(
+            step=data["step"],
+            tasks=TaskPool.from_json(data["tasks"], max_tasks),
+            held_out=[Task.from_json(t) for t in data["held_out"]],
+            before=data["before"],
+            initial=SynthesisStats.from_json(data["initial"]),
+            synthesis=SynthesisStats.from_json(data["synthesis"]),
+            signals=dict(data["signals"]),
+            ledger=Counter(data["ledger"]),
+            seconds=dict(data["seconds"]),
+        )
+
+
+class Run:
+    """A workdir that is being written to. saved: the JSON of the checkpoint that it goes on from, if any."""
+
+    def __init__(self, config: ConfigDict, workdir: Path, state: RunState, saved: Mapping | None):
+        self.config, self.workdir, self.state = config, workdir, state
+        self._logs = metrics.MetricsWriter(workdir, saved and saved["sizes"])
+        self._progress = metrics.Progress(config.steps, state.step)
+        write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
+        state.tasks.write(workdir / "tasks.jsonl")
+
+    def save(self, learner: Any, arrays: Any, strategy: Strategy) -> None:
+        """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py)."""
+        state, folder = self.state, self.workdir / "checkpoints"
+        if checkpoint.latest_step(folder) == state.step:
+            return
+        with timed(state.seconds, "checkpoint"):
+            own = {"name": self.config.strategy.name, "state": strategy.to_json()}
+            saved = {**state.to_json(), "strategy": own, "sizes": self._logs.sizes()}
+            learner.save(folder, state.step, arrays, saved, keep=self.config.checkpoint.keep)
+
+    def log(
+        self,
+        collected: Collected,
+        samples: Sequence[Sample],
+        learned: Mapping[str, Any],
+        found: Findings,
+        grown: SynthesisStats | None,
+        seconds: Mapping[str, float],
+        chat: Chat,
+    ) -> None:
+        """Notes one whole step, in the state and in the logs."""
+        c, state, groups = self.config, self.state, collected.groups
+        step, state.step = state.step, state.step + 1
+        state.signals = {
+            k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
+        }
+        state.ledger.update(collected.costs)
+        if grown is not None:
+            state.synthesis.add(grown)
+            state.tasks.write(self.workdir / "tasks.jsonl")
+        for phase in ("rollout", "update", "evolution"):
+            state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        row = {
+            "step": step,
+            **describe(groups, step),
+            **learned,
+            "tasks": len(state.tasks),
+            "utilization": collected.utilization,
+            "groups": {
+                "rolled_out": len(groups),
+                "learned_from": len({s.trajectory.task_id for s in samples}),
+            },
+            "signals": found.counts,
+            "evolution": grown and grown.to_json(),
+            "seconds": seconds,
+        }
+        self._logs.write_step(row)
+        self._logs.append("signals.jsonl", found.rows)
+        if step % c.logging.trajectories_every == 0 or state.step == c.steps:
+            shown = readable(chat, groups, step)[: c.logging.trajectories]
+            self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
+        self._progress.update(row)
+
+    def close(self) -> None:
+        self._progress.close()
+        self._logs.close()
+
+    def finish(self, after: Mapping[str, Any]) -> dict:
+        """Writes summary.json, ledger.json and report.html; returns the summary. after: the held-out result now."""
+        c, state = self.config, self.state
+        made, total = state.synthesis, sum(state.seconds.values())
+        summary = {
+            "held_out_success_before": state.before["success"],
+            "held_out_success_after": after["success"],
+            "held_out_tasks": len(state.held_out),
+            "held_out": {"before": state.before, "after": after},
+            "signals": state.signals,
+            "tasks": {
+                "initial": state.initial.added,
+                "final": len(state.tasks),
+                "proposed": made.proposed,
+                "accepted": made.accepted,
+                "retained": made.retained,
+                "refused": dict(sorted(made.refused.items())),
+            },
+            "seconds": dict(sorted(state.seconds.items())),
+            "evolution_share": state.seconds.get("evolution", 0.0) / total,
+            "steps": state.step,
+            "seed": c.seed,
+            "strategy": c.strategy.name,
+            "config_digest": configs.digest(c),
+            "versions": versions(),
+        }
+        ledger = {
+            "initial": state.initial.to_json(),
+            "evolution": made.to_json(),
+            "llm_tokens": 0,
+            "seconds": state.seconds.get("evolution", 0.0),
+            "costs": dict(sorted(state.ledger.items())),
+        }
+        for name, content in (("summary.json", summary), ("ledger.json", ledger)):
+            write_text(self.workdir / name, json.dumps(content, indent=1))
+        report.write(self.workdir)
+        print(metrics.summary_table(summary, self.workdir))
+        return summary
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
+    path = workdir / "config.json"
+    if path.exists():
+        theirs = configs.numbers(json.loads(path.read_text()))
+        ours = configs.numbers(json.loads(configs.to_json(config)))
+        if theirs != ours:
+            raise ValueError(
+                f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose another "
+                "--workdir, or delete this one to start again."
+            )
+    elif workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(
+            f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
+        )
+    else:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_text(path, configs.to_json(config))
+
+
+def fork(
+    run: str | os.PathLike, step: int, workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None
+) -> ConfigDict:
+    """A new run that goes on from another one's checkpoint; `train(fork(...), workdir)` runs it.
+
+    Args:
+      run: workdir of the other run, which is only read.
+      step: of the checkpoint, in GRPO steps done.
+      workdir: of the new run; it must be empty or not exist.
+      overrides: config values that differ, by dotted key, e.g. {"strategy.name": "random"}. Another strategy
+        starts with an empty state of its own; D_t, policy and optimiser are those of the checkpoint.
+
+    Returns the new run's config. Raises ValueError for a run, step or key that is not there.
+    """
+    run, workdir = Path(run), Path(workdir)
+    if not (run / "config.json").is_file():
+        raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
+    saved = run / "checkpoints" / checkpoint.name(step)
+    if not saved.is_dir():
+        steps = ", ".join(str(s) for s in checkpoint.steps(run / "checkpoints")) or "none"
+        raise ValueError(
+            f"{run} has no checkpoint of step {step} (it has {steps}): name one of these, or keep more with "
+            "config.checkpoint.keep."
+        )
+    config = configs.override(ConfigDict(json.loads((run / "config.json").read_text())), overrides or {})
+    configs.check(config)
+    claim(workdir, config)
+    shutil.copytree(saved, workdir / "checkpoints" / saved.name)
+    for path in run.glob("*.jsonl"):
+        shutil.copyfile(path, workdir / path.name)
+    if (run / "trajectories").is_dir():
+        shutil.copytree(run / "trajectories", workdir / "trajectories")
+    return config
+
+
+def readable(chat: Chat, groups: Sequence[Group], step: int) -> list[dict]:
+    """Trajectories as one reads them: one of each outcome of each task, failures and successes in turn."""
+    queries = {g.task.id: [turn.query for turn in g.task.turns] for g in groups}
+    distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories_of(groups))}.values()
+    failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))
+    in_turn = [t for pair in itertools.zip_longest(failures, successes) for t in pair if t is not None]
+    return [
+        {
+            "step": step,
+            **t.to_json(),
+            "reward": t.outcome.reward,
+            "success": t.outcome.success,
+            "valid": t.outcome.valid,
+            "policy_tokens": int(t.mask.sum()),
+            "text": chat.decode(t.ids),
+            "queries": queries[t.task_id],
+        }
+        for t in in_turn
+    ]
+
+
+def write_lines(path: Path, rows: Sequence[dict]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once: a reader or a kill sees the old or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

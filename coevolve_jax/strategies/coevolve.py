@@ -1,0 +1,99 @@
+"""CoEvolve (arXiv 2604.15840): the training set grows where the policy's own rollouts show that it is weak.
+
+Signals of each step (synthesis/signals.py) are kept with the rollouts that carry them. Every F steps the most
+telling ones are reflected on, explored again in the environment, abstracted into tasks and validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import Findings, Lab, Roll, collect_batch, credit_groups, trajectories_of
+from coevolve_jax.synthesis import signals
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Evidence, Group, Sample, Signal, Task, Trajectory
+
+
+class CoEvolve:
+    """See strategies/base.py. Its state: the group filter, the history that signals need, and the evidence since
+    the last evolution."""
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        self._config = config
+        self._filter = FilterState(**state["filter"]) if state else FilterState()
+        self._history = signals.History.from_json(state["history"]) if state else signals.History()
+        self._evidence = evidence_from_json(state["evidence"]) if state else []
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return collect_batch(self._config, step, tasks, roll)
+
+    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+        samples, self._filter = credit_groups(self._config, groups, self._filter)
+        return samples
+
+    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+        c = self._config.signals
+        found, self._history = signals.extract(
+            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+        )
+        self._evidence += join_evidence(found, groups)
+        return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        c = self._config.evolution
+        if (step + 1) % c.every:
+            return None
+        evidence, self._evidence = self._evidence, []
+        rng = rng_for(self._config.seed, "evolve", step)
+        contexts = lab.reflect(select_signals(evidence, c.contexts, rng))
+        return lab.grow(contexts, wanted=c.tasks, kind="signal", step=step, rng=rng)
+
+    def to_json(self) -> dict:
+        return {
+            "filter": self._filter._asdict(),
+            "history": self._history.to_json(),
+            "evidence": evidence_to_json(self._evidence),
+        }
+
+
+make = CoEvolve
+
+
+def join_evidence(found: Sequence[Signal], groups: Sequence[Group]) -> list[Evidence]:
+    """Joins the signals of one step with the groups of rollouts that show them."""
+    owner = {(t.task_id, t.rollout_index): group for group in groups for t in group.trajectories}
+    return [Evidence(signal, owner[signal.task_id, signal.rollout_index]) for signal in found]
+
+
+def select_signals(found: Sequence[Evidence], count: int, rng: np.random.Generator) -> list[Evidence]:
+    """At most `count`, the kinds in turn, each (kind, task) once and by a failed rollout where there is one."""
+    order = sorted(rng.permutation(len(found)).tolist(), key=lambda i: found[i].trajectory.outcome.success)
+    queues: dict[str, dict[str, Evidence]] = {}
+    for i in order:
+        queues.setdefault(found[i].signal.kind, {}).setdefault(found[i].signal.task_id, found[i])
+    ranked = [list(queues[kind].values()) for kind in sorted(queues)]
+    in_turn = [q[i] for i in range(max(map(len, ranked), default=0)) for q in ranked if i < len(q)]
+    return in_turn[:count]
+
+
+def evidence_to_json(evidence: Sequence[Evidence]) -> dict:
+    """Each task and each group once, without tokens."""
+    groups = list({id(e.group): e.group for e in evidence}.values())
+    index = {id(group): i for i, group in enumerate(groups)}
+    return {
+        "tasks": [task.to_json() for task in {g.task.id: g.task for g in groups}.values()],
+        "groups": [[g.task.id, [t.to_json() for t in g.trajectories]] for g in groups],
+        "signals": [[index[id(e.group)], e.signal.to_json()] for e in evidence],
+    }
+
+
+def evidence_from_json(data: Mapping) -> list[Evidence]:
+    tasks = {task["id"]: Task.from_json(task) for task in data["tasks"]}
+    groups = [Group(tasks[id], tuple(map(Trajectory.from_json, rows))) for id, rows in data["groups"]]
+    return [Evidence(Signal.from_json(signal), groups[i]) for i, signal in data["signals"]]

@@ -1,0 +1,53 @@
+"""GRPO on D_0 alone: the control without new tasks. Signals are counted, so that runs can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.strategies.base import (
+    Findings,
+    Lab,
+    Roll,
+    collect_batch,
+    credit_groups,
+    trajectories_of,
+)
+from coevolve_jax.synthesis import signals
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Group, Sample
+
+
+class Static:
+    """See strategies/base.py."""
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        self._config = config
+        self._filter = FilterState(**state["filter"]) if state else FilterState()
+        self._history = signals.History.from_json(state["history"]) if state else signals.History()
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return collect_batch(self._config, step, tasks, roll)
+
+    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+        samples, self._filter = credit_groups(self._config, groups, self._filter)
+        return samples
+
+    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+        c = self._config.signals
+        found, self._history = signals.extract(
+            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+        )
+        return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        return None
+
+    def to_json(self) -> dict:
+        return {"filter": self._filter._asdict(), "history": self._history.to_json()}
+
+
+make = Static
