@@ -21,7 +21,6 @@ from ml_collections import config_flags
 
 from coevolve_jax import build
 from coevolve_jax.collect import Roller
-from coevolve_jax.envs import bfcl
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -115,7 +114,7 @@ def main(argv) -> None:
             rng=rng_for(c.seed, "initial"),
         )
         if c.engine.name == "sglang":
-            prompts = [policy.chat.prompt(bfcl.tools(task), task.turns[0].query) for task in tasks]
+            prompts = [policy.chat.prompt(build.family(c).tools(task), task.turns[0].query) for task in tasks]
             client(
                 engine,
                 engine.urls[0],

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from transformers import AutoTokenizer
 
 from coevolve_jax import config as configs
-from coevolve_jax.envs import bfcl
+from coevolve_jax import envs
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
 from coevolve_jax.models import hf_io
@@ -53,33 +53,34 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
     return Policy(model_config, params, tokenizer, Chat(tokenizer))
 
 
+def family(config: ConfigDict) -> envs.Family:
+    """config: environment.name and environment.python are read. ValueError for an unknown name."""
+    return envs.load(config.environment.name, config.environment.python)
+
+
 def env_pool(config: ConfigDict) -> ProcessPool:
     """config: its section environment is read."""
     c = config.environment
-    return ProcessPool(workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory)
+    return ProcessPool(
+        c.name, workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory, python=c.python
+    )
 
 
 def scenarios(config: ConfigDict) -> list[Task]:
     """The scenarios that are explored for training tasks."""
-    return bfcl.scenarios(config.environment.train_split, tuple(config.environment.toolsets))
+    c = config.environment
+    return family(config).scenarios(c.train_split, c.to_dict())
 
 
 def held_out_scenarios(config: ConfigDict) -> list[Task]:
-    """The evaluation split's scenarios, less those in which some tool class starts as in a training scenario:
-    BFCL repeats some initial states across its entries."""
-    seen = {start for scenario in scenarios(config) for start in _starts(scenario)}
-    found = bfcl.scenarios(config.environment.eval_split, tuple(config.environment.toolsets))
-    return [scenario for scenario in found if seen.isdisjoint(_starts(scenario))]
-
-
-def _starts(scenario: Task) -> set[str]:
-    return {json.dumps([t, scenario.initial_state.get(t)], sort_keys=True) for t in scenario.toolsets}
+    """The evaluation split's scenarios, less those that start as one of the training split."""
+    c = config.environment
+    return family(config).scenarios(c.eval_split, c.to_dict(), apart_from=c.train_split)
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
-    """BFCL's own multi_turn_base tasks of the evaluation split: what synthetic tasks must not copy."""
-    keep = bfcl.split(config.environment.eval_split)
-    return [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
+    """The benchmark's own tasks of the evaluation split: what synthetic tasks must not copy."""
+    return family(config).tasks(config.environment.eval_split, config.environment.to_dict())
 
 
 def held_out_tasks(workdir: Path) -> list[Task]:
@@ -98,7 +99,7 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
 
 
 def explorer(config: ConfigDict) -> ScriptedExplorer:
-    return ScriptedExplorer(bfcl.tools)
+    return ScriptedExplorer(family(config).tools)
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
@@ -195,7 +196,8 @@ def _sizes(config: ConfigDict) -> dict[str, int]:
 
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:
-    """config: its sections rollout and engine are read."""
-    c = config.rollout
+    """config: its sections environment, rollout and engine are read."""
+    c, worlds = config.rollout, family(config)
     limits = Limits(c.max_length, c.max_new_tokens, c.max_steps, c.max_observation)
-    return Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=config.engine.max_concurrency)
+    concurrency = config.engine.max_concurrency
+    return Agent(engine, policy.chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)

@@ -39,6 +39,7 @@ RENAMED = {
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
 SERVING = (
+    "environment.python",
     "engine.url",
     "engine.servers",
     "engine.python",

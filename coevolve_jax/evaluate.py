@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Job
 from coevolve_jax.types import Task, Trajectory
 
@@ -78,29 +78,6 @@ def tally(
     )
 
 
-def official(
-    env_pool: ProcessPool, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
-) -> dict:
-    """BFCL's official multi_turn_checker on trajectories of benchmark tasks, run in the isolated workers.
-
-    A rollout that a limit ended fails, as officially; an invalid one is left out.
-    """
-    jobs = []
-    for i, t in enumerate(trajectories):
-        turns = len(tasks[i // samples].turns)
-        calls = [
-            [[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)
-        ]
-        if t.outcome.valid and t.stop == "done":
-            jobs.append((t.task_id, calls))
-    verdicts = env_pool.check(jobs)
-    trials = sum(t.outcome.valid for t in trajectories)
-    reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
-    reasons["force_terminated"] = trials - len(jobs)
-    passed = sum(v["valid"] for v in verdicts)
-    return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
-
-
 def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
     """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
     c = config.evaluation
@@ -111,6 +88,10 @@ def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> 
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a score depends on."""
+    """Versions of what a score depends on, of the packages that this interpreter has."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "bfcl-eval", "numpy")
-    return {name: metadata.version(name) for name in packages}
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,11 @@ class RunState:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping, max_tasks: int | None) -> RunState:
+    def from_json(cls, data: Mapping, max_tasks: int | None, key: Callable[[Task], str]) -> RunState:
+        """max_tasks, key: of the task pool."""
         return cls(
             step=data["step"],
-            tasks=TaskPool.from_json(data["tasks"], max_tasks),
+            tasks=TaskPool.from_json(data["tasks"], max_tasks, key),
             held_out=[Task.from_json(t) for t in data["held_out"]],
             before=data["before"],
             initial=SynthesisStats.from_json(data["initial"]),

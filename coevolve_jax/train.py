@@ -84,7 +84,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             state = learner.init(policy.params)
         else:
             step, state, saved = restored
-            begun = RunState.from_json(saved, c.data.max_tasks or None)
+            begun = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
         strategy = build.strategy(c, saved)
 
@@ -137,7 +137,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
     """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split."""
-    return LeakGuard([*build.benchmark_tasks(config), *held_out], config.data.leak_threshold)
+    tasks, features = [*build.benchmark_tasks(config), *held_out], build.family(config).features
+    return LeakGuard(tasks, config.data.leak_threshold, features=features)
 
 
 def begin(config: ConfigDict, synthesizer: partial[Synthesizer], agent: Agent) -> RunState:
@@ -159,7 +160,8 @@ def begin(config: ConfigDict, synthesizer: partial[Synthesizer], agent: Agent) -
             )
 
     with timed(seconds, "other"):
-        held_out, tasks = TaskPool(), TaskPool(c.data.max_tasks or None)
+        key = build.family(c).task_key
+        held_out, tasks = TaskPool(key=key), TaskPool(c.data.max_tasks or None, key)
         explore(
             held_out, None, build.held_out_scenarios(c), c.evaluation.tasks, "held_out", c.evaluation.seed
         )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # environment workers import this file and have the standard library only
+    import numpy as np
 
 SIGNAL_KINDS = ("forgetting", "boundary", "rare")
 
@@ -32,10 +33,10 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One user message and the reference calls that satisfy it."""
+    """One user message and, where the environment family has them, the reference calls that satisfy it."""
 
     query: str
-    calls: tuple[Call, ...]
+    calls: tuple[Call, ...] = ()
 
     def to_json(self) -> dict:
         return {"query": self.query, "calls": [c.to_json() for c in self.calls]}
@@ -79,19 +80,17 @@ class Lineage:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: a scenario (initial state and tools) and what the user asks in it.
+    """A task: a scenario and what the user asks in it.
 
-    toolsets: names of the tool classes offered (BFCL: "GorillaFileSystem", ...).
-    excluded: names of tools of those classes that are withheld.
+    scenario: JSON values from which the environment family builds the initial state, the tools and, where it
+    has no reference calls, the goal. Nobody else reads it.
     turns is empty for a bare scenario, which can be explored but not scored.
     """
 
     id: str
     environment: str
-    toolsets: tuple[str, ...]
-    initial_state: Mapping[str, Any]
+    scenario: Mapping[str, Any]
     turns: tuple[Turn, ...] = ()
-    excluded: tuple[str, ...] = ()
     description: str = ""
     lineage: Lineage = Lineage("benchmark")
 
@@ -103,10 +102,8 @@ class Task:
         return {
             "id": self.id,
             "environment": self.environment,
-            "toolsets": list(self.toolsets),
-            "excluded": list(self.excluded),
             "description": self.description,
-            "initial_state": self.initial_state,
+            "scenario": self.scenario,
             "turns": [t.to_json() for t in self.turns],
             "lineage": self.lineage.to_json(),
         }
@@ -116,10 +113,8 @@ class Task:
         return cls(
             id=data["id"],
             environment=data["environment"],
-            toolsets=tuple(data["toolsets"]),
-            excluded=tuple(data["excluded"]),
             description=data["description"],
-            initial_state=data["initial_state"],
+            scenario=data["scenario"],
             turns=tuple(Turn.from_json(t) for t in data["turns"]),
             lineage=Lineage.from_json(data["lineage"]),
         )
@@ -228,6 +223,8 @@ class Trajectory:
     @classmethod
     def from_json(cls, data: Mapping) -> Trajectory:
         """A trajectory without tokens: fit for reflection, not for the learner."""
+        import numpy as np
+
         none = np.zeros(0, np.int32)
         return cls(
             task_id=data["task_id"],

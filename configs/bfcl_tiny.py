@@ -23,6 +23,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model = "models/tiny_qwen3"  # a Hugging Face folder
 
     c.environment = ConfigDict()
+    c.environment.name = "bfcl"  # an environment family: coevolve_jax.envs.<name>, or a module's dotted path
+    c.environment.python = ""  # interpreter of the family's own virtual environment; "": this one
     c.environment.toolsets = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
     c.environment.train_split = "train"  # whose scenarios are explored
     c.environment.eval_split = "test"  # whose scenarios the held-out tasks live in

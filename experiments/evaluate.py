@@ -19,11 +19,16 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict
 
 OFFICIAL_STEPS = 20  # per user turn
-SPLITS = ("all", "train", "test", "sequential_train", "sequential_test")
+WORKERS = {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0}
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
-_BENCHMARK = flags.DEFINE_enum("benchmark", "bfcl", ("bfcl", "held_out"), "Which tasks.")
-_SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "BFCL only: which indices of multi_turn_base.")
+_BENCHMARK = flags.DEFINE_string(
+    "benchmark", "bfcl", "Which tasks: an environment family's own, by its name, or held_out."
+)
+_SPLIT = flags.DEFINE_string(
+    "split", "test", "Of the benchmark; BFCL: all, train, test, sequential_train or sequential_test."
+)
+_PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=1)
@@ -65,20 +70,16 @@ def run() -> None:
     if _OUTPUT.value and Path(_OUTPUT.value).exists():
         raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
     from coevolve_jax import build
-    from coevolve_jax.envs import bfcl
-    from coevolve_jax.evaluate import evaluate, official, versions
+    from coevolve_jax.evaluate import evaluate, versions
 
+    held_out = _BENCHMARK.value == "held_out"
+    name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     policy = build.policy(folder)
-    if _BENCHMARK.value == "bfcl":
-        keep = frozenset(range(200)) if _SPLIT.value == "all" else bfcl.split(_SPLIT.value)
-        tasks = [t for t in bfcl.load("multi_turn_base") if int(t.id.rsplit("_", 1)[1]) in keep]
-    else:
-        tasks = build.held_out_tasks(Path(_WORKDIR.value))
     config = ConfigDict(
         {
             "seed": _SEED.value,
-            "environment": {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0},
+            "environment": {"name": name, "python": _PYTHON.value, **WORKERS},
             "rollout": {
                 "max_length": _LENGTH.value,
                 "max_new_tokens": _NEW.value,
@@ -103,20 +104,20 @@ def run() -> None:
             },
         }
     )
+    family = build.family(config)
+    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, {})
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
-        checked = (
-            official(env_pool, tasks, trajectories, _SAMPLES.value) if _BENCHMARK.value == "bfcl" else None
-        )
+        checked = None if held_out else family.report(tasks, trajectories, _SAMPLES.value, env_pool.judge)
     report = {
         "model": str(folder),
         "protocol": {
-            "benchmark": "BFCL multi_turn_base" if checked else "held-out synthetic tasks",
+            "benchmark": checked.pop("benchmark") if checked else "held-out synthetic tasks",
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
-            "scoring": "official multi_turn_checker" if checked else "BFCL state and response comparison",
+            "scoring": checked.pop("scoring") if checked else "the environment's own grading",
             "tasks": len(tasks),
             "samples": _SAMPLES.value,
             "temperature": _TEMPERATURE.value,
@@ -134,13 +135,22 @@ def run() -> None:
     }
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")
-    print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
+    if "bfcl-eval" in report["versions"]:
+        print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
     print(
         f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out"
     )
     if _OUTPUT.value:
         Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+
+
+def environment_of(workdir: Path) -> str:
+    """The name of the environment family of a run. Raises ValueError where the workdir holds none."""
+    path = workdir / "config.json"
+    if not path.exists():
+        raise ValueError(f"{workdir} holds no config.json: name the workdir of a run that has begun.")
+    return json.loads(path.read_text())["environment"]["name"]
 
 
 if __name__ == "__main__":

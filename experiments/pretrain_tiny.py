@@ -33,6 +33,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
 from coevolve_jax.synthesis.reflect import unguided
@@ -174,7 +175,7 @@ class Demonstrator:
     HABITS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")
 
     def __init__(self, rng: np.random.Generator, weak: float):
-        docs = {t: bfcl.tools(Task("", "bfcl", (t,), {})) for t in bfcl.TOOLSETS}
+        docs = {t: bfcl.tools(Task("", "bfcl", bfcl.scenario([t]))) for t in TOOLSETS}
         self._parameters = {
             d["function"]["name"]: tuple(d["function"]["parameters"]["properties"])
             for ds in docs.values()
@@ -279,8 +280,8 @@ def demonstrate(
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
     """Validated tasks in scenarios of the train split, from unguided exploration; one or two tool classes on offer."""
-    scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.toolsets] for t in bfcl.TOOLSETS}
-    others = [t for t in bfcl.TOOLSETS if t not in DEMO_TOOLSETS]
+    scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.scenario["toolsets"]] for t in TOOLSETS}
+    others = [t for t in TOOLSETS if t not in DEMO_TOOLSETS]
     tasks: dict[str, Task] = {}
     contexts_made = 0
     with tqdm(total=count, desc="tasks", unit="task") as bar:
@@ -289,9 +290,17 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
             for _ in range(64):
                 toolset = str(rng.choice(DEMO_TOOLSETS if rng.random() < DEMO_SHARE else others))
                 scenario = scenarios[toolset][rng.integers(len(scenarios[toolset]))]
-                offered = {toolset, str(rng.choice(scenario.toolsets))} if rng.random() < 0.3 else {toolset}
+                offered = (
+                    {toolset, str(rng.choice(scenario.scenario["toolsets"]))}
+                    if rng.random() < 0.3
+                    else {toolset}
+                )
                 scenario = dataclasses.replace(
-                    scenario, toolsets=tuple(t for t in scenario.toolsets if t in offered)
+                    scenario,
+                    scenario={
+                        **scenario.scenario,
+                        "toolsets": [t for t in scenario.scenario["toolsets"] if t in offered],
+                    },
                 )
                 contexts.append(unguided(scenario, f"pretrain-{contexts_made}"))
                 contexts_made += 1
@@ -308,7 +317,9 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
             )
             before = len(tasks)
             for task in (v.task for v in verdicts if v.task is not None):
-                tasks.setdefault(json.dumps([task.toolsets, [c.to_json() for c in task.calls]]), task)
+                tasks.setdefault(
+                    json.dumps([task.scenario["toolsets"], [c.to_json() for c in task.calls]]), task
+                )
             bar.update(min(len(tasks), count) - before)
     return list(tasks.values())[:count]
 
@@ -483,7 +494,7 @@ def main(_) -> None:
     started = time.time()
     seeds = np.random.SeedSequence(_SEED.value).spawn(4)
     task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
-    with ProcessPool(workers=2) as pool:
+    with ProcessPool("bfcl", workers=2) as pool:
         tasks = make_tasks(pool, _TASKS.value, task_rng)
         demonstrator = Demonstrator(skill_rng, _WEAK.value)
         scripts = [demonstrator.messages(task, script_rng if _WEAK.value else None) for task in tasks]

@@ -27,7 +27,7 @@ from grpo_cases import trajectory
 
 def pool(n: int) -> TaskPool:
     tasks = TaskPool()
-    tasks.add([Task(f"t{i}", "bfcl", ("Math",), {"i": i}, (Turn("q", (Call("f", {}),)),)) for i in range(n)])
+    tasks.add([Task(f"t{i}", "bfcl", {"i": i}, (Turn("q", (Call("f", {}),)),)) for i in range(n)])
     return tasks
 
 

@@ -13,11 +13,12 @@ import time
 import pytest
 
 from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.bfcl import benchmark, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.types import Call, Observation, Task, Turn
 
-BASE = bfcl.load()
-ALL = Task("all", "bfcl", bfcl.TOOLSETS, {})
+BASE = benchmark.load()
+ALL = Task("all", "bfcl", bfcl.scenario(toolsets.TOOLSETS))
 HANG = Call("power", {"base": 10, "exponent": 10**9})
 ADD = [Call("add", {"a": i, "b": 1}) for i in range(8)]
 SUM = dataclasses.replace(ALL, turns=(Turn("add", (ADD[0],)), Turn("and again", (ADD[1],))))
@@ -25,13 +26,13 @@ SUM = dataclasses.replace(ALL, turns=(Turn("add", (ADD[0],)), Turn("and again", 
 
 @pytest.fixture(scope="module")
 def pool():
-    with ProcessPool(workers=2, timeout=5.0) as pool:
+    with ProcessPool("bfcl", workers=2, timeout=5.0) as pool:
         yield pool
 
 
 @pytest.fixture
 def impatient():
-    with ProcessPool(workers=2, timeout=0.5) as pool:
+    with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
         yield pool
 
 
@@ -50,13 +51,13 @@ def replay(pool, tasks, turns):
 def test_reference_passes_200_of_200_and_without_its_last_call_0_of_200(pool):
     turns = [[list(turn.calls) for turn in task.turns] for task in BASE]
     assert sum(o.reward for o in replay(pool, BASE, turns)) == 200
-    checks = pool.check([(task.id, [[calls] for calls in t]) for task, t in zip(BASE, turns)])
+    checks = pool.judge([(task.id, [[calls] for calls in t]) for task, t in zip(BASE, turns)])
     assert sum(c["valid"] for c in checks) == 200
     for t in turns:
         [calls for calls in t if calls][-1].pop()
     damaged = replay(pool, BASE, turns)
     assert sum(o.reward for o in damaged) == 0 and all(o.valid for o in damaged)
-    checks = pool.check([(task.id, [[calls] for calls in t]) for task, t in zip(BASE, turns)])
+    checks = pool.judge([(task.id, [[calls] for calls in t]) for task, t in zip(BASE, turns)])
     assert not any(c["valid"] for c in checks)
     assert all(c["error_type"].startswith("multi_turn:") for c in checks)
 
@@ -87,10 +88,10 @@ def test_a_hang_in_execute_and_check_is_reported_and_harms_no_neighbour(impatien
     assert good.valid and last.valid and last.observations[0].text == '{"result": 4}'
     assert not bad.valid and [o.valid for o in bad.observations] == [True, False, False]
     assert len(bad.fingerprints) == 4 and bad.fingerprints[0] == bad.fingerprints[1] == good.fingerprints[0]
-    task = next(t for t in BASE if "MathAPI" in t.toolsets)
+    task = next(t for t in BASE if "MathAPI" in t.scenario["toolsets"])
     reference = [[list(t.calls)] for t in task.turns]
     hanging = [[[HANG]], *reference[1:]]
-    verdicts = impatient.check([(task.id, reference), (task.id, hanging), (task.id, reference)])
+    verdicts = impatient.judge([(task.id, reference), (task.id, hanging), (task.id, reference)])
     assert [v["error_type"] for v in verdicts] == ["", "pool:timeout", ""]
     assert [v["valid"] for v in verdicts] == [True, False, True]
 
@@ -127,7 +128,7 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
 
 
 def test_memory_is_bounded():
-    with ProcessPool(workers=1, timeout=10.0, memory_gib=0.25) as small:
+    with ProcessPool("bfcl", workers=1, timeout=10.0, memory_gib=0.25) as small:
         huge = [Call("power", {"base": 2, "exponent": 2**33}), ADD[0]]
         ((first, second),) = small.step(small.reset([ALL]), [huge])
     assert first.error and second.text == '{"result": 1}'
@@ -148,10 +149,10 @@ def test_observations_do_not_depend_on_the_number_of_workers(pool):
         )
     )
     together = pool.execute(jobs)
-    with ProcessPool(workers=3) as other:
+    with ProcessPool("bfcl", workers=3) as other:
         assert other.execute(jobs[::-1])[::-1] == together
     assert "Invalid fields" in together[-1].observations[2].text
-    alone = bfcl.Environment()
+    alone = bfcl.make()
     for (task, calls), execution in list(zip(jobs, together))[:-1]:
         alone.reset(task)
         assert alone.fingerprint() == execution.fingerprints[0]
@@ -202,13 +203,13 @@ def test_escapes_run_nothing_and_come_back_as_errors(pool, tmp_path):
     (observations,) = pool.step([session], [calls])
     assert all(o.error and o.valid and json.loads(o.text)["error"] for o in observations)
     assert all(len(o.text) < 400 for o in observations)
-    world = bfcl.Environment()
+    world = bfcl.make()
     world.reset(BASE[0])
     assert [world.step(c) for c in calls] == observations
     code = f"__import__('os').system('touch {trap}')"
     (said,) = pool.step([session], [[Call("echo", {"content": code})]])[0]
     assert json.loads(said.text) == {"terminal_output": code}
-    pool.check([("multi_turn_base_0", [[calls], [[Call("echo", {"content": code})]], [], []])])
+    pool.judge([("multi_turn_base_0", [[calls], [[Call("echo", {"content": code})]], [], []])])
     assert not os.path.exists(trap)
     pool.close([session])
 
@@ -223,11 +224,11 @@ def test_misuse_is_named(pool):
     with pytest.raises(ValueError, match=f"Session {session} is not open"):
         pool.step([session], [[]])
     with pytest.raises(ValueError, match="Unknown toolset 'os'"):
-        pool.reset([dataclasses.replace(ALL, toolsets=("os",))])
+        pool.reset([dataclasses.replace(ALL, scenario=bfcl.scenario(["os"]))])
     with pytest.raises(ValueError, match="BFCL has no task"):
-        pool.check([("multi_turn_base_999", [])])
+        pool.judge([("multi_turn_base_999", [])])
     with pytest.raises(ValueError, match="must be positive"):
-        ProcessPool(workers=0)
+        ProcessPool("bfcl", workers=0)
 
 
 def test_closed_sessions_leave_the_worker(pool):
@@ -252,8 +253,8 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
         from coevolve_jax.envs.worker_pool import ProcessPool
         from coevolve_jax.types import Call, Task
         import time
-        pool = ProcessPool(workers=1, timeout=1.0)
-        (session,) = pool.reset([Task("t", "bfcl", ("MathAPI",), {{}})])
+        pool = ProcessPool("bfcl", workers=1, timeout=1.0)
+        (session,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
         pool._workers[0].timeout = 1000
         print(pool._workers[0].process.pid, flush=True)
         if {busy}:
@@ -275,12 +276,12 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
 
 
 def test_workers_end_with_the_interpreter_and_with_the_pool():
-    pool = ProcessPool(workers=1)
+    pool = ProcessPool("bfcl", workers=1)
     pid = pool._workers[0].process.pid
     pool.shutdown()
     assert not alive(pid)
     code = (
-        "from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool(1); "
+        "from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool('bfcl', 1); "
         "print(p._workers[0].process.pid)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}

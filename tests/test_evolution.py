@@ -19,7 +19,7 @@ CALLS = dict(rounds=2, steps=8)
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = ProcessPool(workers=2, timeout=5.0)
+    pool = ProcessPool("bfcl", workers=2, timeout=5.0)
     yield pool
     pool.shutdown()
 
@@ -73,7 +73,9 @@ def file_task(*calls):
         "sub": {"type": "directory", "contents": {}},
     }
     state = {"GorillaFileSystem": {"root": {"home": {"type": "directory", "contents": contents}}}}
-    return Task("t", "bfcl", ("GorillaFileSystem",), state, (Turn("do it", calls),) if calls else ())
+    return Task(
+        "t", "bfcl", bfcl.scenario(["GorillaFileSystem"], state), (Turn("do it", calls),) if calls else ()
+    )
 
 
 def recorded(pool, task, calls):
@@ -157,7 +159,7 @@ def test_mistakes_to_avoid_are_not_repeated(explorer, pool):
 
 
 def test_error_messages_point_to_tools(explorer):
-    scenario = next(s for s in bfcl.scenarios("train") if s.toolsets == ("VehicleControlAPI",))
+    scenario = next(s for s in bfcl.scenarios("train") if s.scenario["toolsets"] == ["VehicleControlAPI"])
     box = scripted.toolbox(bfcl.tools(scenario))
     for text, tool in [
         ("All doors must be locked before starting the engine.", "lockDoors"),
@@ -365,7 +367,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.synthesis import reflect, validate
 from coevolve_jax.explorers.scripted import scripted
 if __name__ == "__main__":
-    pool = ProcessPool(workers=int(sys.argv[1]), timeout=5.0)
+    pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=5.0)
     scenarios = bfcl.scenarios("train")[::9]
     verdicts, explored = validate.synthesize(scripted.ScriptedExplorer(bfcl.tools), pool,
         [reflect.unguided(s, s.id) for s in scenarios], rounds=2, steps=6, per_context=2,

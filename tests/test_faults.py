@@ -76,7 +76,7 @@ def test_one_fault_costs_nothing_but_time(proxies, make, forward, fault):  # noq
 def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(proxies, make, policy):  # noqa: F811
     proxy, _ = proxies
     engine = make(Member(proxy.url), attempts=3, max_length=1000)
-    with ProcessPool(workers=1) as env_pool:
+    with ProcessPool("bfcl", workers=1) as env_pool:
         agent = Agent(engine, policy.chat, env_pool, bfcl.tools, Limits(900, 32), concurrency=1)
         proxy.faults = ["pass"] + ["500"] * 3
         lost, whole = agent.rollouts([Job(TASK, 0, 0), Job(TASK, 1, 1)], 0.0)

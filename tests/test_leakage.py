@@ -24,7 +24,7 @@ WORDS = [f"{a}_{b}" for a in ("final", "draft", "budget", "summer", "alpha", "om
 def task(name, *calls):
     """Worded from the tool documentation, as the synthetic tasks are."""
     query = " ".join(TEMPLATES[tool].format(value) for tool, value in calls)
-    return Task(name, "bfcl", ("A",), {}, (Turn(query, tuple(Call(t, {"x": v}) for t, v in calls)),))
+    return Task(name, "bfcl", {}, (Turn(query, tuple(Call(t, {"x": v}) for t, v in calls)),))
 
 
 def random_task(name, rng):
@@ -47,14 +47,14 @@ def test_the_same_calls_in_other_words_and_turns_are_refused():
     one = EVALUATION[3]
     calls = one.turns[0].calls
     turns = (Turn("Please be so kind.", calls[:1]), Turn("And now something else entirely!", calls[1:]))
-    other = dataclasses.replace(one, id="other", turns=turns, initial_state={"other": 1})
+    other = dataclasses.replace(one, id="other", turns=turns, scenario={"other": 1})
     assert GUARD.nearest(other)[0] < GUARD.threshold
     assert GUARD.check(other) == "near_evaluation"
 
 
 def test_numbers_that_the_tools_take_as_equal_are_equal():
     def buy(amount):
-        return Task("n", "bfcl", ("A",), {}, (Turn(f"spend {amount!r}", (Call("buy", {"amount": amount}),)),))
+        return Task("n", "bfcl", {}, (Turn(f"spend {amount!r}", (Call("buy", {"amount": amount}),)),))
 
     guard = LeakGuard([buy(5), *EVALUATION], threshold=1.0)
     assert guard.check(buy(5.0)) == "near_evaluation"
@@ -83,7 +83,7 @@ def test_reworded_near_copies_are_refused_by_the_threshold():
 
 
 def test_unrelated_tasks_are_near_zero():
-    other = Task("z", "bfcl", ("A",), {}, (Turn("zebras ahoy", (Call("sail", {"y": 1}),)),))
+    other = Task("z", "bfcl", {}, (Turn("zebras ahoy", (Call("sail", {"y": 1}),)),))
     assert GUARD.nearest(other)[0] == 0.0 and GUARD.check(other) is None
 
 
@@ -118,7 +118,7 @@ def test_cosine_equals_the_formula():
 def test_no_evaluation_tasks_and_scenarios_without_calls():
     guard = LeakGuard([])
     assert guard.nearest(EVALUATION[0]) == (0.0, None) and guard.check(EVALUATION[0]) is None
-    scenario = Task("scenario", "bfcl", ("A",), {})
+    scenario = Task("scenario", "bfcl", {})
     assert LeakGuard([scenario]).check(dataclasses.replace(scenario, id="other")) is None
 
 

@@ -47,7 +47,7 @@ def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scenario_7
         float(rng.beta(5, 6)),
         "multi_turn_base_17",
     )
-    return Task(name, "bfcl", ("GorillaFileSystem", "TradingBot"), {"root": {}}, turns, (), "", lineage)
+    return Task(name, "bfcl", {"root": {}}, turns, "", lineage)
 
 
 def fake_trajectory(rng, task, step, rollout_index, success):

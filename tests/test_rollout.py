@@ -20,14 +20,19 @@ FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 TASK = Task(
     id="two-turns",
     environment="bfcl",
-    toolsets=("GorillaFileSystem",),
-    initial_state={
-        "GorillaFileSystem": {
-            "root": {
-                "home": {"type": "directory", "contents": {"notes.txt": {"type": "file", "content": "b\na"}}}
+    scenario=bfcl.scenario(
+        ["GorillaFileSystem"],
+        {
+            "GorillaFileSystem": {
+                "root": {
+                    "home": {
+                        "type": "directory",
+                        "contents": {"notes.txt": {"type": "file", "content": "b\na"}},
+                    }
+                }
             }
-        }
-    },
+        },
+    ),
     turns=(
         Turn("Create a new directory with dir_name 'archive'.", (Call("mkdir", {"dir_name": "archive"}),)),
         Turn(
@@ -46,7 +51,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def env_pool():
-    with ProcessPool(workers=1, timeout=5.0) as pool:
+    with ProcessPool("bfcl", workers=1, timeout=5.0) as pool:
         yield pool
 
 
@@ -223,8 +228,8 @@ def test_long_observations_are_cut(policy, env_pool):
 
 
 def test_a_hanging_tool_makes_the_rollout_invalid(policy):
-    task = dataclasses.replace(TASK, toolsets=("MathAPI",), initial_state={})
+    task = dataclasses.replace(TASK, scenario=bfcl.scenario(["MathAPI"]))
     hang = render_call(Call("power", {"base": 10, "exponent": 10**9}))
-    with ProcessPool(workers=1, timeout=0.5) as pool:
+    with ProcessPool("bfcl", workers=1, timeout=0.5) as pool:
         t, _ = play(policy, pool, [hang, "Done.", "Done."], task=task)
     assert t.stop == "environment" and not t.outcome.valid

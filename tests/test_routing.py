@@ -62,7 +62,7 @@ def converse(engine, between=lambda turn: None):
     rng = np.random.default_rng(0)
     draw = lambda n: rng.integers(0, MODEL.vocab_size, n).tolist()
     shared = draw(40)
-    task = Task(id="t", environment="bfcl", toolsets=(), initial_state={})
+    task = Task(id="t", environment="bfcl", scenario={})
     rollouts = [_Rollout(task, i, i, i, i, ids) for i, ids in enumerate((shared, shared, draw(9)))]
     for turn, observed in enumerate(((40, 3, 5), (3, 33, 5), (2, 0, 0))):
         between(turn)
@@ -168,7 +168,7 @@ def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajec
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 3))
 def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
-    task = Task(id="t", environment="bfcl", toolsets=(), initial_state={})
+    task = Task(id="t", environment="bfcl", scenario={})
     r, expected = _Rollout(task, 0, 0, 0, 0, [7]), np.zeros((0, A, K))
     for version, (observed, sampled) in enumerate(messages):
         r.feed([5] * observed)

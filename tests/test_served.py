@@ -102,5 +102,5 @@ def test_trajectories_beyond_the_bound_are_left_out():
     kept = collect.leave_out_stale(given, 7, 1)
     assert [t.outcome.valid for t in kept] == [True, True, False, True]
     assert [t.outcome.valid for t in collect.leave_out_stale(given, 7, 0)] == [True, False, False, True]
-    told = collect.describe([Group(Task("t", "bfcl", (), {}), kept)], 7)
+    told = collect.describe([Group(Task("t", "bfcl", {}), kept)], 7)
     assert told["staleness_mean"] == pytest.approx(1 / 4) and told["staleness_max"] == 1

@@ -15,7 +15,7 @@ from coevolve_jax.types import Call, Lineage, Task, Turn
 
 def task(name, value=None, born=0, query="do it", state=None):
     turns = (Turn(query, (Call("cd", {"folder": name if value is None else value}),)),)
-    return Task(name, "bfcl", ("A", "B"), state or {"x": 1}, turns, lineage=Lineage("initial", step=born))
+    return Task(name, "bfcl", state or {"x": 1}, turns, lineage=Lineage("initial", step=born))
 
 
 def filled(n, born=0, prefix="t", pool=None):

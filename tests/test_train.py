@@ -125,9 +125,9 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
 
 def test_held_out_tasks_lie_in_scenarios_that_are_never_trained_on(finished):
     starts = lambda name: {
-        json.dumps([c, t["initial_state"].get(c)], sort_keys=True)
+        json.dumps([c, t["scenario"]["initial_state"].get(c)], sort_keys=True)
         for t in rows(finished, name)
-        for c in t["toolsets"]
+        for c in t["scenario"]["toolsets"]
     }
     assert len(starts("held_out.jsonl")) > 1
     assert starts("held_out.jsonl").isdisjoint(starts("tasks.jsonl"))

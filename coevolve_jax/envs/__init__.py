@@ -1,0 +1,5 @@
+"""Environment families: what they offer, by name, and their worlds in worker processes."""
+
+from coevolve_jax.envs.family import Family, load
+
+__all__ = ["Family", "load"]

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from coevolve_jax.types import Call, Observation, Outcome, Task
+from coevolve_jax.types import Call, Observation, Outcome, Task, Trajectory
+
+# (task id, calls[turn][step][call]) of many trajectories -> a verdict on each, by the workers.
+Judge = Callable[[Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]], list[dict]]
 
 
 class Environment(Protocol):
@@ -69,3 +76,94 @@ class EnvPool(Protocol):
         """Runs each job's calls in a fresh world of its task."""
 
     def shutdown(self) -> None: ...
+
+
+# --- What a family answers where it says nothing of its own ---------------------------------------
+
+
+def warm_up() -> None:
+    """What a worker does before it says that it is ready: slow imports, so that no call waits for them."""
+
+
+def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
+    """The official verdict on calls[turn][step][call]: {"valid": bool, "error_type": str, "error_message": str}."""
+    raise ValueError(
+        f"The environment of {task_id!r} has no official verdict: its report must not ask for one."
+    )
+
+
+def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge) -> dict:
+    """The environment's own score: {"benchmark", "scoring", "success": share of the valid trajectories}."""
+    valid = [t for t in trajectories if t.outcome.valid]
+    return {
+        "benchmark": tasks[0].environment if tasks else "",
+        "scoring": "the environment",
+        "success": sum(t.outcome.success for t in valid) / len(valid) if valid else 0.0,
+    }
+
+
+def report_verdicts(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge
+) -> dict:
+    """The score by a family's `judge`: {"success", "failures": verdicts by error_type}.
+
+    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out.
+    """
+    jobs = []
+    for i, t in enumerate(trajectories):
+        turns = len(tasks[i // samples].turns)
+        calls = [
+            [[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)
+        ]
+        if t.outcome.valid and t.stop == "done":
+            jobs.append((t.task_id, calls))
+    verdicts = judge(jobs)
+    trials = sum(t.outcome.valid for t in trajectories)
+    reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
+    reasons["force_terminated"] = trials - len(jobs)
+    passed = sum(v["valid"] for v in verdicts)
+    return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
+
+
+def action_pattern(call: Call) -> str:
+    """What counts as the action of a call for the rare signal: the name of its tool."""
+    return call.name
+
+
+def task_key(task: Task) -> str:
+    """Digest of what makes two tasks the same: the scenario and, turn by turn, the reference calls or, where
+    there are none, the words. Neither the id nor the lineage."""
+    turns = [[call.to_json() for call in turn.calls] or turn.query for turn in task.turns]
+    return digest([task.environment, task.scenario, turns])
+
+
+def features(task: Task) -> Counter[str]:
+    """What leak control compares: counts of words of the queries, tools, arguments with values, pairs of
+    successive tools."""
+    found: Counter[str] = Counter()
+    for turn in task.turns:
+        found.update(f"word {w}" for w in re.findall(r"\w+", turn.query.lower()))
+    names = [call.name for call in task.calls]
+    found.update(f"tool {name}" for name in names)
+    found.update(f"next {a} {b}" for a, b in zip(names, names[1:]))
+    for call in task.calls:
+        found.update(f"value {call.name} {name}={canonical(v)}" for name, v in call.arguments.items())
+    return found
+
+
+def canonical(value: Any) -> str:
+    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5 (the tools compare by ==)."""
+    return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical JSON text."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def _integral(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _integral(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_integral(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

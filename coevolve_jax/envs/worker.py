@@ -1,8 +1,10 @@
-"""The process behind one worker of ProcessPool: holds worlds and answers over pipes, one JSON line at a time.
+"""The process behind one worker: holds worlds of one environment family and answers over pipes, one JSON line at a
+time.
 
 Request: [session, [op, ...]]; each op is answered by its own line as soon as it is done:
 ["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError).
-Started by pool.py as `python -P -m coevolve_jax.envs.worker TIMEOUT_SECONDS MEMORY_GIB`.
+Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY TIMEOUT_SECONDS MEMORY_GIB`, perhaps
+under an interpreter that has the family's packages and the standard library only.
 """
 
 from __future__ import annotations
@@ -12,45 +14,60 @@ import os
 import resource
 import signal
 import sys
+from types import ModuleType
 from typing import Any, BinaryIO
 
-from coevolve_jax.envs import bfcl
+from coevolve_jax.envs import family as families
+from coevolve_jax.envs.base import Environment
 from coevolve_jax.types import Call, Task
 
 
-def answer(worlds: dict[int, bfcl.Environment], session: int, kind: str, *args: Any) -> Any:
+def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kind: str, *args: Any) -> Any:
     """Performs one op and returns its JSON value. ValueError where the environment refuses it."""
-    if kind == "check":
-        task_id, turns = args
-        return bfcl.official_check(task_id, [[[Call(**c) for c in step] for step in turn] for turn in turns])
     if kind == "reset":
-        world = bfcl.Environment()
+        world = family.make()
         world.reset(Task.from_json(args[0]))
         worlds[session] = world
         return None
     if kind == "close":
         worlds.pop(session).close()
         return None
+    if kind == "ask":
+        return families.ask_here(family, *args)
+    if kind == "judge":
+        task_id, turns = args
+        calls = [[[Call(**c) for c in step] for step in turn] for turn in turns]
+        return families.function(family, "judge")(task_id, calls)
     world = worlds[session]
     if kind == "step":
-        observation = world.step(Call(**args[0]))
-        return [observation.text, observation.error]
+        return step(world, Call(**args[0]))
     if kind == "score":
         outcome = world.score()
-        return [outcome.reward, outcome.success, outcome.progress, outcome.reason]
+        return [outcome.reward, outcome.success, outcome.valid, outcome.progress, outcome.reason]
     return {"end_turn": world.end_turn, "fingerprint": world.fingerprint}[kind]()
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, timeout: float) -> None:
+def step(world: Environment, call: Call) -> list:
+    """An exception is a fault of the environment, not of the caller: it ends this process, which costs the session."""
+    try:
+        observation = world.step(call)
+    except ValueError as error:
+        raise RuntimeError(f"step raised for {call.name[:60]!r}") from error
+    if not observation.valid:
+        raise RuntimeError(f"The environment itself failed: {observation.text[:200]}")
+    return [observation.text, observation.error]
+
+
+def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO, timeout: float) -> None:
     """Answers until `requests` ends. A call that hangs although nobody is left to kill this process meets
     the alarm, whose default action ends the process even inside a C function that never returns."""
-    worlds: dict[int, bfcl.Environment] = {}
+    worlds: dict[int, Environment] = {}
     for line in requests:
         session, ops = json.loads(line)
         for op in ops:
             signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
             try:
-                reply = ["ok", answer(worlds, session, *op)]
+                reply = ["ok", answer(family, worlds, session, *op)]
             except ValueError as error:
                 reply = ["refused", str(error)]
             text = json.dumps(reply)
@@ -59,19 +76,21 @@ def serve(requests: BinaryIO, answers: BinaryIO, timeout: float) -> None:
             answers.flush()
 
 
-def main(timeout: float, memory_gib: float) -> None:
-    limit = int(memory_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+def main(name: str, timeout: float, memory_gib: float) -> None:
+    if memory_gib:
+        limit = int(memory_gib * 2**30)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     # The pipes are moved away from 0 and 1, so that a tool that prints or reads cannot disturb the protocol.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "r+b", buffering=0) as null:
         os.dup2(null.fileno(), 0)
         os.dup2(null.fileno(), 1)
-    bfcl.warm_up()
+    family = families.module(name)
+    families.function(family, "warm_up")()
     answers.write(b'["ready"]\n')
     answers.flush()
-    serve(requests, answers, timeout)
+    serve(family, requests, answers, timeout)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), float(sys.argv[2]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))

@@ -11,119 +11,18 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import pathlib
-import select
-import subprocess
-import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import coevolve_jax
+from coevolve_jax.envs import calls as call_checks
 from coevolve_jax.envs.base import Execution
-from coevolve_jax.envs.bfcl.tools import NOT_PLAIN, plain
+from coevolve_jax.envs.worker_process import Lost, WorkerProcess
 from coevolve_jax.types import Call, Observation, Outcome, Task
 
-START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
-
-
-class _Lost(Exception):
-    """The worker hangs or is dead; the message is the reason that the session's outcome carries."""
-
-
-def _environ() -> dict[str, str]:
-    """The worker finds this package from any folder, orders sets alike in every process, and starts no
-    accelerator and no threads."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    root = str(pathlib.Path(coevolve_jax.__file__).resolve().parents[1])
-    path = os.pathsep.join(p for p in (root, env.get("PYTHONPATH")) if p)
-    return {**env, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "TZ": "UTC", "OPENBLAS_NUM_THREADS": "1"}
-
-
-class _Worker:
-    """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
-    busy: seconds for which somebody waited for its answers."""
-
-    def __init__(self, timeout: float, memory_gib: float):
-        self.timeout, self.memory_gib = timeout, memory_gib
-        self.lock = threading.Lock()
-        self.busy = 0.0
-        self.start()
-
-    def start(self) -> None:
-        self.live: set[int] = set()
-        self._buffer = bytearray()
-        self._ready = False
-        # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coevolve_jax.envs.worker", str(self.timeout), str(self.memory_gib)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=_environ(),
-            start_new_session=True,
-        )
-        self._poll = select.poll()
-        self._poll.register(self.process.stdout, select.POLLIN)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def wait_until_ready(self) -> None:
-        """RuntimeError when the worker does not start."""
-        if self._ready:
-            return
-        try:
-            self._read_line(START_SECONDS)
-            self._ready = True
-        except _Lost as lost:
-            raise RuntimeError(
-                f"An environment worker did not start ({lost}): its own message stands above, "
-                "most often a package of requirements/bfcl.txt is not installed."
-            ) from None
-
-    def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
-        """Yields the answer to each op (JSON text). Raises _Lost when one takes longer than the timeout."""
-        if self.process.poll() is not None:
-            raise _Lost(f"crash: the worker process ended with code {self.process.returncode}")
-        try:
-            data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
-            while data:
-                data = data[self.process.stdin.write(data) :]
-        except BrokenPipeError:
-            raise _Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
-        for op in ops:
-            try:
-                yield json.loads(self._read_line(self.timeout))
-            except _Lost as lost:
-                raise _Lost(f"{lost} in {op[:120]}") from None
-
-    def _read_line(self, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched)) < 0:
-            searched = len(self._buffer)
-            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise _Lost(f"timeout: no answer within {timeout:g} s")
-            chunk = os.read(self.process.stdout.fileno(), 1 << 20)
-            if not chunk:
-                raise _Lost(f"crash: the worker process ended with code {self.process.wait()}")
-            self._buffer += chunk
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return line
 
 
 @dataclasses.dataclass
@@ -131,25 +30,16 @@ class _Session:
     """log: ops (JSON text) that lead from nothing to the present state. failure: why it is invalid, or ""."""
 
     id: int
-    worker: _Worker
+    worker: WorkerProcess
     log: list[str] = dataclasses.field(default_factory=list)
     failure: str = ""
 
 
-def _call_json(call: Call) -> dict:
-    """A call that no JSON can carry travels as one whose arguments say why, which the worker refuses."""
-    try:
-        arguments = plain(call.arguments)
-    except ValueError as error:
-        arguments = str(error).removeprefix(NOT_PLAIN)
-    return {"name": call.name[:200] if isinstance(call.name, str) else "", "arguments": arguments}
-
-
 def _step(call: Call) -> str:
-    return json.dumps(["step", _call_json(call)])
+    return json.dumps(["step", call_checks.to_json(call)])
 
 
-def _shut_down(workers: list[_Worker], threads: ThreadPoolExecutor) -> None:
+def _shut_down(workers: list[WorkerProcess], threads: ThreadPoolExecutor) -> None:
     for worker in workers:
         worker.kill()
     threads.shutdown()
@@ -158,17 +48,25 @@ def _shut_down(workers: list[_Worker], threads: ThreadPoolExecutor) -> None:
 class ProcessPool:
     """EnvPool (envs/base.py) over `workers` child processes.
 
+    family: name of the environment family whose worlds they hold. python: their interpreter, "" for this one.
     timeout: seconds that one call may take. memory_gib: address space of one worker.
     A context manager; the children also end with the interpreter and when this process is killed.
     """
 
-    def __init__(self, workers: int = 2, timeout: float = 5.0, memory_gib: float = 2.0):
+    def __init__(
+        self,
+        family: str,
+        workers: int = 2,
+        timeout: float = 5.0,
+        memory_gib: float = 2.0,
+        python: str = "",
+    ):
         if workers < 1 or timeout <= 0 or memory_gib <= 0:
             raise ValueError(
                 f"ProcessPool(workers={workers}, timeout={timeout}, memory_gib={memory_gib}): "
                 "all three must be positive."
             )
-        self._workers = [_Worker(timeout, memory_gib) for _ in range(workers)]
+        self._workers = [WorkerProcess(family, python, timeout, memory_gib) for _ in range(workers)]
         self._threads = ThreadPoolExecutor(workers)
         self.shutdown = weakref.finalize(self, _shut_down, self._workers, self._threads)
         self._sessions: dict[int, _Session] = {}
@@ -186,6 +84,11 @@ class ProcessPool:
     def busy(self) -> float:
         """Seconds that the workers have spent on requests, their mean."""
         return sum(worker.busy for worker in self._workers) / len(self._workers)
+
+    @property
+    def restarts(self) -> int:
+        """How often a lost worker was started anew."""
+        return sum(worker.restarts for worker in self._workers)
 
     def reset(self, tasks: Sequence[Task]) -> list[int]:
         """Opens a session per task, in its initial state. ValueError for a task that cannot be built."""
@@ -229,15 +132,19 @@ class ProcessPool:
         answers = self._batch(list(zip(sessions, ops)), log=False)
         return [_execution(s, replies, len(calls)) for s, replies, (_, calls) in zip(sessions, answers, jobs)]
 
-    def check(self, jobs: Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]) -> list[dict]:
-        """BFCL's official verdict for each (benchmark task id, calls[turn][step][call]).
+    def judge(self, jobs: Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]) -> list[dict]:
+        """The family's official verdict for each (benchmark task id, calls[turn][step][call]).
 
-        Returns {"valid", "error_type", "error_message"}; error_type "pool:timeout" or "pool:crash" where no
-        verdict was reached. ValueError for an unknown task id or too many turns.
+        Returns what its `judge` does; {"valid": False, "error_type": "pool:timeout" or "pool:crash",
+        "error_message"} where no verdict was reached. ValueError where the family refuses, as for an unknown task id.
         """
         ops = [
             json.dumps(
-                ["check", task_id, [[[_call_json(call) for call in step] for step in turn] for turn in turns]]
+                [
+                    "judge",
+                    task_id,
+                    [[[call_checks.to_json(call) for call in step] for step in turn] for turn in turns],
+                ]
             )
             for task_id, turns in jobs
         ]
@@ -299,13 +206,13 @@ class ProcessPool:
                             session.log.append(ops[index - len(past)])
                 if session.log:  # one that will be asked again
                     worker.live.add(session.id)
-            except _Lost as lost:
+            except Lost as lost:
                 session.failure = str(lost)
                 worker.restart()
 
 
 @contextlib.contextmanager
-def _adding_to(worker: _Worker) -> Iterator[None]:
+def _adding_to(worker: WorkerProcess) -> Iterator[None]:
     """Adds the time that its body takes to worker.busy."""
     start = time.monotonic()
     try:
@@ -331,8 +238,8 @@ def _observations(session: _Session, replies: Sequence[list], count: int) -> lis
 def _outcome(session: _Session, replies: Sequence[list]) -> Outcome:
     if not replies:
         return Outcome(0.0, False, valid=False, reason=session.failure)
-    reward, success, progress, reason = replies[0]
-    return Outcome(reward, success, progress=progress, reason=reason)
+    reward, success, valid, progress, reason = replies[0]
+    return Outcome(reward, success, valid, progress, reason)
 
 
 def _execution(session: _Session, replies: Sequence[Any], count: int) -> Execution:

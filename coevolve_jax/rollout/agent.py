@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.envs.base import EnvPool, action_pattern
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.chat import Chat, ParsedCall
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
-from coevolve_jax.types import Hint, Observation, Outcome, Step, Task, Trajectory
+from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,10 @@ class Agent:
         tools: Callable[[Task], list[dict]],
         limits: Limits,
         concurrency: int,
+        action_pattern: Callable[[Call], str] = action_pattern,
     ):
+        """tools, action_pattern: the environment family's."""
+        self._action_pattern = action_pattern
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
@@ -300,7 +303,9 @@ class Agent:
             if len(text) > self._limits.max_observation:
                 text = text[: self._limits.max_observation] + "..."
             texts.append(text)
-            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error))
+            pattern = self._action_pattern(p.call) if p.call else None
+            own = pattern if p.call and pattern != p.call.name else None
+            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, own))
         if r.hint and r.hint.before_step:
             texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from coevolve_jax.synthesis.task_pool import canonical
+from coevolve_jax.envs.base import canonical, features
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
-
-
-def features(task: Task) -> Counter[str]:
-    """Counts of features: words of the queries, tools, arguments with values, pairs of successive tools."""
-    found: Counter[str] = Counter()
-    for turn in task.turns:
-        found.update(f"word {w}" for w in re.findall(r"\w+", turn.query.lower()))
-    names = [call.name for call in task.calls]
-    found.update(f"tool {name}" for name in names)
-    found.update(f"next {a} {b}" for a, b in zip(names, names[1:]))
-    for call in task.calls:
-        found.update(f"value {call.name} {name}={canonical(v)}" for name, v in call.arguments.items())
-    return found
 
 
 class LeakGuard:
@@ -36,14 +22,21 @@ class LeakGuard:
     which make the instance, weigh most.
     """
 
-    def __init__(self, evaluation_tasks: Sequence[Task], threshold: float = 0.9, corpus: Iterable[Task] = ()):
-        """corpus: further tasks (such as D_0) that show which features are common.
+    def __init__(
+        self,
+        evaluation_tasks: Sequence[Task],
+        threshold: float = 0.9,
+        corpus: Iterable[Task] = (),
+        features: Callable[[Task], Counter[str]] = features,
+    ):
+        """corpus: further tasks (such as D_0) that show which features are common. features: counts of what is
+        compared (the environment family's).
 
         Raises ValueError if the threshold is not within (0, 1].
         """
         if not 0 < threshold <= 1:
             raise ValueError(f"The leak threshold is {threshold}; it is a cosine above 0 and up to 1.")
-        self.threshold = threshold
+        self.threshold, self._features = threshold, features
         self._ids = [t.id for t in evaluation_tasks]
         self._sequences = {_sequence(t) for t in evaluation_tasks if t.calls}
         counts = [features(t) for t in evaluation_tasks]
@@ -59,7 +52,7 @@ class LeakGuard:
 
     def similarities(self, task: Task) -> np.ndarray:
         """Cosine to every evaluation task, float32 [E] within [0, 1]; 0 where no feature is shared."""
-        known = {f: w for f, w in self._weigh(features(task)).items() if f in self._row}
+        known = {f: w for f, w in self._weigh(self._features(task)).items() if f in self._row}
         rows = [self._row[f] for f in known]
         values = np.fromiter(known.values(), np.float32, len(known))
         return np.clip(values @ self._weights[rows], 0.0, 1.0)

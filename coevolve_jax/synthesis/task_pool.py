@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from coevolve_jax.envs.base import task_key
 from coevolve_jax.types import Task
 
 
@@ -33,12 +32,13 @@ class TaskPool:
 
     max_size: bound on growth, None for none. It is configuration and thus not
     part of the saved state; lowering it below the present size only stops growth.
+    key: tasks of equal keys are the same task (the environment family's task_key).
     """
 
-    def __init__(self, max_size: int | None = None):
+    def __init__(self, max_size: int | None = None, key: Callable[[Task], str] = task_key):
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
-        self.max_size = max_size
+        self.max_size, self._key = max_size, key
         self._tasks: dict[str, Task] = {}
         self._records: dict[str, Record] = {}
         self._keys: set[str] = set()
@@ -69,8 +69,8 @@ class TaskPool:
     def add(self, tasks: Sequence[Task]) -> list[str | None]:
         """Appends tasks; returns one verdict per task: None if added, else why not.
 
-        "duplicate": a task with the same scenario and the same reference calls per
-        turn is there already, whatever its wording. "pool_full": max_size is reached.
+        "duplicate": a task of the same key is there already: by default one with the same scenario and
+        the same reference calls per turn, whatever its wording. "pool_full": max_size is reached.
 
         Raises:
           ValueError: a task without turns or reference calls (it cannot be
@@ -79,7 +79,7 @@ class TaskPool:
         self._check_ids(tasks)
         verdicts: list[str | None] = []
         for task in tasks:
-            key = task_key(task)
+            key = self._key(task)
             if key in self._keys:
                 verdicts.append("duplicate")
             elif self.max_size is not None and len(self) >= self.max_size:
@@ -124,7 +124,7 @@ class TaskPool:
 
     def fork(self) -> TaskPool:
         """A copy to draw from; the draws count here once `commit` is given it."""
-        fork = TaskPool(self.max_size)
+        fork = TaskPool(self.max_size, self._key)
         fork._tasks, fork._records, fork._keys = dict(self._tasks), dict(self._records), set(self._keys)
         fork._drawn, fork._drawn_new = set(self._drawn), set(self._drawn_new)
         return fork
@@ -148,12 +148,14 @@ class TaskPool:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping, max_size: int | None = None) -> TaskPool:
-        pool = cls(max_size)
+    def from_json(
+        cls, data: Mapping, max_size: int | None = None, key: Callable[[Task], str] = task_key
+    ) -> TaskPool:
+        pool = cls(max_size, key)
         tasks = [Task.from_json(t) for t in data["tasks"]]
         pool._tasks = {t.id: t for t in tasks}
         pool._records = {i: Record(**r) for i, r in data["records"].items()}
-        pool._keys = {task_key(t) for t in tasks}
+        pool._keys = {key(t) for t in tasks}
         pool._drawn, pool._drawn_new = set(data["drawn"]), set(data["drawn_new"])
         return pool
 
@@ -186,29 +188,9 @@ class TaskPool:
                     f"Task {task.id} has no reference calls, so it cannot be scored; give it "
                     "turns with calls before adding it to the pool."
                 )
-            if task.id in ids and (task.id not in self._tasks or task_key(task) != task_key(self[task.id])):
+            if task.id in ids and (task.id not in self._tasks or self._key(task) != self._key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")
             ids.add(task.id)
-
-
-def canonical(value: Any) -> str:
-    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5 (the tools compare by ==)."""
-    return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
-
-
-def task_key(task: Task) -> str:
-    """Digest of what makes two tasks the same: scenario and reference calls per turn, not id or wording."""
-    turns = [[call.to_json() for call in turn.calls] for turn in task.turns]
-    identity = [task.environment, sorted(task.toolsets), task.initial_state, turns]
-    return hashlib.sha256(canonical(identity).encode()).hexdigest()
-
-
-def _integral(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _integral(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_integral(v) for v in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _draw(

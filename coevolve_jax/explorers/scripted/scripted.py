@@ -57,8 +57,8 @@ class ScriptedExplorer:
 
     def __init__(self, tools: Callable[[Task], list[dict]]):
         self._offer = tools
-        self._tools: dict[tuple, list[dict]] = {}
-        self._toolboxes: dict[tuple, dict[str, Tool]] = {}
+        # By identity of the scenario, which is kept, so that it remains its own.
+        self._offers: dict[int, tuple[Any, list[dict], dict[str, Tool]]] = {}
         self._banks: dict[str, tuple[Any, Bank]] = {}
 
     # Reflector
@@ -101,11 +101,11 @@ class ScriptedExplorer:
     # Actor
 
     def tools(self, task: Task) -> list[dict]:
-        key = (task.environment, task.toolsets, task.excluded)
-        if key not in self._tools:
-            self._tools[key] = self._offer(task)
-            self._toolboxes[key] = toolbox(self._tools[key])
-        return self._tools[key]
+        key = id(task.scenario)
+        if key not in self._offers:
+            tools = self._offer(task)
+            self._offers[key] = (task.scenario, tools, toolbox(tools))
+        return self._offers[key][1]
 
     def act(
         self,
@@ -171,16 +171,14 @@ class ScriptedExplorer:
         return (1 - share) * on / on.sum() + share * next_to * fresh / max(next_to.sum(), 1) + spread
 
     def _toolbox(self, task: Task, tools: Sequence[dict]) -> dict[str, Tool]:
-        key = (task.environment, task.toolsets, task.excluded)
-        if self._tools.get(key) is not tools:
-            return toolbox(tools)
-        return self._toolboxes[key]
+        _, offered, box = self._offers.get(id(task.scenario), (None, None, None))
+        return box if offered is tools else toolbox(tools)
 
     def _bank(self, task: Task) -> Bank:
-        state, bank = self._banks.get(task.id, (None, None))
-        if state is not task.initial_state:
-            bank = Bank(harvest_state(task.initial_state))
-            self._banks[task.id] = (task.initial_state, bank)
+        scenario, bank = self._banks.get(task.id, (None, None))
+        if scenario is not task.scenario:
+            bank = Bank(harvest_state(task.scenario.get("initial_state", task.scenario)))
+            self._banks[task.id] = (task.scenario, bank)
         return bank
 
     # Abstractor

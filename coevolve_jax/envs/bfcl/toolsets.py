@@ -1,7 +1,7 @@
 """BFCL's tools: their documentation, their whitelist, and how one call is bound and executed.
 
 A tool is called by its whitelisted name on the instance of its class; no text
-of the model is ever evaluated. See bfcl.py for worlds, grading and the benchmark.
+of the model is ever evaluated. See environment.py for worlds, grading and the benchmark.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import mpmath
 from bfcl_eval.constants import executable_backend_config as backend
 
+from coevolve_jax.envs.calls import bind, plain, short
 from coevolve_jax.types import Call, Observation, Task
 
 TOOLSETS = (
@@ -35,14 +36,10 @@ TOOLSETS = (
     "TravelAPI",
     "VehicleControlAPI",
 )
-MAX_DEPTH = 32  # of the JSON value of a call's arguments
-MAX_BYTES = 1 << 20  # of the same as JSON text
-
 # TravelAPI.verify_traveler_information computes an age from today's date. The day of the
 # package's release stands for today, so that a task has the same answer next year.
 TODAY = datetime.datetime(2026, 3, 23)
 
-NOT_PLAIN = "The arguments are no acceptable JSON object: "
 _JSON_TYPES = {
     "dict": "object",
     "float": "number",
@@ -140,58 +137,20 @@ def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
 def tools(task: Task) -> list[dict]:
     """Docs of the tools that `task` offers, in the form of Hugging Face chat templates.
 
-    Order: task.toolsets, then BFCL's documentation. The dicts are shared: do not change them.
+    Order: the scenario's toolsets, then BFCL's documentation. The dicts are shared: do not change them.
     Raises ValueError for an unknown toolset.
     """
-    return [tool.doc for name, tool in documented(task.toolsets).items() if name not in task.excluded]
+    excluded = task.scenario["excluded"]
+    return [tool.doc for name, tool in documented(task.scenario["toolsets"]).items() if name not in excluded]
 
 
 # --- Calls -------------------------------------------------------------------------------------
 
 
-def _short(text: str) -> str:
-    return repr(text[:60])
-
-
-def plain(arguments: Any) -> dict:
-    """A copy of the arguments made of plain JSON values. ValueError (it starts with NOT_PLAIN) for anything
-    else: no object, NaN, integers of thousands of digits, too deep or too large."""
-    if not isinstance(arguments, Mapping):
-        what = arguments[:200] if isinstance(arguments, str) else f"a {type(arguments).__name__}"
-        raise ValueError(f"{NOT_PLAIN}{what}")
-    try:
-        text = json.dumps(dict(arguments), allow_nan=False)
-        if len(text) > MAX_BYTES:
-            raise ValueError(f"{len(text)} bytes long, at most {MAX_BYTES} are allowed")
-        copied = json.loads(text)
-    except (TypeError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{NOT_PLAIN}{str(error)[:200]}") from None
-    level = [copied]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for value in level
-            if isinstance(value, (list, dict))
-            for child in (value.values() if isinstance(value, dict) else value)
-        ]
-    if level:
-        raise ValueError(f"{NOT_PLAIN}more than {MAX_DEPTH} levels deep")
-    return copied
-
-
 def _bind(allowed: Mapping[str, Tool], call: Call) -> tuple[Tool, dict]:
     """The tool and the keyword arguments of a call; ValueError says what the model wrote wrong."""
-    name = call.name if isinstance(call.name, str) else ""
-    tool = allowed.get(name)
-    if tool is None:
-        raise ValueError(f"There is no tool named {_short(name)}.")
-    arguments = plain(call.arguments)
-    for name in arguments:
-        if name not in tool.parameters:
-            raise ValueError(f"{tool.name} has no parameter {_short(name)}.")
-    for name in tool.required:
-        if name not in arguments:
-            raise ValueError(f"{tool.name} needs the parameter {name!r}.")
+    arguments = bind(call, allowed)
+    tool = allowed[call.name]
     return tool, {**copy.deepcopy(tool.defaults), **arguments}
 
 
@@ -247,7 +206,7 @@ def parse(text: str) -> Call:
             raise ValueError("an argument is given twice or has no such parameter")
         return Call(tool.name, plain(arguments))
     except (AttributeError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, ValueError) as e:
-        raise ValueError(f"{_short(text)} is no BFCL call with literal arguments: {e}.") from None
+        raise ValueError(f"{short(text)} is no BFCL call with literal arguments: {e}.") from None
 
 
 def render(call: Call) -> str:
@@ -258,5 +217,5 @@ def render(call: Call) -> str:
     arguments = plain(call.arguments)
     for name in arguments:
         if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-            raise ValueError(f"{_short(name)} is not the name of a parameter.")
+            raise ValueError(f"{short(name)} is not the name of a parameter.")
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"

@@ -1,0 +1,93 @@
+"""What every environment must ask of a call that a model wrote: plain JSON values, a known tool, its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from coevolve_jax.types import Call
+
+MAX_DEPTH = 32  # of the JSON value of a call's arguments
+MAX_BYTES = 1 << 20  # of the same as JSON text
+NOT_PLAIN = "The arguments are no acceptable JSON object: "
+
+
+class Signature(Protocol):
+    """Names of a tool's parameters, and of those that must be given."""
+
+    parameters: Collection[str]
+    required: Collection[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Documented:
+    parameters: Collection[str]
+    required: Collection[str]
+
+
+def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
+    """By tool name, from function schemas as a family's `tools` gives them."""
+    functions = [doc["function"] for doc in docs]
+    return {
+        f["name"]: _Documented(
+            tuple(f["parameters"].get("properties", ())), tuple(f["parameters"].get("required", ()))
+        )
+        for f in functions
+    }
+
+
+def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
+    """The arguments of a call as plain JSON values. ValueError says in one sentence what the model wrote wrong."""
+    name = call.name if isinstance(call.name, str) else ""
+    tool = allowed.get(name)
+    if tool is None:
+        raise ValueError(f"There is no tool named {short(name)}.")
+    arguments = plain(call.arguments)
+    for parameter in arguments:
+        if parameter not in tool.parameters:
+            raise ValueError(f"{name} has no parameter {short(parameter)}.")
+    for parameter in tool.required:
+        if parameter not in arguments:
+            raise ValueError(f"{name} needs the parameter {parameter!r}.")
+    return arguments
+
+
+def plain(arguments: Any) -> dict:
+    """A copy of the arguments made of plain JSON values. ValueError (it starts with NOT_PLAIN) for anything
+    else: no object, NaN, integers of thousands of digits, too deep or too large."""
+    if not isinstance(arguments, Mapping):
+        what = arguments[:200] if isinstance(arguments, str) else f"a {type(arguments).__name__}"
+        raise ValueError(f"{NOT_PLAIN}{what}")
+    try:
+        text = json.dumps(dict(arguments), allow_nan=False)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"{len(text)} bytes long, at most {MAX_BYTES} are allowed")
+        copied = json.loads(text)
+    except (TypeError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{NOT_PLAIN}{str(error)[:200]}") from None
+    level = [copied]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for value in level
+            if isinstance(value, (list, dict))
+            for child in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise ValueError(f"{NOT_PLAIN}more than {MAX_DEPTH} levels deep")
+    return copied
+
+
+def to_json(call: Call) -> dict:
+    """For a worker. A call that no JSON can carry travels as one whose arguments say why, which `bind` refuses."""
+    try:
+        arguments = plain(call.arguments)
+    except ValueError as error:
+        arguments = str(error).removeprefix(NOT_PLAIN)
+    return {"name": call.name[:200] if isinstance(call.name, str) else "", "arguments": arguments}
+
+
+def short(text: str) -> str:
+    return repr(text[:60])

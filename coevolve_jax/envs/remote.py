@@ -1,0 +1,61 @@
+"""The functions of a family whose packages another interpreter has, asked of a process under it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coevolve_jax.envs.worker_process import Lost, WorkerProcess
+from coevolve_jax.types import Task
+
+ASK_SECONDS = 600.0  # a family may read a large data set before it names its scenarios
+
+
+class Remote:
+    """One process, started when it is first asked. Threads may ask at once."""
+
+    def __init__(self, name: str, python: str):
+        self.name, self.python = name, python
+        self._lock = threading.Lock()
+        self._process: WorkerProcess | None = None
+        self._ids = itertools.count()
+        self._tools: dict[str, list[dict]] = {}
+
+    def functions(self) -> dict[str, Callable]:
+        return {"scenarios": self.scenarios, "tasks": self.tasks, "tools": self.tools}
+
+    def scenarios(self, split: str, settings: Mapping[str, Any], apart_from: str = "") -> list[Task]:
+        return [Task.from_json(t) for t in self.ask("scenarios", split, dict(settings), apart_from)]
+
+    def tasks(self, split: str, settings: Mapping[str, Any]) -> list[Task]:
+        return [Task.from_json(t) for t in self.ask("tasks", split, dict(settings))]
+
+    def tools(self, task: Task) -> list[dict]:
+        """Asked once for every scenario: the same list again for an equal one."""
+        key = json.dumps([task.environment, task.scenario])
+        if key not in self._tools:
+            self._tools[key] = self.ask("tools", task.to_json())
+        return self._tools[key]
+
+    def ask(self, *question: Any) -> Any:
+        """The answer to family.ask_here(*question). ValueError where the family refuses or its process fails."""
+        with self._lock:
+            if self._process is None:
+                self._process = WorkerProcess(self.name, self.python, ASK_SECONDS, memory_gib=0)
+                weakref.finalize(self, self._process.kill)
+            try:
+                self._process.wait_until_ready()
+                (reply,) = self._process.request(next(self._ids), [json.dumps(["ask", *question])])
+            except (Lost, RuntimeError) as error:
+                self._process.restart()
+                raise ValueError(
+                    f"The environment {self.name!r} could not be asked for its {question[0]} under {self.python} "
+                    f"({str(error)[:300]}): its own message stands above."
+                ) from None
+        if reply[0] == "refused":
+            raise ValueError(reply[1])
+        return reply[1]

@@ -1,0 +1,142 @@
+"""One worker as its parent sees it: a child process under the family's interpreter, asked over pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+
+import coevolve_jax
+from coevolve_jax.envs.family import module_name, root
+
+START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
+
+
+class Lost(Exception):
+    """The worker hangs or is dead; the message is the reason that the session's outcome carries."""
+
+
+class WorkerProcess:
+    """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
+    busy: seconds for which somebody waited for its answers. restarts: how often it was started anew."""
+
+    def __init__(self, family: str, python: str, timeout: float, memory_gib: float):
+        """memory_gib: address space, 0 for no bound. ValueError where there is no such interpreter or family."""
+        self.family, self.python = family, python or sys.executable
+        self.timeout, self.memory_gib = timeout, memory_gib
+        self.lock = threading.Lock()
+        self.busy, self.restarts = 0.0, 0
+        self._environ, folder = _environ(family, python)
+        if folder:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.start()
+
+    def start(self) -> None:
+        self.live: set[int] = set()
+        self._buffer = bytearray()
+        self._ready = False
+        arguments = [self.family, str(self.timeout), str(self.memory_gib)]
+        # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
+        try:
+            self.process = subprocess.Popen(
+                [self.python, "-P", "-m", "coevolve_jax.envs.worker", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env=self._environ,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ValueError(
+                f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): name the "
+                f"Python interpreter that has the packages of the environment {self.family!r}."
+            ) from None
+        self._poll = select.poll()
+        self._poll.register(self.process.stdout, select.POLLIN)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def restart(self) -> None:
+        self.kill()
+        self.restarts += 1
+        self.start()
+
+    def wait_until_ready(self) -> None:
+        """RuntimeError when the worker does not start."""
+        if self._ready:
+            return
+        try:
+            self._read_line(START_SECONDS)
+            self._ready = True
+        except Lost as lost:
+            raise RuntimeError(
+                f"A worker of the environment {self.family!r} did not start ({lost}): its own message stands above, "
+                f"most often a package that the environment needs is not installed for {self.python}."
+            ) from None
+
+    def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
+        """Yields the answer to each op (JSON text). Raises Lost when one takes longer than the timeout."""
+        if self.process.poll() is not None:
+            raise Lost(f"crash: the worker process ended with code {self.process.returncode}")
+        try:
+            data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
+            while data:
+                data = data[self.process.stdin.write(data) :]
+        except BrokenPipeError:
+            raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
+        for op in ops:
+            try:
+                yield json.loads(self._read_line(self.timeout))
+            except Lost as lost:
+                raise Lost(f"{lost} in {op[:120]}") from None
+
+    def _read_line(self, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise Lost(f"timeout: no answer within {timeout:g} s")
+            chunk = os.read(self.process.stdout.fileno(), 1 << 20)
+            if not chunk:
+                raise Lost(f"crash: the worker process ended with code {self.process.wait()}")
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+
+def _environ(family: str, python: str) -> tuple[dict[str, str], str]:
+    """The environment variables of a worker, and a folder to delete after it ("" for none).
+
+    The worker finds this package and the family from any folder, orders sets alike in every process, and starts
+    no accelerator and no threads. Another interpreter sees links to these two and nothing else of this one's:
+    its own packages may be of other versions.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    sources = [pathlib.Path(coevolve_jax.__file__).resolve().parent, root(module_name(family))]
+    if python:
+        folder = tempfile.mkdtemp(prefix="coevolve_worker_")
+        for source in dict.fromkeys(sources):
+            os.symlink(source, os.path.join(folder, source.name))
+        paths = [folder]
+        env.pop("PYTHONHOME", None)
+    else:
+        folder = ""
+        paths = [*dict.fromkeys(str(s.parent) for s in sources), env.get("PYTHONPATH")]
+    path = os.pathsep.join(p for p in paths if p)
+    fixed = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "TZ": "UTC", "OPENBLAS_NUM_THREADS": "1"}
+    return {**env, **fixed}, folder
