@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,12 +77,17 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     return values
 
 
+def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
+    """The config of a config file, as --config=PATH:ARG gives it."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded.get_config(arg)
+
+
 def inherit(file: str, name: str, arg: str) -> ConfigDict:
     """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
-    spec = importlib.util.spec_from_file_location(Path(name).stem, Path(file).with_name(name))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(arg)
+    return load_file(Path(file).with_name(name), arg)
 
 
 def module(room: str, name: str, key: str) -> ModuleType:
@@ -100,6 +106,12 @@ def module(room: str, name: str, key: str) -> ModuleType:
         raise ValueError(
             f"{key} is {name!r}: it must be one of {', '.join(names)}, or the dotted path of a module."
         ) from None
+
+
+def strategy(name: str) -> ConfigDict:
+    """The `strategy` section for a strategy: its name and its own settings, which are DEFAULTS of its module."""
+    own = getattr(module("strategies", name, "config.strategy.name"), "DEFAULTS", {})
+    return ConfigDict({"name": name, **own})
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
@@ -144,7 +156,12 @@ def check(config: ConfigDict) -> None:
             value = (config[section] if section else config)[name]
             raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
-    module("strategies", config.strategy.name, "config.strategy.name")
+    missing = strategy(config.strategy.name).keys() - config.strategy.keys()
+    if missing:
+        raise ValueError(
+            f"config.strategy lacks {', '.join(sorted(missing))}, settings of {config.strategy.name}: name the strategy "
+            f"in the config file's argument (--config=FILE:strategy={config.strategy.name})."
+        )
     for key, choices in CHOICES.items():
         section, name = key.split(".")
         require(config[section][name] in choices, key, f"one of {', '.join(choices)}")

@@ -12,7 +12,7 @@ Variants: configs/bfcl_tiny.py:strategy=random (or static), and engine=sglang fo
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import parse_arg
+from coevolve_jax.config import parse_arg, strategy
 
 
 def get_config(arg: str = "") -> ConfigDict:
@@ -122,10 +122,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh.expert = 1
     c.mesh.tensor = 1
 
-    c.strategy = ConfigDict()
     # How the training set evolves: "coevolve", "random" (as many new tasks, without signals), "static" (no new tasks),
-    # or the dotted path of a module of your own (docs/add_strategy.md).
-    c.strategy.name = arg.strategy
+    # or the dotted path of a module of your own (docs/add_strategy.md); and the settings that are its own.
+    c.strategy = strategy(arg.strategy)
 
     c.signals = ConfigDict()
     c.signals.window = 10  # W, scores looked back on for forgetting

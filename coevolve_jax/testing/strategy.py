@@ -1,0 +1,229 @@
+"""What every strategy must do, as checks that run in a second, without a model or an environment.
+
+from coevolve_jax.testing.strategy import check_strategy
+check_strategy("my_package.my_method", config)
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import (
+    Call,
+    Context,
+    Evidence,
+    Group,
+    Hint,
+    Lineage,
+    Outcome,
+    Sample,
+    Step,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+
+def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> None:
+    """Drives a strategy through made-up steps, beside a twin that goes through JSON between any two of them.
+
+    Args:
+      name: as config.strategy.name.
+      config: of a run; its own strategy is passed over.
+      steps: GRPO steps, by default two evolutions' worth.
+
+    Raises:
+      AssertionError: the strategy does not do what strategies/base.py asks for; one sentence says what.
+      ValueError: there is no such strategy.
+    """
+    config = copy.deepcopy(config)
+    config.strategy = configs.strategy(name)
+    make = configs.module("strategies", name, "config.strategy.name").make
+    strategy, twin = make(config), make(config)
+    pools = _pool(config), _pool(config)
+    for step in range(steps or 2 * config.evolution.every):
+        state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
+        twin = make(config, state)
+        seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools, strict=True)]
+        assert seen[0] == seen[1], (
+            f"{name}: step {step} differs after a restart (to_json leaves something out, or something random is not "
+            "drawn from seeding.rng_for)."
+        )
+        assert _as_json(strategy.to_json(), name) == _as_json(twin.to_json(), name), (
+            f"{name}: after step {step} the state of a restarted strategy differs from that of one that went on."
+        )
+
+
+def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int) -> Any:
+    """One step with its checks; returns all that it showed, comparable."""
+    roll = MadeUpRoll(config, step)
+    groups = strategy.collect(step, tasks, roll)
+    assert groups and all(isinstance(g, Group) for g in groups), (
+        f"{name}: collect returned no groups at step {step}."
+    )
+    known = {t.id for t in tasks}
+    for g in groups:
+        assert any(g is made for made in roll.made), (
+            f"{name}: collect returned a group that roll did not make."
+        )
+        assert g.task.id in known, f"{name}: collect rolled out task {g.task.id!r}, which is not in D_t."
+    numbers = [(t.task_id, t.rollout_index) for t in trajectories_of(groups)]
+    assert len(set(numbers)) == len(numbers), f"{name}: collect returned a rollout twice at step {step}."
+
+    before = [t.outcome for t in trajectories_of(groups)]
+    samples = strategy.credit(groups)
+    assert before == [t.outcome for t in trajectories_of(groups)], f"{name}: credit changed an outcome."
+    for s in samples:
+        _check_sample(name, s)
+
+    found = strategy.observe(step, groups)
+    assert isinstance(found, Findings), f"{name}: observe returned {type(found).__name__}, not Findings."
+    assert all(isinstance(n, int) and n >= 0 for n in found.counts.values()), (
+        f"{name}: Findings.counts holds {dict(found.counts)}; counts are whole numbers from 0."
+    )
+    rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
+
+    ids, lab = list(known), MadeUpLab(config, tasks)
+    grown = strategy.evolve(step, lab)
+    assert grown is None or isinstance(grown, SynthesisStats), (
+        f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."
+    )
+    added = len(tasks) - len(ids)
+    assert added == (grown.added if grown else 0), (
+        f"{name}: D_t grew by {added} tasks at step {step} and evolve says {grown.added if grown else 0}."
+    )
+    assert set(ids) <= {t.id for t in tasks}, f"{name}: evolve took tasks out of D_t at step {step}."
+    learned = [[None if x is None else np.asarray(x).tolist() for x in _streams(s)] for s in samples]
+    return numbers, roll.hints, learned, dict(found.counts), rows, [t.id for t in tasks]
+
+
+def _streams(sample: Sample) -> tuple:
+    return sample.advantages, sample.ce_weights, sample.ref_logprobs
+
+
+def _check_sample(name: str, sample: Sample) -> None:
+    t = sample.trajectory
+    where = f"{name}: the sample of rollout {t.rollout_index} of task {t.task_id}"
+    assert t.outcome.valid, f"{where} is of an invalid rollout; leave those out."
+    assert any(x is not None for x in _streams(sample)[:2]), f"{where} has neither advantages nor ce_weights."
+    for key, x in zip(("advantages", "ce_weights", "ref_logprobs"), _streams(sample), strict=True):
+        if x is not None:
+            assert np.shape(x) == t.ids.shape, (
+                f"{where} has {key} of shape {np.shape(x)} for {len(t.ids)} tokens."
+            )
+            assert np.isfinite(x).all(), f"{where} has {key} that are not finite."
+
+
+def _as_json(value: Any, what: str) -> Any:
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"{what} is not JSON: {error}.") from None
+
+
+@dataclasses.dataclass
+class MadeUpRoll:
+    """strategies.base.Roll that makes rollouts up: longer tasks fail more often, one in twenty is invalid."""
+
+    config: ConfigDict
+    step: int
+    made: list[Group] = dataclasses.field(default_factory=list)
+    hints: list = dataclasses.field(default_factory=list)
+
+    def __call__(
+        self,
+        tasks: Sequence[Task],
+        k: int,
+        hints: Callable[[Task, int], Hint | None] | None = None,
+        role: str = "policy",
+    ) -> list[Group]:
+        rng = rng_for(self.config.seed, "rollout" if role == "policy" else role, self.step, len(self.made))
+        groups = [
+            Group(task, tuple(made_up_rollout(rng, task, m, self.step) for m in range(k))) for task in tasks
+        ]
+        if hints:
+            given = [hints(g.task, t.rollout_index) for g in groups for t in g.trajectories]
+            steps = groups[0].trajectories[0].steps
+            self.hints += [h and (h.before_task, h.before_step and h.before_step(steps)) for h in given]
+        self.made += groups
+        return groups
+
+
+def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
+    """A rollout of 12 tokens, half of them the policy's, that calls what the task's reference calls."""
+    right, valid = bool(rng.random() < 1 / (1 + len(task.calls) / 3)), bool(rng.random() < 0.95)
+    mask = np.arange(12) >= 6
+    steps = tuple(
+        Step(0, c.name, c, "{}" if right else '{"error": "no"}', error=not right) for c in task.calls
+    )
+    return Trajectory(
+        task_id=task.id,
+        rollout_index=rollout_index,
+        ids=rng.integers(0, 50, 12).astype(np.int32),
+        mask=mask,
+        logprobs=np.where(mask, -rng.random(12), 0).astype(np.float32),
+        versions=np.where(mask, step, -1).astype(np.int32),
+        turn_starts=(0,),
+        steps=steps,
+        stop="done" if valid else "environment",
+        outcome=Outcome(float(right and valid), right and valid, valid),
+    )
+
+
+@dataclasses.dataclass
+class MadeUpLab:
+    """strategies.base.Lab whose new tasks are made up."""
+
+    config: ConfigDict
+    tasks: TaskPool
+    scenarios: Sequence[Task] = ()
+
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        return [
+            Context(
+                f"{e.signal.kind}/{e.task.id}", e.signal.kind, e.task, "", "", "", e.trajectory.actions, ()
+            )
+            for e in evidence
+        ]
+
+    def grow(
+        self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
+    ) -> SynthesisStats:
+        return self._add(min(wanted, len(contexts)), kind, step, rng)
+
+    def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+        return self._add(wanted, kind, step, rng)
+
+    def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
+        return MadeUpRoll(self.config, step)(tasks, k, role="probe")
+
+    def _add(self, count: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+        new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(count)]
+        added = sum(refusal is None for refusal in self.tasks.add(new))
+        return SynthesisStats(proposed=count, accepted=added, added=added)
+
+
+def made_up_task(id: str, rng: np.random.Generator, kind: str = "initial", step: int = 0) -> Task:
+    """A task of 1 to 6 calls of 8 tools."""
+    calls = tuple(
+        Call(f"tool_{rng.integers(8)}", {"x": int(rng.integers(1000))}) for _ in range(rng.integers(1, 7))
+    )
+    return Task(id, "made_up", {"id": id}, (Turn("do it", calls),), lineage=Lineage(kind, step=step))
+
+
+def _pool(config: ConfigDict) -> TaskPool:
+    tasks, rng = TaskPool(), rng_for(config.seed, "initial")
+    tasks.add([made_up_task(f"initial-0-{i}", rng) for i in range(config.data.initial_tasks)])
+    return tasks

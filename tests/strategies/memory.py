@@ -1,0 +1,42 @@
+"""Hints from memory: what a tool last answered to a wrong call is told to half of the later rollouts."""
+
+from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.strategies.base import Findings, collect_batch, credit_groups, trajectories_of
+from coevolve_jax.types import Hint
+
+
+class Memory:
+    def __init__(self, config, state=None):
+        self._config = config
+        self._lessons = dict(state["lessons"]) if state else {}
+
+    def collect(self, step, tasks, roll):
+        return collect_batch(self._config, step, tasks, roll, hints=self._hint)
+
+    def _hint(self, task, rollout_index):
+        known = [self._lessons[call.name] for call in task.calls if call.name in self._lessons]
+        if rollout_index % 2 or not known:
+            return None
+        return Hint(
+            before_task=f"Note: {known[0]}", before_step=lambda steps: "Try again." if steps[-1].error else ""
+        )
+
+    def credit(self, groups):
+        return credit_groups(self._config, groups, FilterState())[0]
+
+    def observe(self, step, groups):
+        for t in trajectories_of(groups):
+            for s in t.steps:
+                if t.outcome.valid and s.call and s.error:
+                    self._lessons[s.call.name] = f"{s.call.name} said {s.observation[:60]}"
+        hinted = sum(bool(t.hints) for t in trajectories_of(groups))
+        return Findings({"hinted": hinted}, [{"step": step, "tool": tool} for tool in sorted(self._lessons)])
+
+    def evolve(self, step, lab):
+        return None
+
+    def to_json(self):
+        return {"lessons": self._lessons}
+
+
+make = Memory

@@ -1,0 +1,164 @@
+"""The strategy seam: the suite on every strategy, faults that it must catch, and three methods that run for real."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax.config import load_file, override, strategy
+from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.strategies import base, static
+from coevolve_jax.testing.strategy import check_strategy
+from coevolve_jax.train import train
+
+ROOT = Path(__file__).parents[1]
+OURS = ("coevolve", "random", "static")
+SMALL_ONES = ("tests.strategies.curriculum", "tests.strategies.replay", "tests.strategies.memory")
+SMALL = {
+    "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
+    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.tasks": 3,
+    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.samples": 1, "checkpoint.every": 1, "checkpoint.keep": 9,
+    "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
+}  # fmt: skip
+
+
+def settings(name: str, **changes):
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    return override(config, {**SMALL, "model": str(ROOT / "models" / "tiny_qwen3"), **changes})
+
+
+@pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
+@pytest.mark.parametrize("name", OURS + SMALL_ONES)
+def test_every_strategy_passes_the_suite(name, learner):
+    check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
+
+
+class Faulty(static.Static):
+    """Static with one fault, by config.strategy.fault."""
+
+    def collect(self, step, tasks, roll):
+        groups = super().collect(step, tasks, roll)
+        fault = self._config.strategy.fault
+        if fault == "unseeded":
+            return roll(tasks.sample(2, np.random.default_rng()), 4)
+        if fault == "twice":
+            return groups + groups[:1]
+        return groups
+
+    def credit(self, groups):
+        samples = super().credit(groups)
+        match self._config.strategy.fault:
+            case "invalid":
+                samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]
+            case "shape":
+                samples += [base.Sample(groups[0].valid[0], np.ones(3, np.float32))]
+            case "nan":
+                samples += [base.Sample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
+        return samples
+
+    def observe(self, step, groups):
+        found = super().observe(step, groups)
+        if self._config.strategy.fault == "rows":
+            return base.Findings(found.counts, [{"task": groups[0].task}])
+        return found
+
+    def evolve(self, step, lab):
+        if self._config.strategy.fault == "uncounted":
+            lab.grow_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
+        return None
+
+    def to_json(self):
+        if self._config.strategy.fault == "forgets":
+            return {**super().to_json(), "filter": FilterState()._asdict()}
+        return super().to_json()
+
+
+make = Faulty
+DEFAULTS = {"fault": ""}
+
+
+@pytest.mark.parametrize(
+    "fault, why",
+    [
+        ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
+        ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
+        ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
+    ],
+)  # fmt: skip
+def test_the_suite_catches_faults(monkeypatch, fault, why):
+    monkeypatch.setitem(DEFAULTS, "fault", fault)
+    with pytest.raises(AssertionError, match=why):
+        check_strategy("tests.test_strategies", settings("static", **{"learner.group_filter": True}))
+
+
+def rows(workdir: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The three small methods, run for real on BFCL; by name."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+    for name in SMALL_ONES:
+        done[name.rpartition(".")[2]] = folder / name
+        train(settings(name), folder / name)
+    return done
+
+
+def test_a_curriculum_learns_which_sizes_teach(runs):
+    saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
+    values = saved["strategy"]["state"]["values"]
+    assert values and any(v > 0 for v in values.values())
+    assert saved["ledger"]["rollouts/probe"] == 2 * 3 * 2  # two evolutions of three tasks, twice each
+    born = [t["lineage"]["kind"] for t in rows(runs["curriculum"], "tasks.jsonl")]
+    assert born == ["initial"] * 8 + ["random"] * 6
+
+
+def test_replayed_successes_are_learned_from(runs):
+    metrics = rows(runs["replay"], "metrics.jsonl")
+    kept = [m["signals"]["replayed"] for m in metrics]
+    assert kept[-1] > 0
+    for before, m in zip([0, *kept], metrics, strict=False):
+        assert (m.get("ce", 0.0) > 0) == (
+            before > 0
+        )  # nats that the learner saw, from the step after the first success
+
+
+def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
+    shown = [
+        t
+        for path in sorted((runs["memory"] / "trajectories").iterdir())
+        for t in map(json.loads, path.open())
+    ]
+    hinted = [t for t in shown if t["hints"]]
+    assert hinted and not any(t["rollout_index"] % 2 for t in hinted)
+    for t in hinted:
+        at, text = t["hints"][0]
+        assert at == 0 and text.startswith("Note: ")
+        head, _, rest = t["text"].partition("<|im_start|>assistant")
+        assert text[:30] in head and t["queries"][0] in head
+        for at, text in t["hints"][1:]:
+            assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest
+    assert sum(m["signals"]["hinted"] for m in rows(runs["memory"], "metrics.jsonl")) > 0
+
+
+def test_settings_of_a_strategy_are_config_keys():
+    config = settings("tests.strategies.curriculum", **{"strategy.tau": 2.0})
+    assert config.strategy.to_dict() == {"name": "tests.strategies.curriculum", "rate": 0.5, "tau": 2.0}
+    with pytest.raises(
+        ValueError, match="config.strategy lacks rate, tau.*strategy=tests.strategies.curriculum"
+    ):
+        configs.check(settings("static", **{"strategy.name": "tests.strategies.curriculum"}))
+    with pytest.raises(
+        ValueError, match="config.strategy.name is 'no.such': it must be one of coevolve, random, static"
+    ):
+        strategy("no.such")
+
+
+def test_the_example_of_the_docs_is_the_tested_one():
+    page = (ROOT / "docs" / "add_strategy.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code == (ROOT / "tests" / "strategies" / "memory.py").read_text()
