@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from coevolve_jax.distributed import sharding
+from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.models import hf_io
 from test_multiprocess import free_address
 from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
@@ -152,6 +153,39 @@ def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):  # noqa: F81
     assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
     assert not (tmp_path / "run").exists()
+
+
+def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
+    told = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "_wait_for", lambda key: "")
+    monkeypatch.setattr(hosts, "_tell", told.append)
+    monkeypatch.setattr(hosts.multihost_utils, "broadcast_one_to_all", lambda batch: batch)
+    learner = SimpleNamespace(
+        routing=(0, 0),
+        init=lambda params: object(),
+        score=lambda state, batch: object(),
+        update=lambda state, batch, old_logprobs: (object(), {}),
+    )
+    leader = hosts.Leader(learner, SimpleNamespace(params={"a": 1}))
+    with pytest.raises(ValueError, match="given another `params` than the last one"):
+        leader.init({"a": 1})
+    first, batch = leader.init(leader._policy.params), (np.zeros(2, np.float32),)
+    scores = leader.score(first, batch)
+    second, _ = leader.update(first, batch, scores)
+    third, _ = leader.update(state=second, batch=batch, old_logprobs=None)
+    for state, old_logprobs, name in ((second, scores, "state"), (third, object(), "old_logprobs")):
+        with pytest.raises(ValueError, match=f"Leader.update was given another `{name}`"):
+            leader.update(state, batch, old_logprobs)
+    leader.update(third, (np.ones(3, np.int32),), scores)
+    assert told == [
+        True,
+        ["init", {}, ["params"], None],
+        ["score", {}, ["state", "batch"], [["float32", (2,)]]],
+        ["update", {}, ["state", "batch", "old_logprobs"], None],
+        ["update", {"old_logprobs": None}, ["state", "batch"], None],
+        ["update", {}, ["state", "batch", "old_logprobs"], [["int32", (3,)]]],
+    ]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The leader runs the loop of train.py: worlds, agent, engine, evolution, logs, report. The policy and the
 optimiser's state lie on the devices of all processes, so that every program which touches them must be
-started by all of them, in one order. `Leader` therefore tells what comes next before it does it; `follow`
-does what it is told.
+started by all of them, in one order. `Leader` therefore tells each call, by its name and arguments, before it
+makes it; `follow` makes the same call.
 
 What comes next travels through the coordination service of jax.distributed, not through the devices: the
 leader is silent for as long as rollouts take, and a collective that waits for hours runs into timeouts.
@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import math
@@ -30,7 +31,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,13 @@ _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whe
 _INSIST_SECONDS = (
     40  # after which a process that is still there is interrupted again; ending a server takes 30
 )
+_OVER = "the run is over"
+# Arguments that each process has on its devices, or is sent.
+_HELD = ("params", "state", "old_logprobs", "batch")
 _SHARE = "put --workdir on a file system that all processes share."
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Failed(RuntimeError):
@@ -89,116 +96,138 @@ def together(config: ConfigDict) -> Iterator[None]:
         over.set()
         watch.join()
     if jax.process_index() == 0:
-        _tell("stop")
+        _tell(_OVER)
+
+
+def _by_all(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """A method of Leader that all processes run: before the leader does, it tells the others which and with what."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(leader, *arguments, **named):
+        if jax.process_count() > 1:
+            given = signature.bind(leader, *arguments, **named).arguments
+            del given["self"]
+            leader._tell_call(method.__name__, given)
+        return method(leader, *arguments, **named)
+
+    return call
 
 
 class Leader:
-    """The learner as process 0 has it: before each call the other processes are told to make it too.
+    """The learner as process 0 has it: each call is made by all processes, with the same arguments.
 
-    Alone, nobody is told anything, and every call is the learner's own. It is made when all followers have
-    loaded their parts, and called from one thread. engine_device: the engine computes on this process's first
-    device and needs the parameters whole there. It raises what the learner, checkpoint.py and hf_io raise.
+    A follower has one too, on which `follow` makes the leader's calls. What lies on the devices of all processes
+    travels as a name (`_held`): each has its own part of it. Alone, nobody is told anything.
+
+    Made in process 0 when all followers have loaded their parts, and called from one thread. engine_device: the
+    engine computes on this process's first device and needs the parameters whole there. It raises what the
+    learner, checkpoint.py and hf_io raise, and ValueError for parameters, a state or scores that are not the ones
+    that the followers hold: those of the last call that returned some.
     """
 
     def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
         self.routing = learner.routing
-        self._sent: Batch | None = None
-        if jax.process_count() > 1:  # most of what fails fails while a follower loads
+        self._held: dict[str, Any] = {"params": policy.params}
+        if (
+            jax.process_index() == 0 and jax.process_count() > 1
+        ):  # most of what fails fails while a follower loads
             turn = next(_turns)
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")
+            _tell(engine_device)
 
+    @_by_all
     def initial_policy(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
-        _tell("initial_policy", device=self._engine_device)
         return dataclasses.replace(self._policy, params=for_engine(self._policy.params, self._engine_device))
 
+    @_by_all
     def init(self, params: Any) -> TrainState:
-        """params: the policy before RL; followers have their own part of it."""
-        _tell("init")
-        return self._learner.init(params)
+        """params: the policy before RL."""
+        return self._hold("state", self._learner.init(params))
 
+    @_by_all
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
-        """As of `checkpoint.restore`."""
-        _tell("restore", directory=str(Path(directory).absolute()))
+        """As of `checkpoint.restore`. Raises ValueError where a process finds another checkpoint than process 0."""
+        us, workdir = jax.process_index(), Path(directory).parent
+        if us > 0 and not workdir.is_dir():
+            raise ValueError(f"Process {us} does not see {workdir} of process 0: {_SHARE}")
         found = checkpoint.restore(directory, self._learner.abstract_state)
-        _tell("restored", step=found and found[0])
+        step, state = found[:2] if found else (None, None)
+        if step != (theirs := _of_leader(step)):
+            raise ValueError(
+                f"Process {us} restored the checkpoint of step {step}, process 0 that of step {theirs}: {_SHARE}"
+            )
+        self._hold("state", state)
         return found
 
+    @_by_all
     def score(self, state: TrainState, batch: Batch) -> jax.Array:
-        self._send(batch)
-        _tell("score")
-        return self._learner.score(state, batch)
+        return self._hold("old_logprobs", self._learner.score(state, batch))
 
+    @_by_all
     def update(
         self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """old_logprobs: what `score` last returned, or None."""
-        self._send(batch)
-        _tell("update", scored=old_logprobs is not None)
-        return self._learner.update(state, batch, old_logprobs)
+        state, learned = self._learner.update(state, batch, old_logprobs)
+        return self._hold("state", state), learned
 
+    @_by_all
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters for the engine."""
-        _tell("policy", device=self._engine_device)
         return for_engine(self._learner.policy(state), self._engine_device)
 
+    @_by_all
     def save(
         self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
     ) -> None:
         """As `checkpoint.save` of `state` and the JSON values `saved`."""
-        _tell("save", directory=str(Path(directory).absolute()), step=step, keep=keep)
         checkpoint.save(directory, step, state, saved, keep=keep)
 
+    @_by_all
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
         """Writes the policy as a Hugging Face folder, from where it lies: it is whole nowhere."""
-        _tell("save_policy", folder=str(Path(folder).absolute()))
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
 
-    def _send(self, batch: Batch) -> None:
-        """Gives the followers the batch, unless they have it from the call before."""
-        if jax.process_count() > 1 and batch is not self._sent:
-            _tell("batch", arrays=[[x.dtype.name, x.shape] for x in batch])
+    def _hold(self, name: str, value: Any) -> Any:
+        """The value, which later calls may name."""
+        if jax.process_count() > 1:
+            self._held[name] = value
+        return value
+
+    def _tell_call(self, method: str, given: Mapping[str, Any]) -> None:
+        """Says what to call and with what; sends the batch, unless the followers have it from the call before."""
+        values = {name: _as_json(name, x) for name, x in given.items() if name not in _HELD or x is None}
+        held = [name for name in given if name not in values]
+        batch = given["batch"] if "batch" in held and given["batch"] is not self._held.get("batch") else None
+        for name in held:
+            if name != "batch" and given[name] is not self._held.get(name):
+                raise ValueError(
+                    f"Leader.{method} was given another `{name}` than the last one, and the other processes hold "
+                    "no other: pass what the last call returned."
+                )
+        _tell([method, values, held, batch and [[x.dtype.name, x.shape] for x in batch]])
+        if batch:
             multihost_utils.broadcast_one_to_all(batch)
-            self._sent = batch
+            self._hold("batch", batch)
+
+    def _repeat(self, method: str, values: dict, held: list[str], arrays: list | None) -> None:
+        """Makes, in a follower, the call that `_tell_call` told."""
+        if arrays:
+            empty = Batch(*(np.zeros(shape, dtype) for dtype, shape in arrays))
+            self._hold("batch", multihost_utils.broadcast_one_to_all(empty))
+        getattr(Leader, method).__wrapped__(self, **values, **{name: self._held[name] for name in held})
 
 
 def follow(learner: Learner, policy: Policy) -> None:
     """Does what the leader tells until it says that the run is over."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
-    state = batch = scores = None
-    found: int | None = None
-    while True:
-        name, said = _hear()
-        match name:
-            case "initial_policy":
-                for_engine(policy.params, said["device"])
-            case "init":
-                state = learner.init(policy.params)
-            case "restore":
-                found, state = _restore(said["directory"], learner)
-            case "restored":
-                if said["step"] != found:
-                    raise ValueError(
-                        f"Process {jax.process_index()} restored the checkpoint of step "
-                        f"{found}, process 0 that of step {said['step']}: {_SHARE}"
-                    )
-            case "batch":
-                batch = Batch(*(np.zeros(shape, dtype) for dtype, shape in said["arrays"]))
-                batch = multihost_utils.broadcast_one_to_all(batch)
-            case "score":
-                scores = learner.score(state, batch)
-            case "update":
-                state, _ = learner.update(state, batch, scores if said["scored"] else None)
-            case "policy":
-                for_engine(learner.policy(state), said["device"])
-            case "save":
-                checkpoint.save(said["directory"], said["step"], state, {}, keep=said["keep"])
-            case "save_policy":
-                hf_io.save(said["folder"], policy.config, learner.policy(state))
-            case "stop":
-                return
+    ours = Leader(learner, policy, engine_device=_hear())
+    while (call := _hear()) != _OVER:
+        ours._repeat(*call)
 
 
 def for_engine(params: Any, device: bool) -> Any:
@@ -253,15 +282,6 @@ def _program(part: Callable[..., jax.Array], everywhere: jax.sharding.Sharding) 
     return jax.jit(part, out_shardings=everywhere)
 
 
-def _restore(directory: str, learner: Learner) -> tuple[int | None, TrainState | None]:
-    """Step and state of the newest checkpoint, or None."""
-    workdir = Path(directory).parent
-    if not workdir.is_dir():
-        raise ValueError(f"Process {jax.process_index()} does not see {workdir} of process 0: {_SHARE}")
-    found = checkpoint.restore(directory, learner.abstract_state)
-    return (None, None) if found is None else found[:2]
-
-
 def _agree(config: ConfigDict) -> None:
     """Raises ValueError, the same in every process, where they were not started as one run."""
     turn, ours = next(_turns), json.dumps(configs.numbers(config.to_dict()), sort_keys=True, indent=1)
@@ -283,13 +303,28 @@ def _agree(config: ConfigDict) -> None:
         )
 
 
-def _tell(name: str, **details: Any) -> None:
-    """Says to the followers what to do next."""
+def _as_json(name: str, value: Any) -> Any:
+    """The argument as the followers are told it."""
+    if name in ("directory", "folder"):
+        return str(Path(value).absolute())
+    return {} if name == "saved" else value  # what is saved besides arrays is written by process 0 alone
+
+
+def _of_leader(value: Any) -> Any:
+    """The JSON value that process 0 passes, in every process."""
+    if jax.process_index() > 0:
+        return _hear()
+    _tell(value)
+    return value
+
+
+def _tell(what: Any) -> None:
+    """Says a JSON value to the followers."""
     if jax.process_count() > 1:
-        _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps([name, details]))
+        _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps(what))
 
 
-def _hear() -> tuple[str, dict]:
+def _hear() -> Any:
     """What the leader says next."""
     return json.loads(_wait_for(f"coevolve/turn/{next(_turns)}"))
 

@@ -69,7 +69,7 @@ class EngineError(RuntimeError):
 
 
 class Engine(Protocol):
-    """What generates; every engine passes tests/test_engines.py.
+    """What generates; every engine passes coevolve_jax/testing/engine.py.
 
     batches: True where it serves one batch after the other, so that one asks for many completions at once;
     False where requests come and go.

@@ -1,0 +1,281 @@
+"""Who may import whom: the table of docs/architecture.md, held against every import of coevolve_jax and experiments."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "coevolve_jax"
+ALL = ("",)
+# Room -> what its files may import of ours, besides each other. A module belongs to the longest name that fits it;
+# "envs.*" is one room for each family.
+ROOMS = {
+    "types": (),
+    "config": (),
+    "checkpoint": (),
+    "seeding": (),
+    "distributed.sharding": (),
+    "models": ("distributed.sharding",),
+    "grpo": ("types", "models", "distributed.sharding"),
+    "envs.base": ("types",),
+    "envs.worker": ("types", "envs.base"),
+    "envs.worker_pool": ("types", "envs.base"),
+    "envs.*": ("types", "envs.base"),
+    "rollout": ("types", "models", "envs.base"),
+    "synthesis": ("types", "envs.base"),
+    "explorers": ("types", "envs.base", "synthesis"),
+    "strategies": ("types", "seeding", "envs.base", "synthesis", "grpo"),
+    "sampling": ("types", "seeding", "synthesis.task_pool", "grpo.advantages", "rollout"),
+    "state": ("types", "synthesis", "grpo.filter"),
+    "evaluate": ("types", "rollout", "envs.worker_pool"),
+    "plan": ("grpo", "models", "distributed.sharding"),
+    "analysis.stats": (),
+    "metrics": ("types", "analysis.stats"),
+    "analysis": ("types", "analysis.stats", "metrics"),
+    "distributed.hosts": ("build", "checkpoint", "config", "distributed.sharding", "grpo", "models"),
+    "build": ALL,
+    "run": ALL,
+    "train": ALL,
+    "testing": ALL,
+}
+NOBODY_IMPORTS = ("train", "testing")
+# Violations that are still there, as (file, module); one that is gone must be taken out here.
+NOT_YET = {
+    ("coevolve_jax/envs/worker.py", "coevolve_jax.envs.bfcl"),
+    ("coevolve_jax/envs/worker_pool.py", "coevolve_jax.envs.bfcl.tools"),
+}
+WITHOUT_JAX = ("types", "envs", "synthesis", "explorers", "strategies")
+JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
+OF_NAMEDTUPLES = ("_replace", "_asdict", "_fields", "_make")
+
+
+class Import(NamedTuple):
+    """file imports module, both relative to the root; name: a private name that it takes from there, or ""."""
+
+    file: str
+    line: int
+    module: str
+    name: str = ""
+
+
+def imports(root: Path, folders: tuple[str, ...] = (PACKAGE, "experiments")) -> list[Import]:
+    """All imports of modules under root, wherever in a file they stand."""
+    files = {p.relative_to(root) for folder in folders for p in (root / folder).rglob("*.py")}
+    modules = {".".join(f.with_suffix("").parts).removesuffix(".__init__") for f in files}
+    found = []
+    for file in sorted(files):
+        tree = ast.parse((root / file).read_text())
+        here = file.with_suffix("").parts
+        beside = "experiments" if here[0] == "experiments" else ""  # a program finds what lies in its folder
+        bound: dict[str, str] = {}  # name in this file -> module or module.name of ours
+
+        def add(line: int, base: str, name: str, file: Path = file) -> None:
+            whole = f"{base}.{name}"
+            module = whole if whole in modules else base
+            private = name if module == base and _private(name) else ""
+            found.append(Import(str(file), line, module, private))
+
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import(names=names):
+                    for alias in names:
+                        if f"{beside}.{alias.name}" in modules:
+                            found.append(Import(str(file), node.lineno, f"{beside}.{alias.name}"))
+                        if alias.name in modules:
+                            found.append(Import(str(file), node.lineno, alias.name))
+                            bound[alias.asname or alias.name] = alias.name
+                case ast.ImportFrom(module=base, names=names, level=level):
+                    if level:
+                        base = ".".join((*here[:-level], *((base,) if base else ())))
+                    if not level and f"{beside}.{base}" in modules:
+                        found.append(Import(str(file), node.lineno, f"{beside}.{base}"))
+                    if base in modules:
+                        for alias in names:
+                            add(node.lineno, base, alias.name)
+                            bound[alias.asname or alias.name] = f"{base}.{alias.name}"
+                case ast.Call(func=ast.Name(id="import_module") | ast.Attribute(attr="import_module")):
+                    match node.args[0]:
+                        case ast.Constant(value=str(module)) if module in modules:
+                            found.append(Import(str(file), node.lineno, module))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (base := bound.get(_dotted(node.value))):
+                if f"{base}.{node.attr}" in modules or _private(node.attr):
+                    add(node.lineno, base if base in modules else base.rpartition(".")[0], node.attr)
+    return found
+
+
+def _dotted(node: ast.expr) -> str:
+    """a.b.c of an expression that is just that."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in OF_NAMEDTUPLES
+
+
+def room(module: str) -> str | None:
+    """The room of a module of the package; None where the table has none."""
+    name = module.removeprefix(PACKAGE).removeprefix(".")
+    parts = name.split(".")
+    fits = [".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in ROOMS]
+    if fits:
+        return fits[0]
+    return ".".join(parts[:2]) if parts[0] == "envs" and len(parts) > 1 else None
+
+
+def within(name: str, allowed: str) -> bool:
+    return allowed == "" or name == allowed or name.startswith(f"{allowed}.")
+
+
+def violations(found: list[Import]) -> list[str]:
+    """Sentences, each with file and line; and one for each entry of NOT_YET that is not needed any more."""
+    wrong, late = [], set(NOT_YET)
+    for i in found:
+        at = f"{i.file}:{i.line}"
+        ours = ".".join(Path(i.file).with_suffix("").parts).removesuffix(".__init__")
+        name = i.module.removeprefix(PACKAGE).removeprefix(".")
+        if i.name:
+            wrong.append(f"{at} takes the private name {i.name} of {i.module}: make it public or do without.")
+        if within(i.module, "experiments"):
+            wrong.append(f"{at} imports {i.module}, and experiments/ are programs: move what is shared.")
+        if not within(ours, PACKAGE) or not name:
+            continue
+        home = room(ours)
+        if home is None:
+            wrong.append(f"{at} is in no room of ROOMS: add {i.file} with what it may import.")
+        elif (i.file, i.module) in NOT_YET:
+            late.discard((i.file, i.module))
+        elif room(i.module) != home:
+            may = ROOMS.get(home, ROOMS["envs.*"])
+            if name.split(".")[0] in NOBODY_IMPORTS or not any(within(name, other) for other in may):
+                told = ", ".join(may) or "nothing of ours"
+                wrong.append(f"{at} imports {i.module}, and {home} may import {told}.")
+    return [*dict.fromkeys(wrong)] + [
+        f"{file} imports {module} no more: take it out of NOT_YET." for file, module in late
+    ]
+
+
+def cycles(arrows: set[tuple[str, str]]) -> set[str]:
+    """The nodes that no order can bring behind all that they point to."""
+    left = {node for arrow in arrows for node in arrow}
+    while True:
+        free = {node for node in left if not any(a == node and b in left and b != node for a, b in arrows)}
+        if not free:
+            return left
+        left -= free
+
+
+def refused(modules: tuple[str, ...], blocked: tuple[str, ...]) -> list[str]:
+    """What fails to import where the blocked packages are not installed: the modules and all below them."""
+    code = """
+import importlib, pkgutil, sys
+modules, blocked = (text.split(",") for text in sys.argv[1:])
+sys.modules.update(dict.fromkeys(blocked))
+for name in modules:
+    try:
+        module = importlib.import_module(name)
+        below = [m.name for m in pkgutil.walk_packages(getattr(module, "__path__", []), name + ".")]
+    except ImportError as error:
+        print(f"{name}: {error}")
+        continue
+    for other in below:
+        try:
+            importlib.import_module(other)
+        except ImportError as error:
+            print(f"{other}: {error}")
+"""
+    names = ",".join(f"{PACKAGE}.{name}" for name in modules)
+    done = subprocess.run(
+        [sys.executable, "-c", code, names, ",".join(blocked)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def there(rooms: tuple[str, ...]) -> tuple[str, ...]:
+    folder = lambda name: ROOT / PACKAGE / name.replace(".", "/")
+    return tuple(name for name in rooms if folder(name).exists() or folder(name).with_suffix(".py").exists())
+
+
+def test_every_import_is_one_that_the_table_allows():
+    assert violations(imports(ROOT)) == []
+
+
+def test_arrows_between_rooms_and_between_files_point_down():
+    ours = [i for i in imports(ROOT, (PACKAGE,)) if i.module != PACKAGE]
+    name = lambda file: ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
+    assert cycles({(name(i.file), i.module) for i in ours}) == set()
+    late = {file for file, _ in NOT_YET}
+    assert cycles({(room(name(i.file)), room(i.module)) for i in ours if i.file not in late}) == set()
+
+
+def test_what_needs_no_accelerator_imports_without_jax():
+    assert refused(there(WITHOUT_JAX), JAX) == []
+
+
+@pytest.mark.xfail(strict=True, reason="types.py imports numpy for the arrays of a trajectory")
+def test_a_worker_imports_with_neither_jax_nor_numpy():
+    assert refused(("types", "envs.base", "envs.worker"), (*JAX, "numpy")) == []
+
+
+# ---- That the tests above can fail ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file, text, why",
+    [
+        ("coevolve_jax/types.py", "\nfrom coevolve_jax import config", ":2 imports coevolve_jax.config"),
+        ("coevolve_jax/types.py", "from . import config", ":1 imports coevolve_jax.config"),
+        ("coevolve_jax/types.py", "from coevolve_jax.grpo.losses import kl", ":1 imports coevolve_jax.grpo.losses"),
+        ("coevolve_jax/rollout/a.py", "def f():\n  import coevolve_jax.envs.toy.world", ":2 imports"),
+        ("coevolve_jax/rollout/a.py", "import coevolve_jax\ncoevolve_jax.build", ":2 imports coevolve_jax.build"),
+        ("coevolve_jax/envs/other/a.py", "from coevolve_jax.envs.toy import world", "envs.other may import types"),
+        ("coevolve_jax/envs/worker.py", "import_module('coevolve_jax.envs.toy')", "envs.worker may import"),
+        ("coevolve_jax/build.py", "from coevolve_jax import train", "build may import"),
+        ("coevolve_jax/grpo/a.py", "from coevolve_jax.grpo.losses import _kl", "private name _kl"),
+        ("coevolve_jax/grpo/a.py", "from coevolve_jax.grpo import losses as l\nl._kl()", ":2 takes the private name"),
+        ("coevolve_jax/grpo/a.py", "from ..grpo.losses import Loss\nLoss._kl", ":2 takes the private name _kl"),
+        ("coevolve_jax/build.py", "from experiments import main", "experiments/ are programs"),
+        ("experiments/plan.py", "from main import main", "experiments/ are programs"),
+        ("coevolve_jax/attic/a.py", "from coevolve_jax import types", "in no room"),
+    ],
+)  # fmt: skip
+def test_a_violation_is_told_with_file_and_line(tmp_path, monkeypatch, file, text, why):
+    modules = ("types", "config", "build", "train", "grpo/__init__", "grpo/losses", "envs/toy/__init__")
+    for name in (*modules, "__init__", "rollout/__init__", "envs/toy/world"):
+        (tmp_path / PACKAGE / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / PACKAGE / f"{name}.py").write_text("")
+    (tmp_path / "experiments").mkdir()
+    for name in ("__init__", "main"):
+        (tmp_path / "experiments" / f"{name}.py").write_text("")
+    monkeypatch.setattr(sys.modules[__name__], "NOT_YET", set())
+    assert violations(imports(tmp_path)) == []
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(text)
+    (wrong,) = violations(imports(tmp_path))
+    assert wrong.startswith(f"{file}:") and why in wrong
+
+
+def test_an_exception_that_is_not_needed_is_told(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "NOT_YET", {("coevolve_jax/types.py", "coevolve_jax.build")})
+    assert violations([]) == [
+        "coevolve_jax/types.py imports coevolve_jax.build no more: take it out of NOT_YET."
+    ]
+
+
+def test_cycles_and_what_needs_jax_are_seen():
+    assert cycles({("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")}) == {"a", "b", "c"}
+    assert cycles({("a", "b"), ("b", "c"), ("a", "c"), ("c", "c")}) == set()
+    (told,) = refused(("grpo.losses",), JAX)
+    assert told.startswith("coevolve_jax.grpo.losses: ")
+    assert refused(("types",), ("numpy",))[0].startswith("coevolve_jax.types: ")
