@@ -86,6 +86,11 @@ class ProcessPool:
         return sum(worker.busy for worker in self._workers) / len(self._workers)
 
     @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers, as they are now."""
+        return [worker.process.pid for worker in self._workers]
+
+    @property
     def restarts(self) -> int:
         """How often a lost worker was started anew."""
         return sum(worker.restarts for worker in self._workers)

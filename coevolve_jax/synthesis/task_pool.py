@@ -73,8 +73,7 @@ class TaskPool:
         the same reference calls per turn, whatever its wording. "pool_full": max_size is reached.
 
         Raises:
-          ValueError: a task without turns or reference calls (it cannot be
-            scored), or an id that another task has. Nothing is added then.
+          ValueError: a task without turns (it cannot be scored), or an id that another task has. Nothing is added then.
         """
         self._check_ids(tasks)
         verdicts: list[str | None] = []
@@ -183,10 +182,10 @@ class TaskPool:
     def _check_ids(self, tasks: Sequence[Task]) -> None:
         ids = set(self._tasks)
         for task in tasks:
-            if not task.calls:
+            if not task.turns:
                 raise ValueError(
-                    f"Task {task.id} has no reference calls, so it cannot be scored; give it "
-                    "turns with calls before adding it to the pool."
+                    f"Task {task.id} is a bare scenario (no user turns, no reference calls), so it cannot be scored; "
+                    "give it turns before adding it to the pool."
                 )
             if task.id in ids and (task.id not in self._tasks or self._key(task) != self._key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")

@@ -1,0 +1,100 @@
+"""A text adventure: one tool that takes free text, goals that are facts, and a package of its own.
+
+`doorworld` is installed in the virtual environment that the tests make, and nowhere else. Turns have no reference calls:
+a turn is passed when the facts of its line in scenario["goals"] hold.
+"""
+
+import json
+import os
+
+from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.calls import bind, signatures
+from coevolve_jax.types import Observation, Outcome, Task, Turn
+
+SEEDS = {"train": range(0, 6), "test": range(4, 10)}
+ACT = {
+    "type": "function",
+    "function": {
+        "name": "act",
+        "description": "Says what you do: go ROOM, open DOOR, take THING, look.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+def scenarios(split, settings, apart_from=""):
+    import doorworld
+
+    if split not in SEEDS:
+        raise ValueError(f"Unknown split {split!r}: use train or test.")
+    seeds = [seed for seed in SEEDS[split] if seed not in SEEDS.get(apart_from, ())]
+    return [
+        Task(f"house_{seed}", "door_game", {"house": doorworld.house(seed), "goals": []}) for seed in seeds
+    ]
+
+
+def tasks(split, settings):
+    out = []
+    for bare in scenarios(split, settings):
+        room, thing = bare.scenario["house"]["key_room"], bare.scenario["house"]["thing"]
+        scenario = {**bare.scenario, "goals": [[f"open {room}"], [f"have {thing}"]]}
+        turns = (Turn(f"Open the door of the {room}."), Turn(f"Now bring me the {thing}."))
+        out.append(Task(bare.id.replace("house", "errand"), "door_game", scenario, turns))
+    return out
+
+
+def tools(task):
+    return [ACT]
+
+
+def make():
+    import doorworld
+
+    return House(doorworld)
+
+
+def action_pattern(call):
+    words = str(call.arguments.get("command", "")).split()
+    return f"act:{words[0].lower()}" if words else call.name
+
+
+class House:
+    def __init__(self, game):
+        self._game = game
+
+    def reset(self, task):
+        self._task, self._facts = task, set(self._game.start(task.scenario["house"]))
+        self._ended = self._passed = 0
+
+    def step(self, call):
+        try:
+            command = bind(call, signatures([ACT]))["command"]
+            if command == "crash":
+                os._exit(7)
+            said = self._game.act(self._task.scenario["house"], self._facts, str(command))
+        except ValueError as error:
+            return Observation(json.dumps({"error": str(error)}), error=True)
+        return Observation(json.dumps({"said": said}))
+
+    def end_turn(self):
+        if self._ended == len(self._task.turns):
+            raise ValueError("All turns have ended.")
+        goal = set(self._task.scenario["goals"][self._ended])
+        self._passed += self._passed == self._ended and goal <= self._facts
+        self._ended += 1
+
+    def score(self):
+        if not self._task.turns:
+            raise ValueError("A bare scenario cannot be scored.")
+        share = self._passed / len(self._task.turns)
+        return Outcome(share, share >= 0.5, progress=share)
+
+    def fingerprint(self):
+        return digest(sorted(self._facts))
+
+    def close(self):
+        self._facts = None
