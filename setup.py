@@ -13,6 +13,7 @@ setup(
         "flax>=0.12",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12",
+        "jaxtyping>=0.3",
         "transformers>=5.0",
         "safetensors>=0.8",
         "ml-collections>=1.1",

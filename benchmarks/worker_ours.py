@@ -21,7 +21,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
-from coevolve_jax.types import Outcome, Trajectory
+from coevolve_jax.types import Outcome, Sample, Trajectory
 from configs.bfcl_tiny import get_config
 
 
@@ -78,8 +78,10 @@ def make_batch(
     case: cases.Case, data: dict[str, np.ndarray], rollouts: list[Trajectory], config: ConfigDict
 ) -> Batch:
     return pack(
-        rollouts,
-        data["advantages"],
+        [
+            Sample(t, np.full(len(t.ids), a, np.float32))
+            for t, a in zip(rollouts, data["advantages"], strict=True)
+        ],
         row_length=config.row_length,
         rows_per_microbatch=config.rows_per_microbatch,
         max_rows=case.rows,

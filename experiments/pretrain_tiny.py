@@ -45,7 +45,7 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, render_call
 from coevolve_jax.rollout.engine import Completion, Request
-from coevolve_jax.types import Call, Task, Trajectory
+from coevolve_jax.types import Call, Sample, Task, Trajectory
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
 _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
@@ -418,7 +418,8 @@ def batches(
         for start in range(0, len(order) - rows + 1, rows):
             chosen = [joined[i] for i in order[start : start + rows]]
             # Some are short enough to share a row; the batch keeps its shape.
-            yield pack(chosen, np.ones(rows), row_length=ROW, rows_per_microbatch=rows, max_rows=rows)
+            samples = [Sample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
+            yield pack(samples, row_length=ROW, rows_per_microbatch=rows, max_rows=rows)
 
 
 def train(config: QwenConfig, data: Iterator[Batch], save) -> None:

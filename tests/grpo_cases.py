@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.types import Outcome, Trajectory
+from coevolve_jax.types import Outcome, Sample, Trajectory
 
 MODEL = QwenConfig(
     "qwen3",
@@ -47,6 +47,7 @@ def learner_config(**changes) -> ConfigDict:
                 kl="k3",
                 kl_coef=0.1,
                 tis_cap=0.0,
+                epochs=1,
                 router_balance=0.0,
                 replay_routing=False,
                 row_length=32,
@@ -79,6 +80,12 @@ def moved(params, seed=5):
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     return jax.tree.unflatten(tree, [x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)])
+
+
+def samples(trajectories, advantages) -> list[Sample]:
+    """Of the valid trajectories, each with one advantage on all its tokens."""
+    pairs = zip(trajectories, advantages, strict=True)
+    return [Sample(t, np.full(len(t.ids), a, np.float32)) for t, a in pairs if t.outcome.valid]
 
 
 def trajectory(rng, length: int, *, prompt: int = 3, reward: float = 0.0, valid: bool = True) -> Trajectory:

@@ -13,12 +13,12 @@ from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.collect import Roller
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
     collect_batch,
     credit_groups,
     outcome_rewards,
-    spread,
     trajectories_of,
 )
 from coevolve_jax.types import Call, Group, Outcome, Task, Turn

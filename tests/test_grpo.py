@@ -19,7 +19,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
 from coevolve_jax.grpo.packing import assign_rows, pack
 from coevolve_jax.models.qwen import Qwen
-from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, trajectory
+from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, samples, trajectory
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(ite
     rng = np.random.default_rng(seed)
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
-    batch = pack(trajectories, advantages, row_length=32, rows_per_microbatch=2, max_rows=len(items))
+    batch = pack(samples(trajectories, advantages), row_length=32, rows_per_microbatch=2, max_rows=len(items))
     packed = sorted(
         zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.advantages)))
     )
@@ -135,8 +135,7 @@ def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(ite
 def test_a_trajectory_that_fits_no_row_is_named():
     with pytest.raises(ValueError, match="40 tokens does not fit a row of 32.*row_length"):
         pack(
-            [trajectory(np.random.default_rng(0), 40)],
-            np.ones(1),
+            samples([trajectory(np.random.default_rng(0), 40)], np.ones(1)),
             row_length=32,
             rows_per_microbatch=1,
             max_rows=1,
@@ -190,7 +189,12 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
     )
     updates, _ = optimizer.update(want_grads, optimizer.init(start), start)
     want = optax.apply_updates(start, updates)
-    batch = pack(trajectories, advantages, row_length=32, rows_per_microbatch=rows_per_microbatch, max_rows=7)
+    batch = pack(
+        samples(trajectories, advantages),
+        row_length=32,
+        rows_per_microbatch=rows_per_microbatch,
+        max_rows=7,
+    )
     state, metrics = learner.update(learner.init(start), batch)
     np.testing.assert_allclose(metrics["loss"], want_loss, rtol=1e-4)
     np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(want_grads), rtol=1e-3)
@@ -203,13 +207,16 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
 def test_the_ratio_is_against_the_sampler_and_not_one_off_policy(params):
     rng = np.random.default_rng(4)
     t = trajectory(rng, 20)
-    batch = pack([t], np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(samples([t], np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
     learner = make_learner(params)
     _, metrics = learner.update(learner.init(params), batch)
     assert metrics["mismatch_max"] > 0.1 and metrics["ratio_max"] > 1.1 and metrics["clip_fraction"] > 0
     exact = np.concatenate([[0], next_logprobs(params, t)]).astype(np.float32)
     batch = pack(
-        [dataclasses.replace(t, logprobs=exact)], np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1
+        samples([dataclasses.replace(t, logprobs=exact)], np.ones(1)),
+        row_length=32,
+        rows_per_microbatch=2,
+        max_rows=1,
     )
     _, metrics = learner.update(learner.init(params), batch)
     np.testing.assert_allclose(metrics["ratio_max"], 1, atol=1e-5)
@@ -220,7 +227,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
     rng = np.random.default_rng(6)
     t = trajectory(rng, 20)
     t = dataclasses.replace(t, logprobs=np.full(20, -np.inf, np.float32))
-    batch = pack([t], -np.ones(1), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(samples([t], -np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
     learner = make_learner(params)
     state, metrics = learner.update(learner.init(params), batch)
     assert not metrics["finite"]
@@ -231,8 +238,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
 def policy_batch(rng, advantages, lengths=(20, 30, 12, 9), rows_per_microbatch=2):
     trajectories = [trajectory(rng, n) for n in lengths]
     return pack(
-        trajectories,
-        np.asarray(advantages, np.float32),
+        samples(trajectories, advantages),
         row_length=32,
         rows_per_microbatch=rows_per_microbatch,
         max_rows=4,
@@ -252,7 +258,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
     before = jax.device_get(state)
     for dead in (
         policy_batch(np.random.default_rng(8), [0, 0, 0, 0]),
-        pack([], np.zeros(0), row_length=32, rows_per_microbatch=2, max_rows=4),
+        pack([], row_length=32, rows_per_microbatch=2, max_rows=4),
     ):
         state, metrics = learner.update(state, dead)
         assert not metrics["applied"] and metrics["finite"]
@@ -437,6 +443,6 @@ def test_reward_moves_the_policy_towards_what_was_rewarded(params):
     before = logprob(params, good)[0] - logprob(params, bad)[0]
     for _ in range(3):
         fresh = [dataclasses.replace(t, logprobs=logprob(state.params, t)[1]) for t in (good, bad)]
-        batch = pack(fresh, np.array([1, -1.0]), row_length=32, rows_per_microbatch=2, max_rows=2)
+        batch = pack(samples(fresh, [1, -1]), row_length=32, rows_per_microbatch=2, max_rows=2)
         state, _ = learner.update(state, batch)
     assert logprob(state.params, good)[0] - logprob(state.params, bad)[0] > before + 1

@@ -10,7 +10,7 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
-from grpo_cases import MODEL, init_params, make_learner, trajectory
+from grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 
 TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(np.int32)
 
@@ -29,8 +29,7 @@ def params():
 def batch():
     rng = np.random.default_rng(2)
     return pack(
-        [trajectory(rng, n) for n in (20, 30, 12)],
-        rng.normal(size=3).astype(np.float32),
+        samples([trajectory(rng, n) for n in (20, 30, 12)], rng.normal(size=3)),
         row_length=32,
         rows_per_microbatch=2,
         max_rows=3,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from coevolve_jax.grpo import losses
-from coevolve_jax.grpo.advantages import group_advantages, spreads
+from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 
 # Two rows: trajectories of 3 and 5 policy tokens, then one of 4, one without any, and padding.
@@ -188,9 +188,11 @@ def test_advantages_follow_their_papers(items):
                 assert got[i] == 0
 
 
-def test_spreads_are_over_valid_members_and_exactly_zero_without_difference():
-    got = spreads([0.1, 0.1, 0.1, 0.0, 1.0, 1.0], list("aaabbb"), [True] * 5 + [False])
-    assert got == {"a": 0.0, "b": 0.5}
+def test_a_spread_is_exactly_zero_without_difference_and_the_group_then_dead():
+    groups = {"a": [0.1, 0.1, 0.1], "b": [0.0, 1.0], "none": [], "one": [0.7]}
+    spreads = {group: spread(rewards) for group, rewards in groups.items()}
+    assert spreads == {"a": 0.0, "b": 0.5, "none": 0.0, "one": 0.0}
+    assert live_groups(spreads) == {"b": 0.5}
 
 
 def test_the_filter_drops_groups_far_below_the_running_spread():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from coevolve_jax.grpo.packing import pack
-from grpo_cases import init_params, make_learner, trajectory
+from grpo_cases import init_params, make_learner, samples, trajectory
 
 
 @settings(max_examples=60, deadline=None)
@@ -20,7 +20,10 @@ def test_segments_are_the_trajectories_whole_and_in_order(items, row_length, row
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
     batch = pack(
-        trajectories, advantages, row_length=row_length, rows_per_microbatch=rows_per_microbatch, max_rows=12
+        samples(trajectories, advantages),
+        row_length=row_length,
+        rows_per_microbatch=rows_per_microbatch,
+        max_rows=12,
     )
     flat = type(batch)(*(x.reshape(-1, row_length) if x.ndim else x for x in batch))
     found = []
@@ -53,15 +56,15 @@ def check_segment(flat, row, here, trajectories, advantages) -> int:
     i = next(
         i
         for i, t in enumerate(trajectories)
-        if np.isclose(advantages[i], flat.advantages[row, here][0], rtol=0)
-        and np.array_equal(t.ids, flat.tokens[row, here])
+        if np.array_equal(t.ids, flat.tokens[row, here])
+        and np.isclose(advantages[i], flat.advantages[row, here], rtol=0).any()
     )
     t = trajectories[i]
     np.testing.assert_array_equal(flat.positions[row, here], np.arange(len(t.ids)))
     np.testing.assert_array_equal(flat.targets[row, here], [*t.ids[1:], 0])  # the last token has no target
     np.testing.assert_array_equal(flat.mask[row, here], [*t.mask[1:], False])
     np.testing.assert_array_equal(flat.sampler_logprobs[row, here], [*t.logprobs[1:], 0])
-    np.testing.assert_array_equal(flat.advantages[row, here], advantages[i])
+    np.testing.assert_array_equal(flat.advantages[row, here], [*np.where(t.mask, advantages[i], 0)[1:], 0])
     return i
 
 
@@ -78,8 +81,7 @@ def test_less_than_a_tenth_of_what_is_computed_is_padding(row_length, rows_per_m
     for _ in range(30):
         trajectories = [trajectory(rng, n) for n in demo_lengths(rng)]
         batch = pack(
-            trajectories,
-            np.ones(len(trajectories)),
+            samples(trajectories, np.ones(len(trajectories))),
             row_length=row_length,
             rows_per_microbatch=rows_per_microbatch,
             max_rows=128,
@@ -99,7 +101,10 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
             trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, 33, rng.integers(1, 9))
         ]
         batch = pack(
-            trajectories, np.ones(len(trajectories)), row_length=32, rows_per_microbatch=2, max_rows=8
+            samples(trajectories, np.ones(len(trajectories))),
+            row_length=32,
+            rows_per_microbatch=2,
+            max_rows=8,
         )
         used.add(int(batch.used))
         state, _ = learner.update(state, batch)

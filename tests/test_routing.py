@@ -25,7 +25,7 @@ from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.types import Outcome, Task
 from grpo_cases import MODEL as DENSE
-from grpo_cases import init_params, learner_config, trajectory
+from grpo_cases import init_params, learner_config, samples, trajectory
 from test_moe import random_params
 
 MODEL = QwenConfig(  # a dense layer between two sparse ones
@@ -119,8 +119,7 @@ def make_learner(params, mesh=None, **changes):
 def pack_for(learner, trajectories):
     advantages = np.arange(1.0, 1 + len(trajectories), dtype=np.float32)
     return pack(
-        trajectories,
-        advantages,
+        samples(trajectories, advantages),
         row_length=LENGTH,
         rows_per_microbatch=2,
         max_rows=4,
@@ -205,15 +204,22 @@ def test_every_token_keeps_its_routing(items, row_length, seed):
     ]
     advantages = 1.0 + np.arange(len(items), dtype=np.float32)  # names the trajectory
     batch = pack(
-        trajectories, advantages, row_length=row_length, rows_per_microbatch=2, max_rows=8, routing=(3, 2)
+        samples(trajectories, advantages),
+        row_length=row_length,
+        rows_per_microbatch=2,
+        max_rows=8,
+        routing=(3, 2),
     )
     assert batch.routing.shape == (*batch.tokens.shape, 3, 2) and batch.routing.dtype == np.int16
     assert (batch.routing[batch.segment_ids == 0] == -1).all()
     for i, t in enumerate(trajectories):
-        here = batch.advantages == advantages[i]
-        assert here.sum() == len(t.ids) * t.outcome.valid
+        named = np.argwhere(batch.advantages == advantages[i])
+        assert len(named) == t.mask.sum() * t.outcome.valid
         if t.outcome.valid:
-            np.testing.assert_array_equal(batch.routing[here], t.routing)
+            micro, row, column = named[0]
+            here = batch.segment_ids[micro, row] == batch.segment_ids[micro, row, column]
+            assert here.sum() == len(t.ids)
+            np.testing.assert_array_equal(batch.routing[micro, row, here], t.routing)
 
 
 def test_a_trajectory_without_the_routing_is_refused_and_without_replay_nothing_is_packed(trajectories):

@@ -21,6 +21,7 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.types import Outcome, Trajectory
+from grpo_cases import samples
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10
@@ -108,8 +109,7 @@ def batches(c):
     for _ in range(STEPS):
         found = trajectories(rng)
         yield pack(
-            found,
-            rng.normal(size=len(found)),
+            samples(found, rng.normal(size=len(found))),
             row_length=c.row_length,
             rows_per_microbatch=c.rows_per_microbatch,
             max_rows=len(found),

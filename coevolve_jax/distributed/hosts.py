@@ -128,11 +128,9 @@ class Leader:
 
     def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
-        self.routing = learner.routing
+        self.routing, self.scores = learner.routing, learner.scores
         self._held: dict[str, Any] = {"params": policy.params}
-        if (
-            jax.process_index() == 0 and jax.process_count() > 1
-        ):  # most of what fails fails while a follower loads
+        if jax.process_index() == 0 and jax.process_count() > 1:  # most of what fails fails while a follower loads
             turn = next(_turns)
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")

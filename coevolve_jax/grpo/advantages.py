@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float32
 
 
 def group_advantages(
@@ -14,7 +15,7 @@ def group_advantages(
     *,
     estimator: str = "group_std",
     eps: float = 1e-6,
-) -> np.ndarray:
+) -> Float32[np.ndarray, "N"]:
     """Advantages within each group, over its valid members.
 
     Args:
@@ -28,7 +29,7 @@ def group_advantages(
       eps: bounds the advantage in a group of small spread.
 
     Returns:
-      float32 [N]; exactly 0 in a group without spread, so also in a group of one.
+      exactly 0 in a group without spread, so also in a group of one.
     """
     rewards = np.asarray(rewards, np.float64)
     advantages = np.zeros(len(rewards), np.float32)
@@ -52,8 +53,12 @@ def members(groups: Sequence, valid: Sequence[bool]) -> dict:
     return index
 
 
-def spreads(rewards: Sequence[float], groups: Sequence, valid: Sequence[bool]) -> dict:
-    """group -> standard deviation of its valid members' rewards, exactly 0 where they are equal."""
-    rewards = np.asarray(rewards, np.float64)
-    by_group = {group: rewards[index] for group, index in members(groups, valid).items()}
-    return {group: float(r.std()) if r.max() > r.min() else 0.0 for group, r in by_group.items()}
+def spread(rewards: Sequence[float]) -> float:
+    """Standard deviation of one group's rewards, exactly 0 where they are equal or none."""
+    return float(np.std(np.asarray(rewards, np.float64))) if len(set(rewards)) > 1 else 0.0
+
+
+def live_groups(spreads: Mapping[Hashable, float]) -> dict:
+    """The groups that have a spread, in their order. In the others all rewards are equal, so that nobody has an
+    advantage: they are dead."""
+    return {group: value for group, value in spreads.items() if value > 0}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from coevolve_jax.grpo.advantages import live_groups
+
 
 class FilterState(NamedTuple):
     """Running statistics of the spread of groups that have one. mean, var: exponential moving
@@ -39,7 +41,7 @@ def filter_groups(
     Returns:
       the groups kept, in the order of `spreads`, and the state after this call.
     """
-    alive = [group for group, spread in spreads.items() if spread > 0]
+    alive = live_groups(spreads)
     threshold = state.mean - z * state.var**0.5 if state.seen >= warmup else 0.0
     kept = {group for group in alive if spreads[group] >= threshold}
     least = int(-(-len(alive) * keep // 1))

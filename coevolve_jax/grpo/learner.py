@@ -1,4 +1,4 @@
-"""One jitted policy-gradient update with donated state."""
+"""One jitted update with donated state: policy gradient, KL and cross-entropy, each over the tokens that have it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
 PEAKS = ("mismatch_max", "ratio_max")
+CE = "ce"  # one of the sums, where the batch has cross-entropy weights
 
 
 class TrainState(NamedTuple):
@@ -30,8 +31,24 @@ class TrainState(NamedTuple):
     step: jax.Array
 
 
+class _Totals(NamedTuple):
+    """What sums over the whole batch are divided by, scalars of at least 1. loss: policy gradient and KL
+    (`losses.denominator`). ce: tokens with a cross-entropy weight, None where the batch has none."""
+
+    loss: jax.Array
+    policy_tokens: jax.Array
+    real_tokens: jax.Array
+    ce: jax.Array | None
+
+
 class Learner:
-    """The update for one model on one mesh.
+    """The update for one model on one mesh. It knows no method: a batch says of each token what it is for.
+
+        loss = policy gradient + config.kl_coef * KL + cross-entropy (+ config.router_balance * the routers' balance)
+
+    The first two are over the tokens of batch.mask, with the denominator of config.aggregate; the third over those
+    with a ce_weight, with its own (`losses.cross_entropy`). The KL term pulls to batch.ref_logprobs where there are
+    any, and then the reference is not run; else to the reference's.
 
     Args:
       model_config: the policy's architecture.
@@ -43,6 +60,7 @@ class Learner:
 
     Attributes:
       routing: sparse layers and experts per token of the routing that it replays, for `pack`; zeros for none.
+      scores: the updates on a batch compare with what `score` gave before the first of them.
 
     Raises:
       ValueError: config.lora_targets names nothing, or what cannot be adapted; or config.replay_routing is on
@@ -74,6 +92,7 @@ class Learner:
         self._reference = reference
         self._lora = bool(config.lora_rank)
         self._uses_kl = config.kl != "none" and config.kl_coef > 0
+        self.scores = config.tis_cap > 0 and config.epochs > 1
 
         if self._lora and model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
@@ -126,7 +145,8 @@ class Learner:
         return self._merge(state.params, self._reference) if self._lora else state.params
 
     def score(self, state: TrainState, batch: Batch) -> jax.Array:
-        """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them."""
+        """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them; 0 where not
+        batch.mask. Needed where `scores`."""
         return self._score(state.params, self._reference, sharding.place_batch(self._mesh, batch, axis=1))
 
     def update(
@@ -134,16 +154,17 @@ class Learner:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimiser step on the whole batch. `state` is donated.
 
-        old_logprobs: [M, R, L], what the ratio compares with: `score` before the first update on this batch
-        where config.tis_cap is above 0; by default the sampler's.
+        old_logprobs: [M, R, L], what the ratio compares with: `score` before the first of several updates on this
+        batch where config.tis_cap is above 0. By default the sampler's; with config.tis_cap those of this update's
+        own forward pass, without gradient, which before the first update are what `score` would give.
 
         The returned state equals the given one where the loss or the gradient is not finite, and where nothing
-        asks for a change: no policy token has an advantage and there is no KL term (metrics["applied"] is False in
-        both cases). metrics["finite"] is False in the first, and where the step itself has broken the policy: the
+        asks for a change: no policy token has an advantage, there is no KL term and no cross-entropy weight
+        (metrics["applied"] is False in both cases). metrics["finite"] is False in the first, and where the step itself has broken the policy: the
         norm of the new parameters is not finite. Metrics are scalars on the device.
         """
         batch = sharding.place_batch(self._mesh, batch, axis=1)
-        old = batch.sampler_logprobs if old_logprobs is None else old_logprobs
+        old = batch.sampler_logprobs if old_logprobs is None and not self._config.tis_cap else old_logprobs
         return self._update(state, self._reference, batch, old)
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
@@ -151,23 +172,29 @@ class Learner:
 
         Neither the batch nor the reference need hold numbers: shapes and types do.
         """
-        return self._update.lower(self.abstract_state, self._reference, batch, batch.sampler_logprobs)
+        old = batch.sampler_logprobs if self.scores or not self._config.tis_cap else None
+        return self._update.lower(self.abstract_state, self._reference, batch, old)
 
     def gradients(
-        self, params: Any, reference: Any, batch: Batch, old_logprobs: jax.Array
+        self, params: Any, reference: Any, batch: Batch, old_logprobs: jax.Array | None
     ) -> tuple[Any, dict[str, jax.Array]]:
-        """float32 gradient of the batch's loss by `params`, and the metrics; pure, to be jitted by the caller."""
+        """float32 gradient of the batch's loss by `params`, and the metrics; pure, to be jitted by the caller.
+
+        old_logprobs: [M, R, L]; None: those of `params`, without gradient.
+        """
         c = self._config
         total = losses.denominator(batch.mask, batch.segment_ids, c.aggregate, c.constant_length)
         policy_tokens = jnp.maximum(jnp.sum(batch.mask), 1).astype(jnp.float32)
         real_tokens = jnp.maximum(jnp.sum(batch.segment_ids > 0), 1).astype(jnp.float32)
+        learns_ce = batch.ce_weights.size > 0
+        ce_tokens = losses.ce_denominator(batch.ce_weights) if learns_ce else None
+        totals = _Totals(total, policy_tokens, real_tokens, ce_tokens)
         grad_of = jax.grad(self._loss, has_aux=True)
 
         def one_microbatch(i, carry):
             micro = _micro(batch, i)
-            grads, (sums, peaks, routing) = grad_of(
-                params, reference, micro, old_logprobs[i], total, policy_tokens, real_tokens
-            )
+            old = None if old_logprobs is None else old_logprobs[i]
+            grads, (sums, peaks, routing) = grad_of(params, reference, micro, old, totals)
             total_grads, total_sums, total_peaks, total_routing = carry
             return (
                 jax.tree.map(jnp.add, total_grads, grads),
@@ -181,19 +208,20 @@ class Learner:
         no_grads = jax.lax.with_sharding_constraint(
             jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), self._shardings.params
         )
-        start = no_grads, zeros(SUMS), zeros(PEAKS), moe.no_routing(self._model.config)
+        sums = (*SUMS, CE) if learns_ce else SUMS
+        start = no_grads, zeros(sums), zeros(PEAKS), moe.no_routing(self._model.config)
         grads, sums, peaks, routing = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
         routers = moe.router_metrics(routing) if routing else {}
         return grads, {**sums, **peaks, **routers, "policy_tokens": policy_tokens}
 
-    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch):
+    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch, mask: jax.Array):
         """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters; with the
         sampler's routing, where there is one (arXiv 2510.11370). The KL's reference is left to its own router."""
         routing = jnp.moveaxis(micro.routing, 2, 0).astype(jnp.int32) if micro.routing.size else None
         if not self._lora:
-            return self._logprobs(params, micro, routing)
+            return self._logprobs(params, micro, mask, routing)
         with lora.adapted(self._scale):
-            return self._logprobs(lora.attach(reference, params), micro, routing)
+            return self._logprobs(lora.attach(reference, params), micro, mask, routing)
 
     @property
     def _scale(self) -> float:
@@ -203,9 +231,10 @@ class Learner:
         return lora.merge(base, adapters, self._scale)
 
     def _logprobs(
-        self, params: Any, micro: Batch, routing: jax.Array | None = None
+        self, params: Any, micro: Batch, mask: jax.Array, routing: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
-        """[R, L] log-probabilities of the targets, and entropies; and what the routers did, if there are any."""
+        """[R, L] log-probabilities of the targets, and entropies, where the mask is True, else 0; and what the routers
+        did, if there are any."""
         variables = {"params": params}
         hidden, told = self._model.apply(
             variables,
@@ -224,7 +253,7 @@ class Learner:
             unembedding,
             joined(micro.targets),
             vocab_axis=axis,
-            mask=joined(micro.mask),
+            mask=joined(mask),
             temperature=self._temperature,
             chunk=self._config.logprob_chunk,
             whole=self._mesh.size > 1,
@@ -238,14 +267,16 @@ class Learner:
         params: Any,
         reference: Any,
         micro: Batch,
-        old_logprobs: jax.Array,
-        total: jax.Array,
-        policy_tokens: jax.Array,
-        real_tokens: jax.Array,
+        old_logprobs: jax.Array | None,
+        totals: _Totals,
     ):
-        """Sum over the micro-batch of weighted token losses / `total` of the whole batch."""
-        c = self._config
-        logprobs, entropy, routing = self._policy_logprobs(params, reference, micro)
+        """Sum over the micro-batch of weighted token losses, each divided by its total of the whole batch."""
+        c, total, policy_tokens = self._config, totals.loss, totals.policy_tokens
+        logprobs, entropy, routing = self._policy_logprobs(params, reference, micro, _learned(micro))
+        ce = None
+        if totals.ce is not None:
+            ce = losses.cross_entropy(logprobs, micro.ce_weights) / totals.ce
+            logprobs = jnp.where(micro.mask, logprobs, 0)
         frozen = jax.lax.stop_gradient(logprobs)
         share = lambda x: jnp.sum(jnp.where(micro.mask, x, 0)) / policy_tokens
         if c.aggregate == "token":
@@ -254,6 +285,8 @@ class Learner:
             weights = losses.token_weights(micro.mask, micro.segment_ids, c.aggregate)
             loss_of = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / total
 
+        if old_logprobs is None:
+            old_logprobs = frozen
         log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
         surrogate, ratio, clipped = losses.clipped_surrogate(
             log_ratio, micro.advantages, c.clip_low, c.clip_high
@@ -262,14 +295,18 @@ class Learner:
             surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())
         if self._uses_kl:
-            pulled_to, *_ = self._logprobs(reference, micro)
+            pulled_to = micro.ref_logprobs
+            if not pulled_to.size:
+                pulled_to, *_ = self._logprobs(reference, micro, micro.mask)
             # Where no token counts the two are made equal: an overflow there would be 0 * inf in the gradient.
             pulled_to = jnp.where(micro.mask, jax.lax.stop_gradient(pulled_to), frozen)
             kl = loss_of(losses.kl(logprobs, pulled_to, c.kl))
         loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
+        if ce is not None:
+            loss += ce
         if routing:
             routing = routing._replace(experts=None)
-            share_of_batch = jnp.mean(routing.tokens) / real_tokens
+            share_of_batch = jnp.mean(routing.tokens) / totals.real_tokens
             loss += c.router_balance * share_of_batch * moe.load_balancing_loss(routing)
         mismatch = jnp.abs(frozen - micro.sampler_logprobs)
         sums = {
@@ -281,6 +318,8 @@ class Learner:
             "mismatch_mean": share(mismatch),
             "mismatch_k3": share(losses.kl(micro.sampler_logprobs, frozen, "k3")),
         }
+        if ce is not None:
+            sums[CE] = ce
         peaks = {
             "mismatch_max": jnp.max(jnp.where(micro.mask, mismatch, 0)),
             "ratio_max": jnp.max(jnp.where(micro.mask, ratio, 0)),
@@ -293,6 +332,8 @@ class Learner:
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
         pulls = batch.mask if self._uses_kl else batch.mask & (batch.advantages != 0)
+        if batch.ce_weights.size:
+            pulls |= batch.ce_weights != 0
         applied = finite & jnp.any(pulls)
         stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
         state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stepped, state)
@@ -303,7 +344,8 @@ class Learner:
 
     def _score_step(self, params: Any, reference: Any, batch: Batch) -> jax.Array:
         def one_microbatch(i, scores):
-            return scores.at[i].set(self._policy_logprobs(params, reference, _micro(batch, i))[0])
+            micro = _micro(batch, i)
+            return scores.at[i].set(self._policy_logprobs(params, reference, micro, micro.mask)[0])
 
         return jax.lax.fori_loop(0, batch.used, one_microbatch, jnp.zeros(batch.mask.shape))
 
@@ -311,3 +353,8 @@ class Learner:
 def _micro(batch: Batch, i: jax.Array) -> Batch:
     """The i-th micro-batch, arrays [R, L]."""
     return Batch(*(x[i] if x.ndim and x.size else x for x in batch))
+
+
+def _learned(micro: Batch) -> jax.Array:
+    """[R, L], True where the policy's log-probability is needed."""
+    return micro.mask | (micro.ce_weights != 0) if micro.ce_weights.size else micro.mask

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 # On one CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary, which may
 # be spread over devices, is one tile: products are so fast there that fewer and larger ones are better.
@@ -34,17 +35,17 @@ class _Plan(NamedTuple):
 
 
 def token_logprobs(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    targets: jax.Array,
+    hidden: Float[Array, "*rows L D"],
+    unembedding: Float[Array, "D V"] | Float[Array, "V D"],
+    targets: Int[Array, "*rows L"],
     *,
     vocab_axis: int = 1,
-    mask: jax.Array | None = None,
+    mask: Bool[Array, "*rows L"] | None = None,
     temperature: float = 1.0,
     chunk: int = 2048,
     whole: bool = False,
     frozen: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float32[Array, "*rows L"], Float32[Array, "*rows L"]]:
     """log p(target) and the entropy at each position, in nats.
 
     Logits are computed where the mask is True, and beside for what fills the last block and for the rows that have
@@ -52,18 +53,17 @@ def token_logprobs(
     rows may lie on different devices.
 
     Args:
-      hidden: [R, L, D] or [L, D].
-      unembedding: [D, V], or [V, D] with vocab_axis=0; used in the type of `hidden`, in which
+      hidden: of R rows, or of one without that axis.
+      unembedding: [V, D] with vocab_axis=0; used in the type of `hidden`, in which
         the gradient of the logits is too; the unembedding's own gradient is summed in float32.
-      targets: int32 [R, L] or [L].
-      mask: bool, like targets; what is returned where it is False is 0. None: True everywhere.
+      mask: what is returned where it is False is 0. None: True everywhere.
       temperature: logits are divided by it, as the sampler does.
       chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
       whole: never divide the vocabulary, for an unembedding that lies on several devices.
       frozen: the unembedding is not trained: its gradient, a third of the backward pass, is zeros.
 
     Returns:
-      logprobs, entropy (no gradient flows through the entropy), float32, like targets.
+      logprobs, entropy (no gradient flows through the entropy).
     """
     if hidden.ndim == 2:
         single = token_logprobs(

@@ -1,4 +1,9 @@
-"""The policy-gradient losses: pure functions on arrays, in nats. Shapes are [R, L] where not said otherwise.
+"""The losses: pure functions on arrays, in nats. M: micro-batches; R: rows; L: tokens of a row.
+
+    loss = policy gradient + kl_coef * KL + cross-entropy
+
+The first two are sums over the policy's tokens, weighed by `token_weights` and divided by `denominator`; the third is
+`cross_entropy` / `ce_denominator`.
 
 Which settings of `config.learner` are which paper's method:
 
@@ -18,15 +23,18 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Num
 
 
-def segment_sums(values: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """[R, L + 1] sums of `values` over the segments of each row; column s belongs to segment s."""
+def segment_sums(values: Num[Array, "R L"], segment_ids: Int[Array, "R L"]) -> Num[Array, "R L+1"]:
+    """Sums of `values` over the segments of each row; column s belongs to segment s."""
     columns = values.shape[1] + 1
     return jax.vmap(lambda v, s: jax.ops.segment_sum(v, s, columns))(values, segment_ids)
 
 
-def sequence_mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def sequence_mean(
+    values: Float[Array, "R L"], mask: Bool[Array, "R L"], segment_ids: Int[Array, "R L"]
+) -> Float[Array, "R L"]:
     """At each token the mean of `values` over its own segment's masked tokens (0 where it has none)."""
     total = segment_sums(jnp.where(mask, values, 0), segment_ids)
     count = segment_sums(mask.astype(values.dtype), segment_ids)
@@ -34,8 +42,12 @@ def sequence_mean(values: jax.Array, mask: jax.Array, segment_ids: jax.Array) ->
 
 
 def log_ratio(
-    logprobs: jax.Array, old_logprobs: jax.Array, mask: jax.Array, segment_ids: jax.Array, level: str
-) -> jax.Array:
+    logprobs: Float[Array, "R L"],
+    old_logprobs: Float[Array, "R L"],
+    mask: Bool[Array, "R L"],
+    segment_ids: Int[Array, "R L"],
+    level: str,
+) -> Float[Array, "R L"]:
     """log of pi(token) / pi_old(token), by which `clipped_surrogate` weighs a token.
 
     level: "token", as in PPO; "sequence": the mean over the trajectory's policy tokens, which is the log of GSPO's
@@ -46,9 +58,9 @@ def log_ratio(
 
 
 def clipped_surrogate(
-    log_ratio: jax.Array, advantages: jax.Array, clip_low: float, clip_high: float
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """PPO's clipped objective, to be minimised (arXiv 1707.06347, eq. 7); elementwise, any shape.
+    log_ratio: Float[Array, "*shape"], advantages: Float[Array, "*shape"], clip_low: float, clip_high: float
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"], Bool[Array, "*shape"]]:
+    """PPO's clipped objective, to be minimised (arXiv 1707.06347, eq. 7); elementwise.
 
     clip_low, clip_high: equal in PPO and GRPO; DAPO's clip-higher is clip_high > clip_low (arXiv 2503.14476, eq. 10).
 
@@ -63,14 +75,18 @@ def clipped_surrogate(
     return -jnp.minimum(ratio * advantages, bounded * advantages), ratio, clipped
 
 
-def truncated_weight(old_logprobs: jax.Array, sampler_logprobs: jax.Array, cap: float) -> jax.Array:
+def truncated_weight(
+    old_logprobs: Float[Array, "*shape"], sampler_logprobs: Float[Array, "*shape"], cap: float
+) -> Float[Array, "*shape"]:
     """min(pi_learner / pi_sampler, cap): truncated importance sampling of tokens whose sampler computes
     the same policy with other numbers (Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training", 2025). No gradient flows through it."""
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
 
 
-def kl(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str) -> jax.Array:
+def kl(
+    logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"], estimator: str
+) -> Float[Array, "*shape"]:
     """Estimate of KL(policy || reference) at each sampled token (Schulman, "Approximating KL divergence", 2020).
 
     With d = ref - policy: "k1" -d, unbiased; "k2" d^2 / 2, biased, never negative; "k3"
@@ -85,8 +101,10 @@ def kl(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str) -> jax.Arra
     }[estimator]()
 
 
-def token_weights(mask: jax.Array, segment_ids: jax.Array, aggregate: str) -> jax.Array:
-    """float32 weights whose product with the token losses, summed and divided by `denominator`, is the loss."""
+def token_weights(
+    mask: Bool[Array, "R L"], segment_ids: Int[Array, "R L"], aggregate: str
+) -> Float[Array, "R L"]:
+    """Weights whose product with the token losses, summed and divided by `denominator`, is the loss."""
     ones = mask.astype(jnp.float32)
     count = lambda: jnp.take_along_axis(segment_sums(ones, segment_ids), segment_ids, axis=1)
     return {
@@ -96,8 +114,10 @@ def token_weights(mask: jax.Array, segment_ids: jax.Array, aggregate: str) -> ja
     }[aggregate]()
 
 
-def denominator(mask: jax.Array, segment_ids: jax.Array, aggregate: str, constant_length: int) -> jax.Array:
-    """What the sum of weighted token losses is divided by, of a whole batch [M, R, L]; at least 1.
+def denominator(
+    mask: Bool[Array, "M R L"], segment_ids: Int[Array, "M R L"], aggregate: str, constant_length: int
+) -> Float[Array, ""]:
+    """What the sum of weighted token losses is divided by, of a whole batch; at least 1.
 
     "token": the policy tokens, so that each counts the same (DAPO, eq. 8). "sequence": the N trajectories that
     have policy tokens (GRPO, eq. 3). "constant": N * constant_length, which does not favour short
@@ -111,3 +131,17 @@ def denominator(mask: jax.Array, segment_ids: jax.Array, aggregate: str, constan
         "constant": lambda: jnp.sum(counts() > 0) * constant_length,
     }[aggregate]()
     return jnp.maximum(total, 1).astype(jnp.float32)
+
+
+def cross_entropy(logprobs: Float[Array, "*shape"], weights: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """Sum of -w log p over the tokens with a weight w other than 0.
+
+    Divided by `ce_denominator` of the whole batch it is the loss of imitation: with weights of 1 the mean negative
+    log-likelihood. A weight of 0.5 halves a token's part, it is not normalised away.
+    """
+    return -jnp.sum(jnp.where(weights != 0, weights * logprobs, 0))
+
+
+def ce_denominator(weights: Float[Array, "M R L"]) -> Float[Array, ""]:
+    """The number of tokens with a weight other than 0, of a whole batch; at least 1."""
+    return jnp.maximum(jnp.sum(weights != 0), 1).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Trajectories of uneven length -> one batch of fixed shape."""
+"""Samples of uneven length -> one batch of fixed shape."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int16, Int32
 
-from coevolve_jax.types import Trajectory
+from coevolve_jax.types import Sample, Trajectory
 
 
 class Batch(NamedTuple):
-    """M micro-batches of R rows of L tokens. Arrays are [M, R, L] where not said otherwise.
+    """M micro-batches of R rows of L tokens.
 
-    tokens: int32. positions: int32, from 0 in each segment. segment_ids: int32, from 1 in each
-    row; 0 is padding. targets: int32, the next token of the segment. mask: bool, the target is a token that the
-    policy sampled. sampler_logprobs, advantages: float32, of the target.
-    used: int32 scalar, the first `used` micro-batches hold data; the rest is padding.
-    routing: int16 [M, R, L, A, K], the experts that the sampler's sparse layers used for the token, -1 on padding;
+    positions: from 0 in each segment. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
+    segment. mask: the target is a token that the policy sampled, of a sample with advantages.
+    sampler_logprobs, advantages, ce_weights, ref_logprobs: of the target, as in `Sample`; the first two are 0 where
+    not mask. ce_weights and ref_logprobs have no elements where no sample has any.
+    used: the first `used` micro-batches hold data; the rest is padding.
+    routing: the experts that the sampler's A sparse layers used for the token, K of each, -1 on padding;
     without elements where the learner replays none.
     """
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    segment_ids: np.ndarray
-    targets: np.ndarray
-    mask: np.ndarray
-    sampler_logprobs: np.ndarray
-    advantages: np.ndarray
-    used: np.ndarray
-    routing: np.ndarray = np.zeros((0,) * 5, np.int16)
+    tokens: Int32[np.ndarray, "M R L"]
+    positions: Int32[np.ndarray, "M R L"]
+    segment_ids: Int32[np.ndarray, "M R L"]
+    targets: Int32[np.ndarray, "M R L"]
+    mask: Bool[np.ndarray, "M R L"]
+    sampler_logprobs: Float32[np.ndarray, "M R L"]
+    advantages: Float32[np.ndarray, "M R L"]
+    used: Int32[np.ndarray, ""]
+    routing: Int16[np.ndarray, "M R L A K"] = np.zeros((0,) * 5, np.int16)
+    ce_weights: Float32[np.ndarray, "M R L"] = np.zeros((0,) * 3, np.float32)
+    ref_logprobs: Float32[np.ndarray, "M R L"] = np.zeros((0,) * 3, np.float32)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -53,64 +57,94 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 def pack(
-    trajectories: Sequence[Trajectory],
-    advantages: np.ndarray,
+    samples: Sequence[Sample],
     *,
     row_length: int,
     rows_per_microbatch: int,
     max_rows: int,
     routing: tuple[int, int] = (0, 0),
 ) -> Batch:
-    """Packs the valid trajectories; one call's shape is that of every other call with the same settings.
+    """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows.
 
     Args:
-      advantages: [N], one per trajectory.
-      max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one
-        trajectory, so the number of trajectories per step is enough.
+      max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so the
+        number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
+        the micro-batches are doubled until they fit: n times as many samples are at most log2(n) + 1 further shapes,
+        hence programs, in a run. Unused micro-batches take a few bytes per token and no time.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
 
     Raises:
-      ValueError: a trajectory is longer than row_length or lacks the routing, or all of them need more than
-        max_rows.
+      ValueError: a trajectory is invalid, longer than row_length or lacks the routing; numbers of a sample are not
+        one per token; or some samples with advantages have ref_logprobs and others have not.
     """
-    keep = [i for i, t in enumerate(trajectories) if t.outcome.valid]
-    rows = assign_rows([len(trajectories[i].ids) for i in keep], row_length)
-    micro = -(-max_rows // rows_per_microbatch)
-    if len(rows) > micro * rows_per_microbatch:
+    for s in samples:
+        _check(s)
+    pulled = [s.ref_logprobs is not None for s in samples if s.advantages is not None]
+    if any(pulled) and not all(pulled):
         raise ValueError(
-            f"{len(keep)} trajectories need {len(rows)} rows of {row_length} tokens and max_rows is {max_rows}: "
-            "raise it to the number of trajectories."
+            f"{sum(pulled)} of {len(pulled)} samples with advantages have ref_logprobs: give them to every one, or to "
+            "none and all are pulled to the frozen reference."
         )
+    rows = assign_rows([len(s.trajectory.ids) for s in samples], row_length)
+    micro = max(1, -(-max_rows // rows_per_microbatch))
+    while micro * rows_per_microbatch < len(rows):
+        micro *= 2
     shape = (micro * rows_per_microbatch, row_length)
+    zeros = lambda dtype, wanted=True: np.zeros(shape if wanted else (shape[0], 0), dtype)
     batch = Batch(
-        tokens=np.zeros(shape, np.int32),
-        positions=np.zeros(shape, np.int32),
-        segment_ids=np.zeros(shape, np.int32),
-        targets=np.zeros(shape, np.int32),
-        mask=np.zeros(shape, bool),
-        sampler_logprobs=np.zeros(shape, np.float32),
-        advantages=np.zeros(shape, np.float32),
-        used=np.int32(-(-len(rows) // rows_per_microbatch)),
+        tokens=zeros(np.int32),
+        positions=zeros(np.int32),
+        segment_ids=zeros(np.int32),
+        targets=zeros(np.int32),
+        mask=zeros(bool),
+        sampler_logprobs=zeros(np.float32),
+        advantages=zeros(np.float32),
+        used=np.asarray(-(-len(rows) // rows_per_microbatch), np.int32),
         routing=np.full((*shape, *routing), -1, np.int16),
+        ce_weights=zeros(np.float32, any(s.ce_weights is not None for s in samples)),
+        ref_logprobs=zeros(np.float32, any(pulled)),
     )
     for r, row in enumerate(rows):
         start = 0
         for segment, k in enumerate(row, start=1):
-            t, n = trajectories[keep[k]], len(trajectories[keep[k]].ids)
-            here = slice(start, start + n)
-            predicts = slice(start, start + n - 1)
+            sample, t = samples[k], samples[k].trajectory
+            n = len(t.ids)
+            here, predicts = slice(start, start + n), slice(start, start + n - 1)
+            sampled = t.mask[1:]
             batch.tokens[r, here] = t.ids
             batch.positions[r, here] = np.arange(n)
             batch.segment_ids[r, here] = segment
             batch.targets[r, predicts] = t.ids[1:]
-            batch.mask[r, predicts] = t.mask[1:]
-            batch.sampler_logprobs[r, predicts] = t.logprobs[1:]
-            batch.advantages[r, here] = advantages[keep[k]]
+            if sample.advantages is not None:
+                batch.mask[r, predicts] = sampled
+                batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[1:], 0)
+                batch.advantages[r, predicts] = np.where(sampled, sample.advantages[1:], 0)
+                if batch.ref_logprobs.size:
+                    batch.ref_logprobs[r, predicts] = np.where(sampled, sample.ref_logprobs[1:], 0)
+            if sample.ce_weights is not None:
+                batch.ce_weights[r, predicts] = np.where(sampled, sample.ce_weights[1:], 0)
             if batch.routing.size:
                 batch.routing[r, here] = _routing(t, routing)
             start += n
     split = lambda x: x.reshape(micro, rows_per_microbatch, *x.shape[1:]) if x.ndim else x
-    return Batch(*(split(np.asarray(x)) for x in batch))
+    return Batch(*map(split, batch))
+
+
+def _check(sample: Sample) -> None:
+    """Raises ValueError for what no batch may hold."""
+    t = sample.trajectory
+    if not t.outcome.valid:
+        raise ValueError(
+            f"Rollout {t.rollout_index} of task {t.task_id} is invalid ({t.outcome.reason or t.stop}) and cannot be "
+            "learned from: leave it out of the samples."
+        )
+    for name in ("advantages", "ce_weights", "ref_logprobs"):
+        values = getattr(sample, name)
+        if values is not None and np.shape(values) != t.ids.shape:
+            raise ValueError(
+                f"The {name} of rollout {t.rollout_index} of task {t.task_id} have shape {np.shape(values)}, its ids "
+                f"{t.ids.shape}: give one number per token."
+            )
 
 
 def _routing(t: Trajectory, layers_and_experts: tuple[int, int]) -> np.ndarray:

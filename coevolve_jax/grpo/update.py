@@ -1,4 +1,4 @@
-"""The update of one GRPO step: samples in, the next policy out."""
+"""What a step learns from: samples in, the next policy out."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo.learner import TrainState
+from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.types import Sample
 
 
-def learn(config: ConfigDict, learner: Any, state: TrainState, samples: Sequence[Sample]):
+def learn(
+    config: ConfigDict, learner: Learner, state: TrainState, samples: Sequence[Sample]
+) -> tuple[TrainState, dict[str, Any]]:
+    """config.learner.epochs updates on the samples; without any the state stays as it is.
+
+    Args:
+      config: of the run.
+      learner: or what stands for it (`distributed.hosts.Leader`).
+      state: donated.
+
+    Returns:
+      the state, and the metrics of the last epoch as Python numbers; those of the mismatch are the first epoch's,
+      whose policy is the one that the sampler had.
+
+    Raises:
+      FloatingPointError: an update is not finite.
+      ValueError: as of `pack`.
+    """
     c = config.learner
     batch = pack(
-        [s.trajectory for s in samples],
-        np.asarray([s.advantages[0] for s in samples], np.float32),
+        samples,
         row_length=c.row_length,
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
     )
-    old_logprobs = learner.score(state, batch) if c.tis_cap else None
+    old_logprobs = learner.score(state, batch) if learner.scores else None
     mismatch: dict[str, float] = {}
     for _ in range(c.epochs):
         state, learned = learner.update(state, batch, old_logprobs)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo.advantages import group_advantages
+from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -100,11 +100,6 @@ def outcome_rewards(group: Group) -> list[float]:
     return [t.outcome.reward for t in group.valid]
 
 
-def spread(rewards: Sequence[float]) -> float:
-    """Standard deviation of a group's rewards, exactly 0 where they are equal or none."""
-    return float(np.std(np.asarray(rewards, np.float64))) if rewards and max(rewards) > min(rewards) else 0.0
-
-
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
     """All of them, group by group."""
     return [t for group in groups for t in group.trajectories]
@@ -129,7 +124,9 @@ def collect_batch(
         if not drawn:
             break
         groups += roll(drawn, c.rollout.group_size, **how)
-        missing = c.rollout.tasks_per_step - sum(spread(rewards(group)) > 0 for group in groups)
+        missing = c.rollout.tasks_per_step - len(
+            live_groups({i: spread(rewards(g)) for i, g in enumerate(groups)})
+        )
         if missing <= 0:
             break
     return groups
@@ -149,7 +146,7 @@ def credit_groups(
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
     kept = {i: spread(values) for i, values in shaped.items()}
     if c.skip_dead_groups or c.dynamic_sampling:
-        kept = {i: value for i, value in kept.items() if value > 0}
+        kept = live_groups(kept)
     if c.group_filter:
         kept, state = filter_groups(state, kept)
     pairs = [(i, t, r) for i in kept for t, r in zip(groups[i].valid, shaped[i], strict=True)]
