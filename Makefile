@@ -1,10 +1,11 @@
-# make demo | test | bench | sglang-cpu: each does all the set-up on a machine with Python >= 3.11 and make.
+# make demo | test | check | bench | sglang-cpu: each does all the set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
 TORCH_PIP ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
+CHECK := .venv-check
 SGLANG := .sglang
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
@@ -13,17 +14,19 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang demo test sglang-cpu pretrain bench clean
+.PHONY: help setup setup-test setup-sglang setup-check demo test check sglang-cpu pretrain bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make test   set up and run the tests"
+	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
+setup-check: $(VENV)/.installed-test $(CHECK)/.installed
 setup-sglang: $(SGLANG)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
@@ -36,6 +39,12 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(TORCH_PIP) -r requirements/test.txt
+	@touch $@
+
+# Apart from what they look at: pyright brings a node of 200 MB.
+$(CHECK)/.installed: requirements/check.txt
+	$(PYTHON) -m venv $(CHECK)
+	$(CHECK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # A copy of SGLang is patched in place, so it starts from nothing whenever its recipe changes. Python compiles at the
@@ -53,6 +62,12 @@ demo: setup
 
 test: setup-test setup-sglang
 	$(RUN) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+
+# pyright reads the packages of $(VENV) to know their types; pyproject.toml has the settings of all three.
+check: setup-check
+	$(CHECK)/bin/ruff check
+	$(CHECK)/bin/ruff format --check
+	$(CHECK)/bin/pyright
 
 # SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
 sglang-cpu: setup setup-sglang
@@ -75,4 +90,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG) .bench runs/demo
+	rm -rf $(VENV) $(CHECK) $(SGLANG) .bench runs/demo

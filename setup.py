@@ -1,12 +1,23 @@
 """Package metadata. `make demo` and `make test` install from the pinned requirements/ files instead."""
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
 
 setup(
     name="coevolve_jax",
-    version="0.1.0",
+    version=re.search(r'^__version__ = "(.+)"$', (HERE / "coevolve_jax/__init__.py").read_text(), re.M)[1],
     description="CoEvolve in JAX: a policy and its training set evolve together.",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     packages=find_packages(include=["coevolve_jax", "coevolve_jax.*"]),
+    # Markdown: prompts and wording that roles read.
+    package_data={"": ["*.md"], "coevolve_jax": ["py.typed"]},
     python_requires=">=3.11",
     install_requires=[
         "jax>=0.10",

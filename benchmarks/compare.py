@@ -23,9 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
-
 import reference
+from absl import app, flags
 from cases import CASES, Case, operations, random_data, useful_tokens, write
 from protocol import Worker
 

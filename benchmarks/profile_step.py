@@ -21,13 +21,13 @@ from ml_collections import config_flags
 from coevolve_jax import build
 from coevolve_jax.collect import Roller
 from coevolve_jax.distributed import sharding
-from coevolve_jax.synthesis.pipeline import Synthesizer
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import collect_batch, credit_groups, trajectories_of
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 _STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.")

@@ -14,17 +14,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from worker_ours import make_batch, make_learner, trajectories
 
-import cases
 from coevolve_jax.grpo import learner as learners
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.qwen import Qwen
-from worker_ours import make_batch, make_learner, trajectories
 
 UPDATES = [name for name, case in cases.CASES.items() if case.kind == "update"]
 _CASE = flags.DEFINE_enum("case", "small-ragged", UPDATES, "Whose shapes.")

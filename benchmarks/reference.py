@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file
-
 from cases import CLIP, KL, Case
+from safetensors.numpy import load_file
 
 
 class Model:

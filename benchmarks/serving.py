@@ -21,11 +21,11 @@ from ml_collections import config_flags
 
 from coevolve_jax import build
 from coevolve_jax.collect import Roller
+from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.rollout import loop
-from coevolve_jax.rollout.engine import Request, Sampling
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 _ROUNDS = flags.DEFINE_integer("rounds", 10, "Rounds of each measurement.")

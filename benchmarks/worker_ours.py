@@ -8,12 +8,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import cases
 import jax
 import numpy as np
+import protocol
 from ml_collections import ConfigDict
 
-import cases
-import protocol
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch, pack

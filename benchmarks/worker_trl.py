@@ -11,17 +11,16 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import cases
 import datasets
 import numpy as np
+import protocol
 import torch
 import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from trl import GRPOConfig, GRPOTrainer
-
-import cases
-import protocol
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import protocol
 from flax import nnx
 from tunix.generate.sampler import CacheConfig, Sampler
 from tunix.models.qwen3 import model as qwen3
@@ -24,9 +26,6 @@ from tunix.rl.grpo.grpo_learner import GRPOConfig, TrainExample
 from tunix.rl.inference.inference_worker import InferenceWorker
 from tunix.rl.trainer import Trainer
 from tunix.sft.peft_trainer import TrainingConfig
-
-import cases
-import protocol
 
 
 def load(folder: Path, case: cases.Case) -> qwen3.Qwen3:

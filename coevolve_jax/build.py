@@ -18,9 +18,10 @@ from transformers import AutoTokenizer
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs
+from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat
@@ -41,7 +42,13 @@ class Policy:
 
 
 def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
-    """Loads a model folder. Raises ValueError, in one sentence, where it is none or its parts do not match."""
+    """Loads a model folder. mesh: where it is to be trained, if it is.
+
+    Raises ValueError, in one sentence, where it is no such folder, its parts do not match, or the mesh's devices
+    cannot train it; that before any weights are read.
+    """
+    if mesh is not None:
+        moe.check_trainable(hf_io.load_config(folder), sharding.platform(mesh))
     model_config, params = hf_io.load(folder, mesh=mesh)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -126,10 +133,10 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
 
 def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
+    from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
     from coevolve_jax.rollout.sglang.fleet import Member
     from coevolve_jax.rollout.sglang.push import Pusher
     from coevolve_jax.rollout.sglang.server import Server
-    from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
 
     c, sizes = config.engine, _sizes(config)
     shared = (

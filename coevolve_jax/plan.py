@@ -22,25 +22,28 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
 
 GB = 10**9
-USABLE = 0.9  # of a device's memory; the rest is the runtime's, the collectives' and fragmentation
+# Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
+# unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.
+USABLE = 0.9
 PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """devices: as JAX counts them. memory: bytes of each, as its vendor states it."""
+    """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it."""
 
     devices: int
     memory: int
+    platform: str = "tpu"
 
 
 TOPOLOGIES = {
-    "gpu-8x80": Topology(8, 80 * GB),
-    "gpu-8x141": Topology(8, 141 * GB),
+    "gpu-8x80": Topology(8, 80 * GB, "gpu"),
+    "gpu-8x141": Topology(8, 141 * GB, "gpu"),
     "v5e-16": Topology(16, 16 * GB),
     "v5p-8": Topology(4, 95 * GB),  # the name counts cores; two make a chip, which is one device
     "v6e-16": Topology(16, 32 * GB),
@@ -166,7 +169,8 @@ def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int
 
 
 def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:
-    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device."""
+    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device; below it what the
+    topologies ask for. A model that a topology cannot train at all has "refused" there and no numbers."""
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan)]
@@ -177,14 +181,35 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         "| topology | mesh | tokens per row | " + " | ".join(names) + " | total | of | fits |",
         "|---|---|" + "---:|" * (len(names) + 3) + "---|",
     ]
+    notes: list[str] = []
+    if any(TOPOLOGIES[name].platform == "gpu" for name in topologies):
+        notes.append(
+            f"A plan fits where its total is at most {USABLE:.0%} of the memory: on GPUs start the run with "
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}, for JAX takes 75% by itself."
+        )
     for name in topologies:
         topology = TOPOLOGIES[name]
+        refusal = _refusal(model, topology)
+        if refusal and refusal not in notes:
+            notes.append(refusal)
         mesh = make_mesh(topology, config.mesh)
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
         for length in lengths:
-            p = plan(model, learner, mesh, rows=rows, length=length)
-            cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
-            fits = "yes" if p.fits(topology) else "no"
+            if refusal:
+                cells, fits = ["-"] * (len(names) + 1), "refused"
+            else:
+                p = plan(model, learner, mesh, rows=rows, length=length)
+                cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
+                fits = "yes" if p.fits(topology) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
             lines.append(f"| {' | '.join(row)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for note in notes for line in ("", note))])
+
+
+def _refusal(model: QwenConfig, topology: Topology) -> str | None:
+    """Why a topology cannot train a model at all, in one sentence; None where it can."""
+    try:
+        moe.check_trainable(model, topology.platform)
+    except ValueError as error:
+        return str(error)
+    return None

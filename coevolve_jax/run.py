@@ -22,11 +22,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, metrics
+from coevolve_jax import checkpoint
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
+from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.collect import Collected, describe
 from coevolve_jax.evaluate import versions
+from coevolve_jax.logs import MetricsWriter
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -95,8 +97,8 @@ class Run:
 
     def __init__(self, config: ConfigDict, workdir: Path, state: RunState, saved: Mapping | None):
         self.config, self.workdir, self.state = config, workdir, state
-        self._logs = metrics.MetricsWriter(workdir, saved and saved["sizes"])
-        self._progress = metrics.Progress(config.steps, state.step)
+        self._logs = MetricsWriter(workdir, saved and saved["sizes"])
+        self._progress = Progress(config.steps, state.step)
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         state.tasks.write(workdir / "tasks.jsonl")
 
@@ -193,7 +195,7 @@ class Run:
         for name, content in (("summary.json", summary), ("ledger.json", ledger)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
         report.write(self.workdir)
-        print(metrics.summary_table(summary, self.workdir))
+        print(summary_table(summary, self.workdir))
         return summary
 
 

@@ -16,10 +16,8 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
-from ml_collections import ConfigDict
 
-OFFICIAL_STEPS = 20  # per user turn
-WORKERS = {"workers": 2, "call_timeout": 5.0, "worker_memory": 2.0}
+DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # of what no flag below sets
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(
@@ -35,6 +33,9 @@ _SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    "max_steps", 20, "Messages with calls per user turn; 20 is the benchmark's limit.", lower_bound=1
+)
 _OBSERVATION = flags.DEFINE_integer(
     "max_observation", 1000, "Characters of a tool result that the model reads."
 )
@@ -70,39 +71,28 @@ def run() -> None:
     if _OUTPUT.value and Path(_OUTPUT.value).exists():
         raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
     from coevolve_jax import build
+    from coevolve_jax import config as configs
     from coevolve_jax.evaluate import evaluate, versions
 
     held_out = _BENCHMARK.value == "held_out"
     name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     policy = build.policy(folder)
-    config = ConfigDict(
-        {
-            "seed": _SEED.value,
-            "environment": {"name": name, "python": _PYTHON.value, **WORKERS},
-            "rollout": {
-                "max_length": _LENGTH.value,
-                "max_new_tokens": _NEW.value,
-                "max_steps": OFFICIAL_STEPS,
-                "max_observation": _OBSERVATION.value,
-                "max_staleness": 0,
-            },
-            "model": str(folder),
-            "engine": {
-                "name": "sglang" if _URL.value else "native",
-                "url": _URL.value,
-                "max_concurrency": _SLOTS.value,
-                "dtype": _DTYPE.value,
-                "push": "disk",
-                "push_folder": _FOLDER.value,
-                "push_timeout": 600.0,
-                "push_exact": True,
-                "timeout": 600.0,
-                "attempts": 5,
-                "patience": 120.0,
-                "restarts": 0,
-            },
-        }
+    config = configs.load(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
+    config.model = str(folder)
+    config.environment.update(name=name, python=_PYTHON.value, call_timeout=5.0)
+    config.rollout.update(
+        max_length=_LENGTH.value,
+        max_new_tokens=_NEW.value,
+        max_steps=_STEPS.value,
+        max_observation=_OBSERVATION.value,
+    )
+    config.engine.update(
+        url=_URL.value,
+        max_concurrency=_SLOTS.value,
+        dtype=_DTYPE.value,
+        push_folder=_FOLDER.value,
+        timeout=600.0,
     )
     family = build.family(config)
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, {})
@@ -122,7 +112,7 @@ def run() -> None:
             "samples": _SAMPLES.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
-            "steps_per_turn": OFFICIAL_STEPS,
+            "steps_per_turn": _STEPS.value,
             "max_length": _LENGTH.value,
             "max_new_tokens": _NEW.value,
             "max_observation": _OBSERVATION.value,

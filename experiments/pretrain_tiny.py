@@ -36,8 +36,6 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
-from coevolve_jax.synthesis.reflect import unguided
-from coevolve_jax.synthesis.validate import synthesize
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch, assign_rows, pack
 from coevolve_jax.models import hf_io
@@ -45,6 +43,8 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, render_call
 from coevolve_jax.rollout.engine import Completion, Request
+from coevolve_jax.synthesis.reflect import unguided
+from coevolve_jax.synthesis.validate import synthesize
 from coevolve_jax.types import Call, Sample, Task, Trajectory
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")

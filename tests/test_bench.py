@@ -11,9 +11,9 @@ import transformers
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import cases  # noqa: E402
-import protocol  # noqa: E402
-import reference  # noqa: E402
+import cases
+import protocol
+import reference
 
 
 def tiny(kind="update", **changes) -> cases.Case:

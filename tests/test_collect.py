@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grpo_cases import trajectory
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.collect import Roller
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
@@ -21,8 +21,8 @@ from coevolve_jax.strategies.base import (
     outcome_rewards,
     trajectories_of,
 )
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Outcome, Task, Turn
-from grpo_cases import trajectory
 
 
 def pool(n: int) -> TaskPool:

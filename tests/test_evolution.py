@@ -10,8 +10,8 @@ import pytest
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.synthesis import abstract, explore, reflect, validate
 from coevolve_jax.explorers.scripted import arguments, scripted
+from coevolve_jax.synthesis import abstract, explore, reflect, validate
 from coevolve_jax.types import Call, Observation, Outcome, Signal, Step, Task, Trajectory, Triplet, Turn
 
 CALLS = dict(rounds=2, steps=8)

@@ -9,21 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from faults import Proxy
+from hypothesis import given
+from hypothesis import strategies as st
+from test_engines import FOLDER, LIMITS, generate, policy  # noqa: F401 (fixtures)
+from test_rollout import TASK
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout import loop
-from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.sglang import engine as sglang
+from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
 from coevolve_jax.rollout.sglang.fleet import Fault, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.rollout.sglang.server import Server
-from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
-from faults import Proxy
-from test_engines import FOLDER, LIMITS, ask, check, forward, generate, moved, policy  # noqa: F401 (fixtures)
-from test_rollout import TASK
+from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
 
 PROMPT = np.arange(40, 60)
 
@@ -61,13 +63,13 @@ def make(policy, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])
-def test_one_fault_costs_nothing_but_time(proxies, make, forward, fault):  # noqa: F811
+def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):  # noqa: F811
     proxy, _ = proxies
     engine = make(Member(proxy.url), timeout=2.0)
     proxy.faults = [fault]
     (c,) = generate(engine, [ask(0, PROMPT, stop=(), new=12)])
     assert c.finish == "length" and len(c.ids) == 12 and engine.faults == 1
-    check(forward, PROMPT, c)
+    check_completion(Subject(None, policy), PROMPT, c)
     if fault == "abort":  # what the server had sampled is kept: the rest is asked for
         assert len(proxy.seen) == 2 and proxy.seen[1]["sampling_params"]["max_new_tokens"] == 6
         assert proxy.seen[1]["input_ids"] == PROMPT.tolist() + c.ids[:6].tolist()
@@ -86,7 +88,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
     assert engine.faults == 3
 
 
-def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies, make, policy, forward):  # noqa: F811
+def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies, make, policy):  # noqa: F811
     one, two = proxies
     engine = make(Member(one.url), Member(two.url))
     generate(engine, [ask(i, PROMPT + i, new=4) for i in range(4)])
@@ -104,7 +106,7 @@ def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies
         (c, d) = generate(engine, [ask(i, PROMPT, new=4) for i in range(2)])
         for x in (c, d):
             assert (x.versions == 5).all()
-            check(forward, PROMPT, x, weights={5: other})
+            check_completion(Subject(None, policy), PROMPT, x, weights={5: other})
     assert len(one.seen) > before
 
 
@@ -165,7 +167,7 @@ async def until(holds, seconds=20.0):
         await asyncio.sleep(0.001)
 
 
-def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy, forward):  # noqa: F811
+def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy):  # noqa: F811
     """What counts is what was verified, not what the server calls its weights."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))
@@ -176,7 +178,7 @@ def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, 
     proxy.always_at.clear()
     (c,) = generate(engine, [ask(0, PROMPT, new=6)])
     assert (c.versions == 4).all() and engine._pusher.holds(proxy.url, engine._weights)
-    check(forward, PROMPT, c, weights={4: other})
+    check_completion(Subject(None, policy), PROMPT, c, weights={4: other})
 
 
 def test_a_first_push_that_fails_ends_the_start(proxies, make):
@@ -200,7 +202,6 @@ def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_we
     second,
     make,
     policy,
-    forward,  # noqa: F811
 ):
     member = Member(second.url, second)
     engine = make(member, timeout=10.0, patience=200.0)
@@ -214,7 +215,7 @@ def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_we
         for i, c in enumerate(completions):
             assert c.finish == "length", c.reason
             assert (c.versions == 3).all()
-            check(forward, PROMPT + i, c, weights={3: other})
+            check_completion(Subject(None, policy), PROMPT + i, c, weights={3: other})
         assert member.restarts == count and engine.faults >= count
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
-from hypothesis import given, settings, strategies as st
+from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, samples, trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses
@@ -19,7 +21,6 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
 from coevolve_jax.grpo.packing import assign_rows, pack
 from coevolve_jax.models.qwen import Qwen
-from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, samples, trajectory
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from test_multiprocess import free_address
+from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
 
 from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.models import hf_io
-from test_multiprocess import free_address
-from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
 
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
 THREADS = {"NPROC": "16"}

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 
 from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
-from grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 
 TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(np.int32)
 

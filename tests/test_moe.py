@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coevolve_jax import build
+from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import Qwen
 
@@ -209,6 +213,22 @@ def test_transformers_loads_the_experts_that_we_save(config, tmp_path):
         expected = reference.float()(torch.tensor(tokens)).logits.numpy()
     logits = jax.jit(Qwen(config).apply)({"params": params}, tokens.astype(np.int32))
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_training_experts_on_gpus_is_refused_before_anything_is_loaded(config, tiny_config, tmp_path):
+    """A mesh of GPUs is stood in for; the folder has no weights, which nobody gets to miss."""
+    for platform in ("gpu", "cuda"):
+        with pytest.raises(ValueError, match=f"4 experts and the mesh lies on {platform} devices.*on TPUs"):
+            moe.check_trainable(config, platform)
+    for platform in ("cpu", "tpu"):
+        moe.check_trainable(config, platform)
+    moe.check_trainable(tiny_config, "gpu")
+    mesh = SimpleNamespace(devices=np.array([[SimpleNamespace(platform="gpu")]]))
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    with pytest.raises(ValueError, match="4 experts"):
+        build.policy(tmp_path, mesh)
+    with pytest.raises(ValueError, match="4 experts"):
+        Learner(config, None, None, temperature=1.0, mesh=mesh)
 
 
 def test_a_tpu_program_has_grouped_products(config):

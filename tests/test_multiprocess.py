@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from test_sharding import QWEN3, batches, random_params, settings, start
 
 from coevolve_jax import checkpoint
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
-from test_sharding import QWEN3, batches, random_params, settings, start
 
 STEPS = 3
 

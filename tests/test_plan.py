@@ -1,6 +1,5 @@
 """The plan of an update's memory against published sizes, shards and the compiler's own account."""
 
-import importlib.util
 import math
 import os
 import subprocess
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from coevolve_jax import plan
+from coevolve_jax.config import load
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.learner import Learner
@@ -39,16 +39,9 @@ SMALL = {
 }
 
 
-def load_config(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
-
-
 @pytest.fixture(scope="module")
 def configs():
-    return {name: load_config(name) for name in SIZES}
+    return {name: load(ROOT / "configs" / f"{name}.py") for name in SIZES}
 
 
 def fsdp(devices: int):
@@ -122,6 +115,32 @@ def test_a_plan_fits_where_room_is_left():
     p = plan.Plan(*[10 * plan.GB] * 5, layer=20 * plan.GB, logprobs=10 * plan.GB)
     assert p.total == 70 * plan.GB
     assert p.fits(plan.Topology(1, 80 * plan.GB)) and not p.fits(plan.Topology(1, 77 * plan.GB))
+
+
+def test_experts_on_gpus_are_refused_and_only_there(configs):
+    text = plan.table(configs["bfcl_qwen3_30b_a3b"], ["gpu-8x80", "v6e-16"], [16384], 1)
+    cells = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if "fsdp=" in line}
+    assert set(cells["gpu-8x80"][3:11]) == {"-"} and cells["gpu-8x80"][-1] == "refused |"
+    assert cells["v6e-16"][-1] == "no |" and "-" not in cells["v6e-16"]
+    assert text.count("128 experts") == 1
+    assert "refused" not in plan.table(configs["bfcl_qwen3_4b"], ["gpu-8x80"], [16384], 1)
+
+
+def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
+    """JAX takes 75% of a GPU by itself; commands that need more set what the plan counts with."""
+    text = plan.table(configs["bfcl_qwen3_4b"], ["gpu-8x80"], [16384], 1)
+    setting = f"XLA_PYTHON_CLIENT_MEM_FRACTION={plan.USABLE}"
+    assert setting in text and f"{plan.USABLE:.0%} of the memory" in text
+    assert setting not in plan.table(configs["bfcl_qwen3_4b"], ["v5p-8"], [16384], 1)
+    texts = {p.name: p.read_text() for p in (*ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.py"))}
+    told = {name: content for name, content in texts.items() if "MEM_FRACTION=" in content}
+    assert {"memory.md", "bfcl_qwen2_5_7b.py"} <= told.keys()
+    for name, content in told.items():
+        assert content.count("MEM_FRACTION=") == content.count(setting), name
+    seven = plan.load_model(configs["bfcl_qwen2_5_7b"].model)
+    mesh = plan.make_mesh(plan.Topology(4, 80 * plan.GB), {})  # as in the command of that file
+    total = plan.plan(seven, configs["bfcl_qwen2_5_7b"].learner, mesh, rows=1, length=25600).total
+    assert 0.75 * 80 * plan.GB < total <= plan.USABLE * 80 * plan.GB
 
 
 def test_what_cannot_be_planned_is_named():

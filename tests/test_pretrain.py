@@ -5,9 +5,9 @@ import sys
 
 import jax
 import numpy as np
+from test_train import ROOT, environ  # noqa: F401 (a fixture)
 
 from coevolve_jax.models import hf_io
-from test_train import ROOT, environ  # noqa: F401 (a fixture)
 
 
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):  # noqa: F811

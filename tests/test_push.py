@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout.sglang import checksum, push, weights
 from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.sglang import checksum, push, weights
 from coevolve_jax.rollout.sglang.weights import Tensor
 
 SPECS = {name: Tensor("float32", (4, 2)) for name in ("model.embed_tokens.weight", "a.weight", "b.weight")}

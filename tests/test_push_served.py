@@ -14,8 +14,8 @@ import pytest
 
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
-from coevolve_jax.rollout.sglang import push, weights
 from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.sglang import push, weights
 
 LONG = 300  # tokens: a generation that is still under way when the weights change
 PROMPT = list(range(5, 45))

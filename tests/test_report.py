@@ -1,11 +1,11 @@
 """The report of a synthetic workdir: complete, self-contained, safe, and usable in the middle of a run."""
 
-from html.parser import HTMLParser
 import json
 import re
 import subprocess
 import sys
 import time
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest

@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from grpo_cases import MODEL as DENSE
+from grpo_cases import init_params, learner_config, samples, trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_moe import random_params
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
@@ -24,9 +28,6 @@ from coevolve_jax.rollout.engine import Completion, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.types import Outcome, Task
-from grpo_cases import MODEL as DENSE
-from grpo_cases import init_params, learner_config, samples, trajectory
-from test_moe import random_params
 
 MODEL = QwenConfig(  # a dense layer between two sparse ones
     "qwen3_moe",

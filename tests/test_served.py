@@ -6,11 +6,11 @@ import time
 
 import numpy as np
 import pytest
+from faults import Proxy
+from test_train import ROOT, command, environ, rows, run  # noqa: F401 (a fixture)
 
 from coevolve_jax import checkpoint, collect
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
-from faults import Proxy
-from test_train import ROOT, command, environ, rows, run  # noqa: F401 (a fixture)
 
 SERVED = "configs/bfcl_tiny.py:engine=sglang"
 
@@ -38,7 +38,7 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
 def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     sglang_server,
     environ,
-    tmp_path,  # noqa: F811
+    tmp_path,
 ):
     workdir = tmp_path / "run"
     with Proxy(sglang_server.url) as proxy:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grpo_cases import samples
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
@@ -21,7 +22,6 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.types import Outcome, Trajectory
-from grpo_cases import samples
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10

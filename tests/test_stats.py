@@ -2,9 +2,10 @@
 
 import itertools
 
-from hypothesis import given, settings, strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coevolve_jax.analysis import stats
 

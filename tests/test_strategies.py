@@ -4,15 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.config import load_file, override, strategy
-from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies import base, static
+from coevolve_jax.config import load, override, strategy
 from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
+from tests.strategies import faulty
 
 ROOT = Path(__file__).parents[1]
 OURS = ("coevolve", "random", "static")
@@ -26,7 +24,7 @@ SMALL = {
 
 
 def settings(name: str, **changes):
-    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    config = load(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
     return override(config, {**SMALL, "model": str(ROOT / "models" / "tiny_qwen3"), **changes})
 
 
@@ -34,50 +32,6 @@ def settings(name: str, **changes):
 @pytest.mark.parametrize("name", OURS + SMALL_ONES)
 def test_every_strategy_passes_the_suite(name, learner):
     check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
-
-
-class Faulty(static.Static):
-    """Static with one fault, by config.strategy.fault."""
-
-    def collect(self, step, tasks, roll):
-        groups = super().collect(step, tasks, roll)
-        fault = self._config.strategy.fault
-        if fault == "unseeded":
-            return roll(tasks.sample(2, np.random.default_rng()), 4)
-        if fault == "twice":
-            return groups + groups[:1]
-        return groups
-
-    def credit(self, groups):
-        samples = super().credit(groups)
-        match self._config.strategy.fault:
-            case "invalid":
-                samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]
-            case "shape":
-                samples += [base.Sample(groups[0].valid[0], np.ones(3, np.float32))]
-            case "nan":
-                samples += [base.Sample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
-        return samples
-
-    def observe(self, step, groups):
-        found = super().observe(step, groups)
-        if self._config.strategy.fault == "rows":
-            return base.Findings(found.counts, [{"task": groups[0].task}])
-        return found
-
-    def evolve(self, step, lab):
-        if self._config.strategy.fault == "uncounted":
-            lab.grow_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
-        return None
-
-    def to_json(self):
-        if self._config.strategy.fault == "forgets":
-            return {**super().to_json(), "filter": FilterState()._asdict()}
-        return super().to_json()
-
-
-make = Faulty
-DEFAULTS = {"fault": ""}
 
 
 @pytest.mark.parametrize(
@@ -89,9 +43,9 @@ DEFAULTS = {"fault": ""}
     ],
 )  # fmt: skip
 def test_the_suite_catches_faults(monkeypatch, fault, why):
-    monkeypatch.setitem(DEFAULTS, "fault", fault)
+    monkeypatch.setitem(faulty.DEFAULTS, "fault", fault)
     with pytest.raises(AssertionError, match=why):
-        check_strategy("tests.test_strategies", settings("static", **{"learner.group_filter": True}))
+        check_strategy("tests.strategies.faulty", settings("static", **{"learner.group_filter": True}))
 
 
 def rows(workdir: Path, name: str) -> list[dict]:

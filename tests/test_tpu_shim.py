@@ -11,11 +11,11 @@ from types import ModuleType, SimpleNamespace
 import jax
 import numpy as np
 import pytest
+import sglang_jax_fake as fake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-import sglang_jax_fake as fake
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from tpu_scripts import sglang_jax_server as server

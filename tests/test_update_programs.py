@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 import update_programs
 
 RECORDED = json.loads(update_programs.DIGESTS.read_text())

@@ -16,12 +16,12 @@ from pathlib import Path
 import flax
 import jax
 import jax.numpy as jnp
+from grpo_cases import MODEL, learner_config
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
-from grpo_cases import MODEL, learner_config
 
 DIGESTS = Path(__file__).with_suffix(".json")
 EXPERTS = dataclasses.replace(

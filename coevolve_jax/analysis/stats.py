@@ -6,10 +6,10 @@ are correlated, so intervals and tests over n tasks x s samples resample tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import special

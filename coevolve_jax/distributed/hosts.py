@@ -40,9 +40,10 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, config as configs
-from coevolve_jax.distributed import sharding
+from coevolve_jax import checkpoint
+from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
@@ -130,7 +131,9 @@ class Leader:
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
         self.routing, self.scores = learner.routing, learner.scores
         self._held: dict[str, Any] = {"params": policy.params}
-        if jax.process_index() == 0 and jax.process_count() > 1:  # most of what fails fails while a follower loads
+        if (
+            jax.process_index() == 0 and jax.process_count() > 1
+        ):  # most of what fails fails while a follower loads
             turn = next(_turns)
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")

@@ -120,6 +120,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def platform(mesh: Mesh) -> str:
+    """What the mesh's devices are, as JAX names it: cpu, gpu or tpu."""
+    return mesh.devices.flat[0].platform
+
+
 def row_parts(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[name] for name in ROWS)

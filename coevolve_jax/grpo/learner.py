@@ -63,8 +63,8 @@ class Learner:
       scores: the updates on a batch compare with what `score` gave before the first of them.
 
     Raises:
-      ValueError: config.lora_targets names nothing, or what cannot be adapted; or config.replay_routing is on
-        and the model has no experts.
+      ValueError: config.lora_targets names nothing, or what cannot be adapted; config.replay_routing is on
+        and the model has no experts; or the model has experts and the mesh lies on GPUs.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Learner:
         mesh: Mesh,
         seed: int = 0,
     ):
+        moe.check_trainable(model_config, sharding.platform(mesh))
         self._model = Qwen(
             model_config,
             dtype=jnp.dtype(config.dtype),

@@ -17,6 +17,19 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.models.config import QwenConfig
 
 
+def check_trainable(config: QwenConfig, platform: str) -> None:
+    """Raises ValueError for a model with experts on GPUs. platform: of the mesh's devices, as JAX names it.
+
+    XLA has no grouped product for GPUs and expands it into a dense one (docs/memory.md has the compiler's figures).
+    """
+    if config.sparse_layers and platform in ("gpu", "cuda", "rocm"):
+        raise ValueError(
+            f"config.model has {config.num_experts} experts and the mesh lies on {platform} devices, for which XLA "
+            "makes their grouped product a dense one that at full size fits none: train a model without experts, "
+            "or this one on TPUs."
+        )
+
+
 class Routing(NamedTuple):
     """What a forward's routers did. Padding counts in none of it. Sums, not means, so that the routing of
     several micro-batches can be added (all but `experts`).
@@ -152,9 +165,8 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
     of [N / data shards, D] per layer and pass, where an all-to-all would move only what is routed elsewhere,
     and room for N * K pairs on each device though about N * K / expert shards are its own.
 
-    The grouped products are jax.lax.ragged_dot: an instruction of its own on TPU; on GPU a kernel where JAX's
-    jax_ragged_dot_use_gpu_pallas_triton_lowering is set; else, as on CPU, a masked product that costs E times
-    the operations and, on GPU, E times the memory of the tokens' copies.
+    The grouped products are jax.lax.ragged_dot: an instruction of its own on TPU; on CPU a masked product that
+    costs E times the operations; on GPU one that also needs E times the memory, which `check_trainable` refuses.
     """
     if mesh is None:
         return _mix(x, weights, experts, gate, up, down)

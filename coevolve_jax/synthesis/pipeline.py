@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.reflect import unguided
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import synthesize
 from coevolve_jax.types import Context, Evidence, Task
 

@@ -11,7 +11,7 @@ from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.types import Observation, Outcome, Task, Turn
 
-SEEDS = {"train": range(0, 6), "test": range(4, 10)}
+SEEDS = {"train": range(6), "test": range(4, 10)}
 ACT = {
     "type": "function",
     "function": {

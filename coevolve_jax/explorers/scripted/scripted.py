@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.synthesis import reflect as reflection
-from coevolve_jax.synthesis.abstract import Proposal
 from coevolve_jax.explorers.scripted.arguments import (
     MAX_STRING,
     Bank,
@@ -22,6 +20,8 @@ from coevolve_jax.explorers.scripted.arguments import (
     succeeded,
     tokens,
 )
+from coevolve_jax.synthesis import reflect as reflection
+from coevolve_jax.synthesis.abstract import Proposal
 from coevolve_jax.synthesis.reflect import signature
 from coevolve_jax.types import Call, Context, Observation, Signal, Task, Trajectory, Triplet
 

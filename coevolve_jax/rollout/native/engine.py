@@ -21,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
-from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.engine import Completion, Request, check_request
+from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
-
 
 CHUNK = 32  # tokens; most observations are shorter, and padding costs as much as tokens
 

@@ -20,9 +20,9 @@ import numpy as np
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
+from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
 from coevolve_jax.rollout.sglang.push import Pusher, call
-from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.sglang.weights import Weights
 
 FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that

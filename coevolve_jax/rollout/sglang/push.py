@@ -23,9 +23,9 @@ import numpy as np
 from absl import logging
 
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import checksum as checksums
 from coevolve_jax.rollout.sglang import weights as weights_lib
-from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang.weights import FolderWeights, Tensor, Weights
 
 TRANSPORTS = ("disk", "distributed")

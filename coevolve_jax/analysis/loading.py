@@ -1,0 +1,92 @@
+"""What a run has written, read back: the files of a workdir as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from coevolve_jax.logs import TRAJECTORIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The files of a workdir; what is not there yet is empty. trajectories: (step, rows) in order of step."""
+
+    config: dict
+    summary: dict
+    rows: list[dict]
+    tasks: list[dict]
+    signals: list[dict]
+    trajectories: list[tuple[int, list[dict]]]
+    written: datetime.datetime
+
+    @functools.cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase; in the middle of a run by its steps, where "environment" is a part of rollout."""
+        total = Counter()
+        for row in self.rows:
+            total.update({k: v for k, v in row["seconds"].items() if k not in ("environment", "step") and v})
+        return self.summary.get("seconds") or dict(total)
+
+    @functools.cached_property
+    def fate(self) -> list[tuple[str, int]]:
+        """What became of proposed tasks: (name, count) lines, reasons of refusal last, the frequent first."""
+        evolutions = [row["evolution"] for row in self.rows if row["evolution"]]
+        return fate(
+            self.summary.get("tasks")
+            or {
+                **{k: sum(e[k] for e in evolutions) for k in ("proposed", "accepted", "retained")},
+                "refused": sum((Counter(e["refused"]) for e in evolutions), Counter()),
+            }
+        )
+
+
+def load(workdir: str | os.PathLike) -> Run:
+    """Reads a workdir, also while a run writes to it.
+
+    Raises FileNotFoundError where workdir is no folder and ValueError where a line of its files is no JSON.
+    """
+    workdir = pathlib.Path(workdir)
+    if not workdir.is_dir():
+        raise FileNotFoundError(f"{workdir} is not a folder; give the workdir of a run.")
+    lines = {name: _lines(workdir / f"{name}.jsonl") for name in ("metrics", "tasks", "signals")}
+    config, summary = (
+        json.loads(path.read_bytes()) if path.exists() else {}
+        for path in (workdir / "config.json", workdir / "summary.json")
+    )
+    files = sorted((workdir / "trajectories").glob("step_*.jsonl"))
+    trajectories = [(int(m[1]), _lines(path)) for path in files if (m := TRAJECTORIES.fullmatch(path.name))]
+    stamps = [path.stat().st_mtime for path in workdir.glob("*.json*")]
+    written = datetime.datetime.fromtimestamp(max(stamps, default=workdir.stat().st_mtime))
+    return Run(config, summary, lines["metrics"], lines["tasks"], lines["signals"], trajectories, written)
+
+
+def _lines(path: pathlib.Path) -> list[dict]:
+    """Rows of a JSONL file; a last line without its newline is still being written and left out."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} is not JSON ({error}); remove the line.") from None
+    return rows
+
+
+def fate(tasks: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Lines of a summary's "tasks": counts by verdict, then refusals by reason, the most frequent first."""
+    refused = sorted(tasks["refused"].items(), key=lambda item: (-item[1], item[0]))
+    verdicts = [(name, tasks[name]) for name in ("proposed", "accepted", "retained")]
+    return verdicts + [(f"refused: {reason}", n) for reason, n in refused]
+
+
+def asked_for(task: Mapping) -> str:
+    """What asked for a row of tasks.jsonl: a kind of signal, "random", "initial" or "benchmark"."""
+    return task["lineage"]["signal"] or task["lineage"]["kind"]

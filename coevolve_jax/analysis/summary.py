@@ -1,0 +1,133 @@
+"""What a run's user sees in the terminal: progress, and the table at its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+import tqdm
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.analysis.loading import fate
+
+
+class Progress:
+    """A bar over the steps on a terminal; elsewhere (a log file, CI) one line every `every` steps."""
+
+    def __init__(self, total: int, initial: int = 0, stream: TextIO | None = None, every: int | None = None):
+        self._stream = stream or sys.stderr
+        self._total, self._done, self._every = total, initial, every or max(1, math.ceil(total / 20))
+        self._seconds = None
+        self._bar = None
+        if self._stream.isatty():
+            self._bar = tqdm.tqdm(
+                total=total,
+                initial=initial,
+                file=self._stream,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}",
+            )
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of metrics.jsonl."""
+        self._done += 1
+        seconds = row["seconds"]["step"]
+        # Evolution makes some steps longer than others: the mean of about the last ten is shown.
+        self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
+        shown = (
+            f"reward {_shown(row['reward'], '.2f')}, success {_shown(row['success'], '.0%')}, "
+            f"signals {sum(row['signals'].values())}, |D| {row['tasks']}, {self._seconds:.1f} s/step"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update()
+        elif self._done % self._every == 0 or self._done >= self._total:
+            self.note(f"step {self._done:>{len(str(self._total))}}/{self._total}: {shown}")
+
+    def note(self, text: str) -> None:
+        """Writes a line above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -> str:
+    """The end-of-run table of a summary.json, as aligned plain text. workdir prefixes the files to open."""
+    signals, seconds = summary["signals"], summary["seconds"]
+    total, fired = sum(seconds.values()), sum(signals.values())
+    share = summary.get("evolution_share")
+    blocks = [
+        (f"Held-out success ({summary['held_out_tasks']} tasks)", _held_out_lines(summary)),
+        ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
+        ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
+        (
+            f"Time ({summary['steps']} steps)",
+            [(phase, f"{clock(s):>10}", _share(s, total)) for phase, s in seconds.items()]
+            + [("total", f"{clock(total):>10}", "")]
+            + ([("share of evolution", f"{share:>10.1%}", "")] if share is not None else []),
+        ),
+        (
+            "Files",
+            [
+                (name, str(pathlib.Path(workdir) / name), "")
+                for name in ("report.html", "summary.json", "tasks.jsonl")
+            ],
+        ),
+    ]
+    left = max(len(line[0]) for _, lines in blocks for line in lines) + 2
+    middle = max(len(line[1]) for _, lines in blocks[:-1] for line in lines) + 3
+    text = []
+    for title, lines in blocks:
+        text += [title, *(f"  {a:<{left}}{b:<{middle}}{c}".rstrip() for a, b, c in lines), ""]
+    return "\n".join(text)
+
+
+def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    result = stats.held_out(summary)
+    if result is None:
+        return [("not measured", "", "")]
+    lines = [
+        (when, f"{e.value:>6.1%}", f"95% interval {e.low:.1%} to {e.high:.1%}")
+        for when, e in (("before", result.before), ("after", result.after))
+    ]
+    points = 100 * (result.after.value - result.before.value)
+    if result.paired is None:
+        return lines + [("gain", f"{points:>+5.1f} points", "no paired test: results by task not recorded")]
+    d = result.paired.difference
+    return lines + [
+        ("gain", f"{points:>+5.1f} points", f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}"),
+        ("paired permutation test", f" {p_value(result.paired.p)}", f"over {result.paired.tasks} tasks"),
+    ]
+
+
+def _shown(value: float | None, form: str) -> str:
+    """A number as text; a batch without one valid rollout has none."""
+    return "none" if value is None else format(value, form)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:>6.1%}" if whole else ""
+
+
+def p_value(p: float) -> str:
+    """Text of a p value; below 0.001 only the bound is shown."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def clock(seconds: float) -> str:
+    """Text of a duration: 5.2 s, 3 min 05 s, 2 h 04 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,72 @@
+"""What `import coevolve_jax` offers: every name resolves, and nothing heavy is imported before it is asked for."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import coevolve_jax
+
+ROOT = Path(coevolve_jax.__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", coevolve_jax.__all__)
+def test_every_name_resolves_to_what_it_says(name):
+    found = getattr(coevolve_jax, name)
+    if name == "__version__":
+        return
+    if isinstance(found, types.ModuleType):
+        assert found.__name__.rsplit(".", 1)[1] == name
+    elif inspect.isclass(found):
+        assert found.__name__ == name and found.__doc__
+    else:
+        assert callable(found) and found.__doc__
+    assert name in dir(coevolve_jax)
+
+
+def test_what_pyright_is_told_is_what_is_there():
+    """The imports under TYPE_CHECKING name exactly what the tables resolve, from the same modules."""
+    tree = ast.parse(Path(coevolve_jax.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    told = {}
+    for node in block.body:
+        for alias in node.names:
+            told[alias.asname or alias.name] = (node.module, alias.name)
+    assert told.keys() == set(coevolve_jax.__all__) - {"__version__"}
+    for name, (module, there) in told.items():
+        __import__(module, fromlist=[there])
+        assert getattr(sys.modules[module], there) is getattr(coevolve_jax, name), name
+
+
+def test_importing_the_package_alone_is_light():
+    program = """
+import sys
+import coevolve_jax
+coevolve_jax.__version__, dir(coevolve_jax)
+heavy = {"jax", "numpy", "flax", "optax", "transformers", "ml_collections", "tqdm"} & sys.modules.keys()
+assert not heavy, heavy
+coevolve_jax.Task
+assert "jax" not in sys.modules and coevolve_jax.config is sys.modules["coevolve_jax.config"]
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_name_is_answered_with_what_there_is():
+    with pytest.raises(AttributeError, match="no attribute 'trian'.*load_run"):
+        getattr(coevolve_jax, "trian")  # noqa: B009
+
+
+def test_there_is_one_version():
+    version = coevolve_jax.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    name = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert name.stdout.split()[-1] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()

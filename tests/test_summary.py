@@ -1,0 +1,82 @@
+"""Progress that does not spam, and a table that says what happened."""
+
+import io
+
+from coevolve_jax.analysis import summary
+
+
+def row(step, **changes):
+    base = {
+        "step": step,
+        "reward": 0.25,
+        "success": 0.5,
+        "tasks": 40 + step,
+        "signals": {"forgetting": 1, "boundary": 2, "rare": 0},
+        "evolution": None,
+        "held_out": None,
+        "seconds": {"step": 2.0, "update": 0.5},
+    }
+    return {**base, **changes}
+
+
+def test_progress_in_a_log_file_is_a_few_lines():
+    stream = io.StringIO()
+    progress = summary.Progress(100, stream=stream)
+    for step in range(1, 101):
+        progress.update(row(step, reward=None if step == 10 else 0.25))
+    progress.note("saved")
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 21 and lines[-1] == "saved"
+    assert lines[1].startswith("step  10/100: reward none, success 50%")
+    assert lines[-2] == "step 100/100: reward 0.25, success 50%, signals 3, |D| 140, 2.0 s/step"
+
+
+def test_progress_on_a_terminal_is_a_bar_with_notes_above():
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    progress = summary.Progress(3, initial=1, stream=stream)
+    progress.update(row(2))
+    progress.note("evolved")
+    progress.update(row(3))
+    progress.close()
+    text = stream.getvalue()
+    assert "3/3" in text and "reward 0.25" in text and "|D| 43" in text and "evolved\n" in text
+
+
+SUMMARY = {
+    "held_out_success_before": 0.25,
+    "held_out_success_after": 0.5,
+    "held_out_tasks": 40,
+    "held_out": {},
+    "signals": {"forgetting": 10, "boundary": 25, "rare": 15},
+    "steps": 60,
+    "tasks": {"proposed": 90, "accepted": 50, "retained": 4, "refused": {"duplicate": 6, "does not run": 30}},
+    "seconds": {"rollout": 300.0, "update": 60.0, "evolution": 40.0},
+    "evolution_share": 0.1,
+}
+
+
+def test_summary_table_shows_every_block():
+    lines = summary.summary_table(SUMMARY, "runs/x").splitlines()
+    text = "\n".join(lines)
+    assert "before" in text and "25.0%" in text and "95% interval 14.2% to 40.2%" in text  # Wilson, 10 of 40
+    assert "+25.0 points" in text and "no paired test" in text
+    for expected in ("boundary", "50.0%", "refused: does not run", "5 min 00 s", "share of evolution"):
+        assert expected in text
+    assert text.index("does not run") < text.index("duplicate") and "runs/x/report.html" in text
+    rollout, update = (next(line for line in lines if name in line) for name in ("rollout", "update"))
+    assert rollout.index("75.0%") == update.index("15.0%")
+
+
+def test_summary_table_shows_the_paired_test_and_its_absence():
+    by_task = {f"t{i}": [1, 4] for i in range(12)}
+    better = {f"t{i}": [2, 4] for i in range(12)}
+    details = {"before": {"by_task": by_task}, "after": {"by_task": better}}
+    assert "p < 0.001" in summary.summary_table({**SUMMARY, "held_out": details})
+    assert "not measured" in summary.summary_table({**SUMMARY, "held_out_success_after": None})
+
+
+def test_clock():
+    shown = [summary.clock(s) for s in (5.25, 59.96, 185, 7440)]
+    assert shown == ["5.2 s", "1 min 00 s", "3 min 05 s", "2 h 04 min"]
