@@ -27,7 +27,7 @@ def main(_) -> None:
     with build.env_pool(c) as env_pool:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), env_pool, c, guard=None).explore_unguided(
+        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
             tasks,
             build.held_out_scenarios(c),
             wanted=_TASKS.value,

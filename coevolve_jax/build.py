@@ -20,7 +20,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import envs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
+from coevolve_jax.explorers.base import Roles
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
@@ -105,8 +105,15 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
-def explorer(config: ConfigDict) -> ScriptedExplorer:
-    return ScriptedExplorer(family(config).tools)
+def explorer(config: ConfigDict) -> Roles:
+    """The explorer that config.explorer.name names. Raises ValueError where there is none of that name."""
+    name = config.explorer.name
+    module = configs.module("explorers", name, "config.explorer.name")
+    if not callable(getattr(module, "make", None)):
+        raise ValueError(
+            f"config.explorer.name is {name!r}: {module.__name__} must define the function make."
+        )
+    return module.make(config, family(config).tools)
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:

@@ -85,11 +85,14 @@ def module(room: str, name: str, key: str) -> ModuleType:
     path = name if "." in name else f"coevolve_jax.{room}.{name}"
     try:
         return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name and not f"{path}.".startswith(f"{error.name}."):
+    except (ModuleNotFoundError, TypeError, ValueError) as error:
+        lacking = getattr(error, "name", None)
+        if lacking and not f"{path}.".startswith(f"{lacking}."):
             raise  # the module is there and lacks something itself
         ours = importlib.import_module(f"coevolve_jax.{room}")
-        names = sorted(m.name for m in pkgutil.iter_modules(ours.__path__) if m.name != "base")
+        found = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
+        # Where implementations are folders, the files beside them are what they share.
+        names = sorted(n for n, folder in found.items() if folder or not any(found.values()))
         raise ValueError(
             f"{key} is {name!r}: it must be one of {', '.join(names)}, or the dotted path of a module."
         ) from None
@@ -157,7 +160,7 @@ def check(config: ConfigDict) -> None:
             value = (config[section] if section else config)[name]
             raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
-    missing = strategy(config.strategy.name).keys() - config.strategy.keys()
+    missing = set(strategy(config.strategy.name)) - set(config.strategy)
     if missing:
         raise ValueError(
             f"config.strategy lacks {', '.join(sorted(missing))}, settings of {config.strategy.name}: name the strategy "

@@ -68,7 +68,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         hosts.follow(learner, policy)
         return {}
     learner = hosts.Leader(learner, policy, engine_device=c.engine.name == "native")
-    scenarios = build.scenarios(c)
+    scenarios, roles = build.scenarios(c), build.explorer(c)
     claim(workdir, c)
 
     with (
@@ -77,7 +77,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        synthesizer = partial(Synthesizer, build.explorer(c), env_pool, c)
+        synthesizer = partial(Synthesizer, roles, build.family(c).tools, env_pool, c)
         restored = learner.restore(workdir / "checkpoints")
         if restored is None:
             begun, saved = begin(c, synthesizer, agent), None

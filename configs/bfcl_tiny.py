@@ -130,6 +130,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.signals.window = 10  # W, scores looked back on for forgetting
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
+    c.explorer = ConfigDict()
+    c.explorer.name = "scripted"  # of a module of coevolve_jax.explorers, or the dotted path of another one
+
     c.evolution = ConfigDict()
     c.evolution.every = 10  # F, GRPO steps between evolutions
     c.evolution.tasks = 24  # validated tasks wanted per evolution

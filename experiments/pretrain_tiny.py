@@ -35,7 +35,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.explorers.scripted.scripted import ScriptedExplorer
+from coevolve_jax.explorers import scripted
+from coevolve_jax.explorers.base import Limits as TaskLimits
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch, assign_rows, pack
 from coevolve_jax.models import hf_io
@@ -43,8 +44,8 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, render_call
 from coevolve_jax.rollout.engine import Completion, Request
-from coevolve_jax.synthesis.reflect import unguided
-from coevolve_jax.synthesis.validate import synthesize
+from coevolve_jax.synthesis.explore import unguided
+from coevolve_jax.synthesis.pipeline import synthesize
 from coevolve_jax.types import Call, Sample, Task, Trajectory
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
@@ -282,6 +283,7 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
     """Validated tasks in scenarios of the train split, from unguided exploration; one or two tool classes on offer."""
     scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.scenario["toolsets"]] for t in TOOLSETS}
     others = [t for t in TOOLSETS if t not in DEMO_TOOLSETS]
+    roles = scripted.make(None, bfcl.tools)
     tasks: dict[str, Task] = {}
     contexts_made = 0
     with tqdm(total=count, desc="tasks", unit="task") as bar:
@@ -305,12 +307,13 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 contexts.append(unguided(scenario, f"pretrain-{contexts_made}"))
                 contexts_made += 1
             verdicts, _ = synthesize(
-                ScriptedExplorer(bfcl.tools),
+                roles,
+                bfcl.tools,
                 pool,
                 contexts,
+                TaskLimits(proposals=4),
                 rounds=2,
                 steps=10,
-                per_context=4,
                 rng=rng,
                 kind="initial",
                 first_id=5 * contexts_made,

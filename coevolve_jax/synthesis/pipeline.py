@@ -1,8 +1,9 @@
-"""One evolution of the training set: reflect -> explore -> abstract -> validate -> D_{t+1}."""
+"""From contexts to validated tasks in D_t: reflect -> explore -> abstract -> validate."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,10 +11,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.explorers.base import Limits, Roles
+from coevolve_jax.synthesis.explore import Tools, explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.reflect import unguided
+from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import synthesize
+from coevolve_jax.synthesis.validate import Verdict, validate
 from coevolve_jax.types import Context, Evidence, Task
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
@@ -50,18 +53,20 @@ class SynthesisStats:
 class Synthesizer:
     """Makes validated tasks and puts them into D_t.
 
-    explorer: plays the four roles (scripted, or an LLM). env_pool: the real environment. guard: refuses near
-    copies of evaluation tasks (None only while the evaluation tasks themselves are made).
-    config: the run's.
+    roles: the explorer. tools: what the environment offers in a task; nothing else is executed. env_pool: the real
+    environment. config: the run's; its sections evolution and data are read. guard: refuses near copies of
+    evaluation tasks (None only while the evaluation tasks themselves are made).
     """
 
-    explorer: object
+    roles: Roles
+    tools: Tools
     env_pool: EnvPool
     config: ConfigDict
     guard: LeakGuard | None
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        return [self.explorer.reflect(e.signal, e.task, e.trajectory, e.siblings) for e in evidence]
+        """One context for each piece of evidence, in order."""
+        return self.roles.reflector.reflect(evidence)
 
     def grow(
         self,
@@ -73,12 +78,15 @@ class Synthesizer:
         step: int,
         rng: np.random.Generator,
     ) -> SynthesisStats:
-        """D_t grows by about `wanted` validated tasks, found under the contexts."""
+        """Adds `wanted` tasks at most, made under these contexts in up to MAX_PASSES passes over all of them.
+
+        kind and step go to their lineage and, with a number, make their ids.
+        """
         total = SynthesisStats()
         for _ in range(MAX_PASSES if contexts else 0):
             missing = wanted - total.added
-            if missing:
-                total.add(self._grow(tasks, contexts, missing, kind, step, total.proposed, rng))
+            if missing > 0:
+                total.add(self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng))
         return total
 
     def explore_unguided(
@@ -103,7 +111,7 @@ class Synthesizer:
             contexts = [
                 unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
             ]
-            stats = self._grow(tasks, contexts, missing, kind, step, total.proposed, rng)
+            stats = self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng)
             total.add(stats)
             on_added(stats.added)
             empty = 0 if stats.added else empty + 1
@@ -114,7 +122,19 @@ class Synthesizer:
                 )
         return total
 
-    def _grow(
+    def admit(self, tasks: TaskPool, task: Task) -> str | None:
+        """Adds a validated task, with its similarity to the evaluation tasks; returns why not where it is refused."""
+        if self.guard is not None:
+            similarity, nearest = self.guard.nearest(task)
+            lineage = dataclasses.replace(
+                task.lineage, similarity=round(float(similarity), 4), nearest=nearest
+            )
+            task = dataclasses.replace(task, lineage=lineage)
+            if refusal := self.guard.check(task):
+                return refusal
+        return tasks.add([task])[0]
+
+    def _grow_once(
         self,
         tasks: TaskPool,
         contexts: Sequence[Context],
@@ -127,19 +147,17 @@ class Synthesizer:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
         verdicts, explored = synthesize(
-            self.explorer,
+            self.roles,
+            self.tools,
             self.env_pool,
             contexts,
+            Limits(e.proposals, d.min_calls, d.max_calls, d.max_turns),
             rounds=e.rounds,
             steps=e.steps,
-            per_context=e.proposals,
             rng=rng,
             kind=kind,
             step=step,
             first_id=first_id,
-            min_calls=d.min_calls,
-            max_calls=d.max_calls,
-            max_turns=d.max_turns,
         )
         stats = SynthesisStats(len(contexts), explored)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
@@ -149,19 +167,43 @@ class Synthesizer:
                 stats.accepted += verdict.verdict == "accept"
                 stats.retained += verdict.verdict == "retain"
                 stats.discarded += verdict.task is None
-                refusal = verdict.reason if verdict.task is None else self._offer(tasks, verdict.task)
+                refusal = verdict.reason if verdict.task is None else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
                 stats.refused.update([refusal] if refusal else [])
         return stats
 
-    def _offer(self, tasks: TaskPool, task: Task) -> str | None:
-        """Adds a validated task; returns why not where it is refused."""
-        if self.guard is not None:
-            similarity, nearest = self.guard.nearest(task)
-            lineage = dataclasses.replace(
-                task.lineage, similarity=round(float(similarity), 4), nearest=nearest
-            )
-            task = dataclasses.replace(task, lineage=lineage)
-            if refusal := self.guard.check(task):
-                return refusal
-        return tasks.add([task])[0]
+
+def synthesize(
+    roles: Roles,
+    tools: Tools,
+    env_pool: EnvPool,
+    contexts: Sequence[Context],
+    limits: Limits,
+    *,
+    rounds: int,
+    steps: int,
+    rng: np.random.Generator,
+    kind: str,
+    step: int = 0,
+    first_id: int = 0,
+) -> tuple[list[Verdict], int]:
+    """explore -> abstract -> validate for a batch of contexts.
+
+    Returns a verdict on each proposal, the first of every context before the second of any, and the number
+    of environment steps explored. The n-th proposal's task has the id f"{kind}-{step}-{first_id + n}".
+    """
+    explorations = explore(roles.explorer, tools, env_pool, contexts, rounds=rounds, steps=steps, rng=rng)
+    groups = roles.abstractor.abstract(explorations, limits, functools.partial(shorten, env_pool))
+    proposals = [group[i] for i in range(limits.proposals) for group in groups if i < len(group)]
+    verdicts = validate(
+        roles.validator,
+        tools,
+        env_pool,
+        proposals,
+        ids=[f"{kind}-{step}-{first_id + n}" for n in range(len(proposals))],
+        kind=kind,
+        step=step,
+        explorer=roles.name,
+        min_calls=limits.min_calls,
+    )
+    return verdicts, sum(len(e.triplets) for e in explorations)

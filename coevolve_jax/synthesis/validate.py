@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
-
-import numpy as np
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.synthesis import abstract, explore
-from coevolve_jax.synthesis.abstract import Proposal
-from coevolve_jax.types import Context, Lineage, Observation, Outcome, Task
+from coevolve_jax.explorers.base import Proposal, ProposalExecution, Validator
+from coevolve_jax.synthesis.explore import Tools, offered_names
+from coevolve_jax.types import Lineage, Observation, Outcome, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +17,11 @@ class Verdict:
 
     reproduced     every call ran and answered as recorded, and the environment scores a success
     step_failed    a call came back as an error
-    result_differs the judge found another answer than exploration recorded
+    not_offered    a call is to a tool that the environment does not offer: nothing was executed
     state_differs  the calls ran, but the environment does not score them a success
     too_short      what passes has fewer calls than a task must have
     environment    the infrastructure failed: nothing is known about the proposal
+    other words    the validator's, such as the scripted one's "result_differs": another answer than exploration recorded
     """
 
     verdict: str
@@ -31,80 +29,53 @@ class Verdict:
     task: Task | None
 
 
-class Judge(Protocol):
-    name: str
-
-    def judge(self, proposal: Proposal, turn: int, observations: Sequence[Observation]) -> str | None:
-        """Why the answers of this turn do not meet the goal, as a reason; None where they do."""
-
-
 def validate(
-    judge: Judge,
-    pool: EnvPool,
+    validator: Validator,
+    tools: Tools,
+    env_pool: EnvPool,
     proposals: Sequence[Proposal],
     *,
     ids: Sequence[str],
     kind: str,
     step: int,
+    explorer: str,
     min_calls: int = 2,
 ) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
     Everything passes: accept. The first turns pass and hold at least min_calls
     calls: retain, with the task cut to these turns. Otherwise: discard. ids[i] is
-    the id of the task made of proposals[i]; kind and step go to its lineage.
+    the id of the task made of proposals[i]; kind, step and explorer (the name of the roles) go to its lineage.
     """
-    tasks = [_task(p, id, kind, step, judge.name) for p, id in zip(proposals, ids, strict=True)]
-    sessions = pool.reset(tasks)
-    reasons: list[list[str | None]] = [[] for _ in tasks]
+    tasks = [_task(p, id, kind, step, explorer) for p, id in zip(proposals, ids, strict=True)]
+    verdicts = [Verdict("discard", "not_offered", None)] * len(tasks)
+    offered = [
+        n for n, task in enumerate(tasks) if {c.name for c in task.calls} <= offered_names(tools(task))
+    ]
+    executions = dict(zip(offered, execute(env_pool, [tasks[n] for n in offered])))
+    reasons = {n: [_failure(answers) for answers in e.observations] for n, e in executions.items()}
+    asked = [n for n in offered if executions[n].outcome.valid and reasons[n][:1] == [None]]
+    judged = validator.judge([proposals[n] for n in asked], [executions[n] for n in asked])
+    for n, opinions in zip(asked, judged, strict=True):
+        reasons[n] = [ours or theirs for ours, theirs in zip(reasons[n], opinions, strict=True)]
+    for n in offered:
+        verdicts[n] = _verdict(tasks[n], reasons[n], executions[n].outcome, min_calls)
+    return verdicts
+
+
+def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[ProposalExecution]:
+    """Makes each task's own calls, turn by turn, in a fresh environment."""
+    sessions = env_pool.reset(tasks)
+    answers: list[list[tuple[Observation, ...]]] = [[] for _ in tasks]
     for turn in range(max((len(t.turns) for t in tasks), default=0)):
         active = [n for n, t in enumerate(tasks) if turn < len(t.turns)]
-        answers = pool.step([sessions[n] for n in active], [tasks[n].turns[turn].calls for n in active])
-        pool.end_turn([sessions[n] for n in active])
-        for n, observations in zip(active, answers):
-            reasons[n].append(_turn_reason(judge, proposals[n], turn, observations))
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
-    return [_verdict(t, r, o, min_calls) for t, r, o in zip(tasks, reasons, outcomes)]
-
-
-def synthesize(
-    explorer,
-    pool: EnvPool,
-    contexts: Sequence[Context],
-    *,
-    rounds: int,
-    steps: int,
-    per_context: int,
-    rng: np.random.Generator,
-    kind: str,
-    step: int = 0,
-    first_id: int = 0,
-    min_calls: int = 2,
-    max_calls: int = 6,
-    max_turns: int = 3,
-) -> tuple[list[Verdict], int]:
-    """explore -> abstract -> validate for a batch of contexts, per_context proposals each at most.
-
-    Returns a verdict on each proposal, the first of every context before the second of any, and the number
-    of environment steps explored. The n-th proposal's task has the id f"{kind}-{step}-{first_id + n}".
-    """
-    triplets = explore.explore_all(explorer, pool, contexts, rounds=rounds, steps=steps, rng=rng)
-    groups = abstract.abstract_all(
-        explorer,
-        pool,
-        contexts,
-        triplets,
-        rng=rng,
-        count=per_context,
-        min_calls=min_calls,
-        max_calls=max_calls,
-        max_turns=max_turns,
-    )
-    proposals = [group[i] for i in range(per_context) for group in groups if i < len(group)]
-    ids = [f"{kind}-{step}-{first_id + n}" for n in range(len(proposals))]
-    verdicts = validate(explorer, pool, proposals, ids=ids, kind=kind, step=step, min_calls=min_calls)
-    return verdicts, sum(map(len, triplets))
+        calls = [tasks[n].turns[turn].calls for n in active]
+        for n, observations in zip(active, env_pool.step([sessions[n] for n in active], calls)):
+            answers[n].append(tuple(observations))
+        env_pool.end_turn([sessions[n] for n in active])
+    outcomes = env_pool.score(sessions)
+    env_pool.close(sessions)
+    return [ProposalExecution(tuple(a), o) for a, o in zip(answers, outcomes)]
 
 
 def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> Task:
@@ -123,14 +94,11 @@ def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> T
     )
 
 
-def _turn_reason(
-    judge: Judge, proposal: Proposal, turn: int, observations: Sequence[Observation]
-) -> str | None:
+def _failure(observations: Sequence[Observation]) -> str | None:
+    """What is wrong with the answers of one turn, whatever the goal is."""
     if not all(o.valid for o in observations):
         return "environment"
-    if any(o.error for o in observations):
-        return "step_failed"
-    return judge.judge(proposal, turn, observations)
+    return "step_failed" if any(o.error for o in observations) else None
 
 
 def _verdict(task: Task, reasons: Sequence[str | None], outcome: Outcome, min_calls: int) -> Verdict:

@@ -8,12 +8,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from coevolve_jax.types import Observation, Triplet
+from coevolve_jax.explorers.scripted.tools import Param, Tool, named_values, stem, stems, tokens
+from coevolve_jax.types import Call, Observation, Triplet
 
 MAX_STRING = 40  # characters: a user would not spell out more
 NOUNS = (
@@ -29,114 +29,9 @@ PHRASES = (
 ).split()
 CITIES = ("San Francisco", "Los Angeles", "New York", "Chicago", "Boston", "London", "Paris")
 UNITS = ("m", "cm", "mm", "km", "in", "ft", "kg", "g", "lb", "oz")
-SYNONYMS = {"dir": "directory", "folder": "directory", "zipcod": "zip"}
-STOP = (
-    "the of a an to in from for or and is be can if no not by with this that will name value type list "
-    "user current only new given specified format default example enum string number"
-).split()
-
-
-@cache
-def stem(word: str) -> str:
-    for suffix in ("ing", "ed", "es", "s", "e"):
-        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
-            word = word[: -len(suffix)]
-            break
-    return SYNONYMS.get(word, word)
-
-
-@lru_cache(maxsize=65536)
-def tokens(text: str) -> frozenset[str]:
-    """Stemmed lower-case words of a snake_case or camelCase name, or of a sentence."""
-    text = re.sub(r"\blog(?:ged)? in\b|\bauthenticat\w*", "login", text, flags=re.IGNORECASE)
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)
-    return frozenset(stem(w.lower()) for w in words)
-
-
-def stems(*words: str) -> frozenset[str]:
-    return frozenset(map(stem, words))
-
-
+OPTIONAL = 0.25  # probability of giving an optional parameter
 TEXT = stems("message", "content", "text", "title", "description", "resolution", "comment")
-IGNORED = stems(*STOP)
 REFUSALS = stems("status", "success")  # keys that hold false where a tool did not do what it should
-
-
-@dataclasses.dataclass(frozen=True)
-class Param:
-    """One parameter as its schema and its description text define it.
-
-    choices: the allowed values, where they are named. low, high, unit: range and
-    granularity of a number. new: it names something that does not exist yet.
-    """
-
-    name: str
-    type: str
-    required: bool
-    default: Any
-    choices: tuple[Any, ...]
-    low: float | None
-    high: float | None
-    unit: float
-    words: frozenset[str]
-    hints: frozenset[str]
-    description: str
-    new: bool
-    item: Param | None = None
-    fields: tuple[Param, ...] = ()
-
-
-TYPES = {
-    "float": "number",
-    "double": "number",
-    "int": "integer",
-    "dict": "object",
-    "tuple": "array",
-    "list": "array",
-    "bool": "boolean",
-}
-
-
-def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
-    """Reads a JSON schema; what only the description says ("[Enum]: ...", "from 0 to 100") counts too."""
-    text = schema.get("description", "")
-    type_ = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
-    item = fields = None
-    if type_ == "array":
-        inner = schema.get("items", {})
-        item = parse(name, {**inner, "description": inner.get("description", text)})
-    if type_ == "object":
-        fields = tuple(parse(k, v) for k, v in schema.get("properties", {}).items())
-    span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
-    unit = re.search(r"multiple of (\d+)", text)
-    return Param(
-        name=name,
-        type=type_,
-        required=required,
-        default=schema.get("default"),
-        choices=tuple(schema.get("enum") or (named_values(text) if type_ == "string" else ())),
-        low=float(span[1]) if span else None,
-        high=float(span[2]) if span else None,
-        unit=float(unit[1]) if unit else 0.0,
-        words=tokens(name),
-        hints=tokens(text) - IGNORED,
-        description=text,
-        new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
-        item=item,
-        fields=fields or (),
-    )
-
-
-def named_values(text: str) -> tuple[str, ...]:
-    """Allowed values that stand in a description, e.g. `[Enum]: USD, EUR` `'l' flines, 'w' fwords`."""
-    listed = re.search(r"(?:\[Enum\]|[Oo]ptions(?: are)?|[Oo]ne of)\s*:\s*(.+)", text)
-    if listed:
-        values = re.findall(r'"([^"]+)"', listed[1]) or [v.strip(" .[]'") for v in listed[1].split(",")]
-        return tuple(v for v in values if v and v not in ("None", "etc"))
-    slashed = re.search(r"\((\w+)/(\w+)\)", text)
-    if slashed:
-        return slashed.groups()
-    return tuple(v for v in re.findall(r"'([\w.#-]+)'", text) if "YY" not in v)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +70,10 @@ def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = 
             yield Entry(int(data), key, words, path, fresh)
 
 
-def harvest_state(state: Mapping[str, Mapping[str, Any]]) -> Iterable[Entry]:
+def harvest_state(state: Mapping[str, Any]) -> Iterable[Entry]:
     """The values of an initial state by toolset; the names of its attributes are none of them."""
-    for attributes in state.values():
-        for name, value in attributes.items():
+    for part, attributes in state.items():
+        for name, value in attributes.items() if isinstance(attributes, Mapping) else [(part, attributes)]:
             yield from harvest(value, name)
 
 
@@ -316,3 +211,26 @@ def _string(param: Param, rng: np.random.Generator) -> str:
     if "number" in param.words:
         return str(rng.integers(10_000_000, 99_999_999))
     return noun
+
+
+def fill(tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
+    """A call with all required and some optional arguments; one left at its default is not written out."""
+    given = [p for p in tool.params if p.required or rng.random() < OPTIONAL]
+    arguments = {p.name: draw(p, bank, rng) for p in given}
+    return Call(
+        tool.name,
+        {
+            p.name: arguments[p.name]
+            for p in given
+            if p.required or arguments[p.name] not in (p.default, None)
+        },
+    )
+
+
+def vary(call: Call, tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
+    """The call with one argument drawn anew."""
+    params = [p for p in tool.params if p.name in call.arguments]
+    if not params:
+        return call
+    param = params[rng.integers(len(params))]
+    return Call(call.name, {**call.arguments, param.name: draw(param, bank, rng)})

@@ -1,44 +1,18 @@
-"""Reflection: from a signal-annotated trajectory to a structured context.
-
-The functions here read a trajectory without an opinion on who explores; a
-`Reflector` (scripted or an LLM) turns what they find into a `Context`.
-"""
+"""What a group of rollouts tells about a signal, without an opinion on who explores: for all reflectors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Protocol
 
-from coevolve_jax.types import Call, Context, Signal, Task, Trajectory
+from coevolve_jax.types import Call, Evidence, Trajectory
 
 MAX_AVOIDED = 8
-
-
-class Reflector(Protocol):
-    def reflect(
-        self, signal: Signal, task: Task, trajectory: Trajectory, siblings: Sequence[Trajectory]
-    ) -> Context:
-        """siblings: the other rollouts of the same task under the same policy."""
 
 
 def signature(call: Call) -> str:
     """One canonical line per call: equal calls give equal text, whatever the order of the arguments."""
     return f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
-
-
-def unguided(scenario: Task, id: str) -> Context:
-    """The context of exploration without a signal: D_0 and the "random" mode."""
-    return Context(
-        id=id,
-        signal=None,
-        task=scenario,
-        summary="Free exploration of the scenario.",
-        failure_cause="",
-        instability_pattern="",
-        focus_pattern=(),
-        avoid=(),
-    )
 
 
 def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
@@ -75,35 +49,30 @@ def divergence(
     return (max(best[0], 0), *best[1:])
 
 
-def focus(
-    signal: Signal, task: Task, trajectory: Trajectory, siblings: Sequence[Trajectory]
-) -> tuple[str, ...]:
+def focus(evidence: Evidence) -> tuple[str, ...]:
     """Tool names to explore again.
 
-    forgetting: the operations of the task's reference, in order. rare: the
-    rare pattern, then what the trajectory called just before it. boundary:
+    forgetting: the operations of the task's reference, in order. rare: what
+    shows the rare pattern, then what the trajectory called just before it. boundary:
     the calls at which successful and failed rollouts part, then the
     operations that failed.
     """
+    signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     if signal.kind == "forgetting":
         names = [call.name for call in task.calls]
     elif signal.kind == "rare":
-        actions = trajectory.actions
-        before = [actions[i - 1] for i, a in enumerate(actions) if i and a == signal.pattern]
-        names = [signal.pattern, *before]
+        called = [s.call.name for s in trajectory.steps if s.call is not None]
+        rare = [i for i, pattern in enumerate(trajectory.actions) if pattern == signal.pattern]
+        names = [called[i] for i in rare] + [called[i - 1] for i in rare if i]
     else:
-        successes, failures = split(trajectory, siblings)
-        _, good, bad = divergence(successes, failures)
+        _, good, bad = divergence(*split(evidence))
         names = [c.name for c in (good, bad) if c is not None]
         names += [s.call.name for s in trajectory.steps if s.error and s.call is not None]
     names = [n for n in dict.fromkeys(names) if n] or [c.name for c in task.calls]
     return tuple(dict.fromkeys(names))
 
 
-def split(
-    trajectory: Trajectory, siblings: Sequence[Trajectory]
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The group as (successes, failures); invalid rollouts are neither."""
-    group = {t.rollout_index: t for t in (*siblings, trajectory) if t.outcome.valid}
-    members = [group[m] for m in sorted(group)]
+def split(evidence: Evidence) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The group as (successes, failures) in the order of rollout_index; invalid rollouts are neither."""
+    members = sorted(evidence.group.valid, key=lambda t: t.rollout_index)
     return [t for t in members if t.outcome.success], [t for t in members if not t.outcome.success]

@@ -1,0 +1,232 @@
+"""How many small faults do the tests find? Mutation testing with mutmut, of a seeded sample of the mutants.
+
+    .venv/bin/python -m pip install mutmut==3.8.1
+    .venv/bin/python benchmarks/mutate.py --sample=300 --seed=0
+    .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --tests=tests/test_signals.py --sample=0
+
+It works in a copy of the tree, where it goes on if it was stopped; each mutant meets the tests that call its function.
+It prints the survivors and the score: those found, by a failing test or by running out of time, of those tried; a
+mutant that no test calls is not found. What only changes a text (messages, mostly) is left out unless --texts is given.
+mutmut changes the bodies of functions; constants of a module and decorated functions are not touched.
+"""
+
+import ast
+import difflib
+import fnmatch
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import app, flags
+
+ROOT = Path(__file__).parents[1]
+FILES = [
+    "coevolve_jax/strategies/*.py",
+    "coevolve_jax/synthesis/*.py",
+    "coevolve_jax/grpo/*.py",
+    "coevolve_jax/run.py",
+    "coevolve_jax/rollout/agent.py",
+]
+TESTS = [  # of these files, without servers and without runs of the whole loop
+    "tests/test_signals.py",
+    "tests/test_evolution.py",
+    "tests/test_leakage.py",
+    "tests/test_task_pool.py",
+    "tests/test_grpo.py",
+    "tests/test_losses.py",
+    "tests/test_packing.py",
+    "tests/test_logprobs.py",
+    "tests/test_lora.py",
+    "tests/test_rollout.py",
+    "tests/test_collect.py",
+]
+_FILES = flags.DEFINE_list("files", FILES, "Patterns of the files to mutate.")
+_TESTS = flags.DEFINE_list("tests", TESTS, "Test files, or tests as FILE::NAME, that may find the mutants.")
+_SAMPLE = flags.DEFINE_integer("sample", 300, "How many mutants to try; 0: all.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
+_TEXTS = flags.DEFINE_bool("texts", False, "Try also mutants that only change a text.")
+_FOLDER = flags.DEFINE_string("folder", str(ROOT / "runs" / "mutants"), "Of the copy.")
+_PROCESSES = flags.DEFINE_integer("processes", os.cpu_count(), "Mutants tried at a time.", lower_bound=1)
+# What mutmut's exit codes mean; a mutant with any other one is tried again.
+KINDS = {0: "survived", 1: "failed", 3: "failed", 5: "not called", 33: "not called"} | dict.fromkeys(
+    (-24, 24, 36, 152, 255, -9, -11), "out of time"
+)
+COLUMNS = ("failed", "out of time", "survived", "not called", "untried")
+
+
+class Mutant(NamedTuple):
+    """line: of the original file. diff: of the function. text: it changes string constants only."""
+
+    name: str
+    file: str
+    line: int
+    diff: str
+    text: bool
+
+
+def main(_) -> None:
+    folder = Path(_FOLDER.value)
+    copy_tree(folder)
+    patterns = _FILES.value
+    configure(folder, patterns, [t for t in _TESTS.value if (folder / t.partition("::")[0]).exists()])
+    # With a name that no mutant has it makes the mutants, learns which test calls what, and stops.
+    done = mutmut(folder, ["none"], _PROCESSES.value, capture_output=True, text=True)
+    if "nothing matches" not in done.stderr:
+        sys.exit(f"mutmut could not begin:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+    found = [m for m in mutants(folder, patterns) if _TEXTS.value or not m.text]
+    if _SAMPLE.value and _SAMPLE.value < len(found):
+        chosen = set(random.Random(_SEED.value).sample(sorted(m.name for m in found), _SAMPLE.value))
+        sample = [m for m in found if m.name in chosen]
+    else:
+        sample = found
+    left = [name for name, kind in kinds(folder, sample).items() if kind == "untried"]
+    print(
+        f"{len(found)} mutants, {len(sample)} of them in the sample, {len(left)} still to be tried",
+        flush=True,
+    )
+    if left:
+        told = threading.Event()
+        threading.Thread(target=tell, args=(folder, sample, told), daemon=True).start()
+        mutmut(
+            folder, left, _PROCESSES.value, stdout=subprocess.DEVNULL
+        )  # keeps what is done, also if it is ended
+        told.set()
+    report(folder, sample)
+
+
+def tell(folder: Path, sample: list[Mutant], over: threading.Event) -> None:
+    """Prints every minute how far it is."""
+    while not over.wait(60):
+        tried = sum(kind != "untried" for kind in kinds(folder, sample).values())
+        print(f"{tried} of {len(sample)}", flush=True)
+
+
+def copy_tree(folder: Path) -> None:
+    """Tracked and new files, as they are now; what has not changed is left alone."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    names = [name for name in names if name and (ROOT / name).is_file()]
+    for base in (folder, folder / "mutants"):
+        for path in [p for p in base.rglob("*.py") if (base / "coevolve_jax").exists()]:
+            name = path.relative_to(base)
+            if name.parts[0] in ("coevolve_jax", "tests") and str(name) not in names:
+                path.unlink()
+    for name in names:
+        there = folder / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if not there.exists() or there.read_bytes() != (ROOT / name).read_bytes():
+            shutil.copyfile(ROOT / name, there)
+
+
+def configure(folder: Path, files: list[str], tests: list[str]) -> None:
+    settings = {
+        "source_paths": ["coevolve_jax"],
+        "only_mutate": files,
+        "also_copy": [p.name for p in folder.iterdir() if p.name not in ("mutants", "tests")],
+        "pytest_add_cli_args_test_selection": tests,
+        "pytest_add_cli_args": ["-p", "no:cacheprovider"],
+        "process_isolation": "forkserver",  # JAX does not survive a fork
+        "use_git_change_detection": False,
+    }
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    text = (ROOT / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(f"{text}\n[tool.mutmut]\n{lines}")
+
+
+def mutmut(folder: Path, names: list[str], processes: int, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, cwd=folder, env=environ, check=False, **options)
+
+
+def codes(folder: Path, file: str) -> dict[str, int | None]:
+    """How the tests ended, by name; None where the mutant has not been tried."""
+    meta = folder / "mutants" / f"{file}.meta"
+    return json.loads(meta.read_text())["exit_code_by_key"] if meta.exists() else {}
+
+
+def mutants(folder: Path, patterns: list[str]) -> list[Mutant]:
+    found = []
+    for path in sorted((folder / "coevolve_jax").rglob("*.py")):
+        file = str(path.relative_to(folder))
+        known = codes(folder, file)
+        if not known or not any(fnmatch.fnmatch(file, pattern) for pattern in patterns):
+            continue
+        mutated = (folder / "mutants" / file).read_text()
+        nodes = {n.name: n for n in ast.walk(ast.parse(mutated)) if isinstance(n, FUNCTION)}
+        lines = mutated.splitlines()
+        for name in known:
+            own = name.rpartition(".")[2]
+            first, second = (nodes[n] for n in (own.rpartition("__mutmut_")[0] + "__mutmut_orig", own))
+            before, after = (source(lines, n) for n in (first, second))
+            diff = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
+            offset = next(i for i, pair in enumerate(zip(before, after)) if pair[0] != pair[1])
+            line = original_line(path, own) + offset
+            found.append(
+                Mutant(name, file, line, "\n".join(diff), without_text(first) == without_text(second))
+            )
+    return found
+
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def source(lines: list[str], node: ast.FunctionDef) -> list[str]:
+    """The function's lines under one name, so that mutants differ in what was mutated."""
+    text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    return text.replace(node.name, "_", 1).splitlines()
+
+
+def original_line(path: Path, mangled: str) -> int:
+    """Line of the `def` of a mutant's function, whose name says its class: x_run__mutmut_3, xǁAgentǁrun__mutmut_3."""
+    whole = mangled.rpartition("__mutmut_")[0]
+    *classes, name = whole[1:].strip("ǁ").split("ǁ") if "ǁ" in whole else [whole.removeprefix("x_")]
+    scope = ast.parse(path.read_text())
+    for part in classes:
+        scope = next(n for n in ast.walk(scope) if isinstance(n, ast.ClassDef) and n.name == part)
+    return next(n for n in ast.walk(scope) if isinstance(n, FUNCTION) and n.name == name).lineno
+
+
+def without_text(node: ast.FunctionDef) -> str:
+    class Blank(ast.NodeTransformer):
+        def visit_Constant(self, constant):
+            return ast.Constant("") if isinstance(constant.value, str) else constant
+
+    blank = Blank().visit(ast.parse(ast.unparse(node)).body[0])
+    blank.name = "_"
+    return ast.dump(blank)
+
+
+def kinds(folder: Path, sample: list[Mutant]) -> dict[str, str]:
+    """How the tests ended, by the mutant's name."""
+    ends = {file: codes(folder, file) for file in {m.file for m in sample}}
+    return {m.name: KINDS.get(ends[m.file].get(m.name), "untried") for m in sample}
+
+
+def report(folder: Path, sample: list[Mutant]) -> None:
+    files: dict[str, Counter] = {}
+    ends = kinds(folder, sample)
+    for m in sorted(sample, key=lambda m: (m.file, m.line)):
+        kind = ends[m.name]
+        files.setdefault(m.file, Counter())[kind] += 1
+        if kind in ("survived", "not called"):
+            print(f"\n{m.file}:{m.line} {kind} ({m.name.rpartition('.')[2]})")
+            print(textwrap.indent("\n".join(x for x in m.diff.splitlines() if x[0] in "+-"), "    "))
+    print(f"\n{'file':40}" + "".join(f"{name:>12}" for name in (*COLUMNS, "score")))
+    for file, n in [*files.items(), ("all", sum(files.values(), Counter()))]:
+        tried = n.total() - n["untried"]
+        score = f"{(n['failed'] + n['out of time']) / tried:.1%}" if tried else "-"
+        print(f"{file:40}" + "".join(f"{n[name]:12}" for name in COLUMNS) + f"{score:>12}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,149 @@
+"""The four roles of an explorer, each one method over a batch, so that one over HTTP can ask for many answers at once.
+
+`coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, tools) -> Roles` is what
+config.explorer.name = "<name>" (or the module's dotted path) calls. A batch may be empty, and what a method
+returns has one entry per entry of the batch, in its order. What a role gets is shared: it changes none of it.
+All randomness comes from the generators of the episodes and explorations.
+
+The environment is nowhere in here: executing calls, shortening and the environment's own score are the same for
+all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation; docs/add_explorer.md shows one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from coevolve_jax.types import Call, Context, Evidence, Observation, Outcome, Triplet, Turn
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is wanted of abstraction: calls and user turns of a task, and proposals per context at most."""
+
+    proposals: int
+    min_calls: int = 2
+    max_calls: int = 6
+    max_turns: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One round of exploration at one of its steps.
+
+    tools: function schemas that the environment offers; nothing else is executed. history: the steps of this
+    round so far. round: from 0. rng: the context's own generator, the same object at all its steps and rounds.
+    """
+
+    context: Context
+    tools: Sequence[dict]
+    history: Sequence[Triplet]
+    round: int
+    rng: np.random.Generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration:
+    """All that was done under one context. triplets[i].index is i; every round starts in the scenario's initial
+    state. rng: for what is made of it."""
+
+    context: Context
+    tools: Sequence[dict]
+    triplets: tuple[Triplet, ...]
+    rng: np.random.Generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What some steps of one round reach: their effects and their answers. wanted: indices of these steps."""
+
+    exploration: Exploration
+    wanted: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """A goal with no step too many. asked: positions in `steps` whose answers are part of the goal."""
+
+    steps: tuple[Triplet, ...]
+    asked: tuple[int, ...]
+
+
+# Re-executes goals in the real environment (synthesis/shorten.py). None: it cannot be reached again.
+Shorten = Callable[[Sequence[Goal]], list[Solution | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A task before validation. observations[i] is what exploration recorded for the i-th call.
+
+    triplets: the index of each call's exploration step. asked: positions of the
+    calls whose answers the user asks for.
+    """
+
+    context: Context
+    description: str
+    turns: tuple[Turn, ...]
+    triplets: tuple[int, ...]
+    observations: tuple[Observation, ...]
+    asked: tuple[int, ...]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(c for turn in self.turns for c in turn.calls)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProposalExecution:
+    """A proposal's calls run in a fresh environment: the answers of each user turn and the environment's score."""
+
+    observations: tuple[tuple[Observation, ...], ...]
+    outcome: Outcome
+
+
+class Reflector(Protocol):
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        """What each signal-annotated trajectory tells. Ids of contexts are unique in a run; task and signal are
+        the evidence's."""
+
+
+class Explorer(Protocol):
+    def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
+        """The next call of each episode; None ends its round, and so does a tool that it does not offer."""
+
+
+class Abstractor(Protocol):
+    def abstract(
+        self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
+    ) -> list[list[Proposal]]:
+        """Goal-directed tasks from each exploration, within the limits and different from each other.
+
+        How they are worded and split into user turns is up to the role; what the policy must know to make
+        the calls has to stand in the queries. shorten: finds which steps a goal needs; to be called with the
+        goals of all explorations at once.
+        """
+
+
+class Validator(Protocol):
+    def judge(
+        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+    ) -> list[list[str | None]]:
+        """For each user turn of each proposal why its answers do not meet the goal, as a reason in one word or
+        few; None where they do. Not asked for where no turn can be kept: an environment that broke down, an
+        error in the first turn."""
+
+
+class Roles(NamedTuple):
+    """An explorer: who plays the four roles. name: how the lineage of its tasks calls it.
+
+    Kinds can be mixed: `roles._replace(validator=other.validator)`.
+    """
+
+    name: str
+    reflector: Reflector
+    explorer: Explorer
+    abstractor: Abstractor
+    validator: Validator

@@ -1,0 +1,152 @@
+"""The scripted explorer's goals and words: random successful steps, worded from the tools' documentation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten, Solution
+from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
+from coevolve_jax.types import Call, Triplet, Turn
+
+SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # of goals by wanted steps; some turn out shorter
+TURN_SHARES = (0.6, 0.3, 0.1)  # of tasks with 1, 2, 3 user turns, where the calls suffice
+MAX_WORDS = 14  # of the tool's documentation in a query
+
+
+class Abstractor:
+    def abstract(
+        self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
+    ) -> list[list[Proposal]]:
+        goals = [propose_goals(exploration, limits) for exploration in explorations]
+        solutions = iter(shorten([goal for own in goals for goal in own]))
+        return [
+            word_all(exploration, list(itertools.islice(solutions, len(own))), limits)
+            for exploration, own in zip(explorations, goals)
+        ]
+
+
+def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
+    """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often."""
+    triplets, rng = exploration.triplets, exploration.rng
+    rounds = {r: candidates([t for t in triplets if t.round == r]) for r in {t.round for t in triplets}}
+    usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
+    goals = []
+    for _ in range(limits.proposals if usable else 0):
+        steps = usable[rng.integers(len(usable))]
+        allowed = [n for n in range(limits.min_calls, min(limits.max_calls, len(steps)) + 1)]
+        shares = np.array([SIZE_SHARES.get(n, 0.01) for n in allowed])
+        size = allowed[rng.choice(len(allowed), p=shares / shares.sum())]
+        focus = exploration.context.focus_pattern
+        weights = np.array([4.0 if t.call.name in focus else 1.0 for t in steps])
+        picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum())
+        goals.append(tuple(sorted(steps[i].index for i in picked)))
+    return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]
+
+
+def candidates(steps: Sequence[Triplet]) -> list[Triplet]:
+    """Steps of one round that can be part of a goal: successful, not repeated, with short arguments."""
+    seen, good = set(), []
+    for step in steps:
+        values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
+        line = signature(step.call)
+        if succeeded(step.observation) and line not in seen and all(len(v) <= MAX_STRING for v in values):
+            seen.add(line)
+            good.append(step)
+    return good
+
+
+def word_all(
+    exploration: Exploration, solutions: Sequence[Solution | None], limits: Limits
+) -> list[Proposal]:
+    """A proposal for each different solution within the limits."""
+    proposals: dict[str, Proposal] = {}
+    for solution in solutions:
+        if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
+            key = " ".join(signature(t.call) for t in solution.steps)
+            if key not in proposals:
+                proposals[key] = propose(exploration, solution, limits.max_turns)
+    return list(proposals.values())
+
+
+def propose(exploration: Exploration, solution: Solution, max_turns: int) -> Proposal:
+    """Splits a solution into user turns and words them."""
+    rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
+    shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])
+    count = 1 + int(rng.choice(len(shares), p=shares / shares.sum()))
+    cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
+    turns = tuple(
+        Turn(word(calls[a:b], exploration.tools, rng), calls[a:b])
+        for a, b in itertools.pairwise([0, *cuts, len(calls)])
+    )
+    return Proposal(
+        exploration.context,
+        describe(calls, solution.asked),
+        turns,
+        tuple(t.index for t in solution.steps),
+        tuple(t.observation for t in solution.steps),
+        solution.asked,
+    )
+
+
+def describe(calls: Sequence[Call], asked: Sequence[int]) -> str:
+    """One line on the goal."""
+    doing = [c.name for i, c in enumerate(calls) if i not in asked]
+    telling = [calls[i].name for i in asked]
+    parts = [f"Reach the state after {', '.join(doing)}"] * bool(doing)
+    parts += [f"{'report' if doing else 'Report'} what {', '.join(telling)} returns"] * bool(telling)
+    return " and ".join(parts)
+
+
+def word(calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator) -> str:
+    """A user's message from the tools' documentation and the arguments, in one of a few styles."""
+    docs = {t["function"]["name"]: t["function"].get("description", "") for t in tools}
+    style = rng.integers(2)
+    clauses = [instruction(docs[c.name]) + arguments_text(c, style) for c in calls]
+    join = rng.integers(3)
+    if len(clauses) == 1:
+        text = clauses[0]
+    elif join == 0:
+        text = ", then ".join([f"first {clauses[0]}", *clauses[1:]])
+    elif join == 1:
+        text = ". After that ".join(clauses)
+    else:
+        text = "; ".join(clauses)
+    return text[0].upper() + text[1:] + "."
+
+
+def instruction(doc: str) -> str:
+    """The first sentence of a tool's documentation as a short imperative without a period."""
+    sentence = re.split(r"\.(?:\s|$)", doc.rsplit("Tool description:", 1)[-1].strip(), maxsplit=1)[0]
+    words = sentence.split()
+    if len(words) > MAX_WORDS:
+        clause = re.match(r"^(.{20,}?)(?:,| that | which | with | using | given )", sentence)
+        words = (clause[1] if clause else sentence).split()[:MAX_WORDS]
+    verb = words[0].lower()
+    # Some documentation speaks of the tool in the third person ("Starts the engine").
+    if verb.endswith("s") and not verb.endswith("ss"):
+        verb = verb[:-2] if verb.endswith("sses") else verb[:-1]
+    return " ".join([verb, *words[1:]])
+
+
+def arguments_text(call: Call, style: int) -> str:
+    items = [(k, value_text(v)) for k, v in call.arguments.items()]
+    if not items:
+        return ""
+    if style == 0:
+        return " (" + ", ".join(f"{k} {v}" for k, v in items) + ")"
+    pairs = [f"{k} {v}" for k, v in items]
+    return " with " + " and ".join([", ".join(pairs[:-1])] * (len(pairs) > 1) + pairs[-1:])
+
+
+def value_text(value: Any) -> str:
+    """A value as a user writes it: 'text', 12.5, true, ["a", "b"]."""
+    if isinstance(value, str):
+        return f"'{value}'" if "'" not in value else f'"{value}"'
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,127 @@
+"""The scripted explorer's actions: tools near the focus, arguments from what the environment has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coevolve_jax.explorers.base import Episode
+from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.scripted.arguments import Bank, fill, harvest_state, succeeded, vary
+from coevolve_jax.explorers.scripted.tools import Tool, related, tokens, toolbox
+from coevolve_jax.types import Call, Triplet
+
+REPAIR = 0.75  # probability of acting on an error message that points to another tool
+LOOK = 0.2  # probability of looking around, with a tool that needs no argument, after another error
+
+
+class Explorer:
+    """What is kept here only saves time."""
+
+    def __init__(self):
+        self._boxes: dict[tuple[str, ...], tuple[Sequence[dict], dict[str, Tool]]] = {}
+        self._banks: dict[str, tuple[Mapping[str, Any], Bank]] = {}
+
+    def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
+        return [self._act(episode) for episode in episodes]
+
+    def _act(self, e: Episode) -> Call | None:
+        box, bank = self._box(e.tools), self._bank(e).extended(e.history)
+        again = retry(e.history, box, bank, e.rng)
+        if again is not None and e.rng.random() < REPAIR:
+            return again
+        tried = {signature(t.call) for t in e.history}
+        for _ in range(8):
+            call = propose(e, box, bank)
+            line = signature(call)
+            if line not in tried and not any(a.startswith(line) for a in e.context.avoid):
+                return call
+        return None
+
+    def _box(self, tools: Sequence[dict]) -> dict[str, Tool]:
+        names = tuple(t["function"]["name"] for t in tools)
+        known, box = self._boxes.get(names, (None, {}))
+        if known != tools:
+            box = toolbox(tools)
+            self._boxes[names] = (tools, box)
+        return box
+
+    def _bank(self, e: Episode) -> Bank:
+        task = e.context.task
+        scenario, bank = self._banks.get(task.id, (None, None))
+        if bank is None or scenario is not task.scenario:
+            bank = Bank(harvest_state(task.scenario.get("initial_state", task.scenario)))
+            self._banks[task.id] = (task.scenario, bank)
+        return bank
+
+
+def propose(e: Episode, box: Mapping[str, Tool], bank: Bank) -> Call:
+    """One call that might come next."""
+    if e.history and not succeeded(e.history[-1].observation):
+        helpers = remedies(e.history[-1], box)
+        if e.rng.random() < (REPAIR if helpers else LOOK):
+            helpers = helpers or [t for t in box.values() if not t.required] or list(box.values())
+            return fill(helpers[e.rng.integers(len(helpers))], bank, e.rng)
+    if e.context.signal == "boundary":
+        step = upcoming(e.context.task.calls, e.history)
+        if step is not None and step.name in box and e.rng.random() > 0.15:
+            # The first round stays closest to the task: later ones are harder variants.
+            changed = e.rng.random() < 0.25 + 0.2 * e.round
+            return vary(step, box[step.name], bank, e.rng) if changed else step
+    names = list(box)
+    weights = preferences(e, box)
+    return fill(box[names[e.rng.choice(len(names), p=weights / weights.sum())]], bank, e.rng)
+
+
+def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
+    """Weight of each tool. Unguided: the untried ones. Guided: the focus and its neighbours."""
+    tried = {t.call.name for t in e.history}
+    fresh = np.array([0.3 if n in tried else 1.0 for n in box])
+    focus = [box[n] for n in e.context.focus_pattern if n in box]
+    if not focus:
+        return fresh
+    on = np.array([float(n in e.context.focus_pattern) for n in box])
+    next_to = np.array([float(any(related(t, f) for f in focus)) for t in box.values()]) * (1 - on)
+    rarest = np.array([float(n == e.context.focus_pattern[0]) for n in box])
+    share = {"forgetting": 0.2 + 0.2 * e.round, "rare": 0.5, "boundary": 0.3}[e.context.signal]
+    spread = 0.05 * fresh / fresh.sum()
+    if e.context.signal == "rare":
+        on = on + 2 * rarest
+    return (1 - share) * on / on.sum() + share * next_to * fresh / max(next_to.sum(), 1) + spread
+
+
+def upcoming(reference: Sequence[Call], history: Sequence[Triplet]) -> Call | None:
+    """The reference call that follows those already made (by tool name, in order) in this round."""
+    position = 0
+    for triplet in history:
+        if position < len(reference) and triplet.call.name == reference[position].name:
+            position += 1
+    return reference[position] if position < len(reference) else None
+
+
+def remedies(failure: Triplet, box: Mapping[str, Tool]) -> list[Tool]:
+    """Tools whose name the error message speaks of ("doors must be locked" -> lockDoors), best first."""
+    said = tokens(failure.observation.text)
+    others = [t for t in box.values() if t.name != failure.call.name]
+    fits = [t for t in others if 2 * len(t.words & said) >= len(t.words)]
+    # Of several logins, the one that is named like the tool that failed.
+    scores = [2 * len(t.words & said) + len(t.words & box[failure.call.name].words) for t in fits]
+    return [t for t, score in zip(fits, scores) if score == max(scores)]
+
+
+def retry(
+    history: Sequence[Triplet], box: Mapping[str, Tool], bank: Bank, rng: np.random.Generator
+) -> Call | None:
+    """The latest failed call for which the last step, a success, was a remedy.
+
+    It is made as it was, unless its error spoke of one of its arguments: then with others.
+    """
+    if not history or not succeeded(history[-1].observation):
+        return None
+    for step in reversed(history[:-1]):
+        if not succeeded(step.observation) and history[-1].call.name in {t.name for t in remedies(step, box)}:
+            blamed = any(str(v) in step.observation.text for v in step.call.arguments.values())
+            return fill(box[step.call.name], bank, rng) if blamed else step.call
+    return None

@@ -1,0 +1,46 @@
+"""The scripted reflection: what the statistics of a group say, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coevolve_jax.explorers.evidence import divergence, focus, mistakes, split
+from coevolve_jax.types import Context, Evidence
+
+
+class Reflector:
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        return [reflect(e) for e in evidence]
+
+
+def reflect(evidence: Evidence) -> Context:
+    signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
+    successes, failures = split(evidence)
+    at, good, bad = divergence(successes, failures)
+    failed = [s for s in trajectory.steps if s.error]
+    cause = trajectory.outcome.reason
+    if failed:
+        cause = f"{failed[0].text[:80]} -> {failed[0].observation[:120]}"
+    pattern = ""
+    if signal.kind == "boundary":
+        pattern = (
+            f"{len(successes)} of {len(successes) + len(failures)} succeed; "
+            f"they part at call {at + 1}: "
+            f"{good.name if good else 'end'} against {bad.name if bad else 'end'}"
+        )
+    elif signal.kind == "forgetting":
+        pattern = "solved before, not any more"
+    elif signal.kind == "rare":
+        pattern = f"{signal.pattern} is hardly ever called"
+    parts = [signal.kind, str(signal.step), task.id, str(signal.rollout_index)]
+    parts += [signal.pattern] if signal.pattern else []
+    return Context(
+        id="/".join(parts),
+        signal=signal.kind,
+        task=task,
+        summary=f"Called {', '.join(trajectory.actions) or 'nothing'}; reward {trajectory.outcome.reward:g}.",
+        failure_cause=cause,
+        instability_pattern=pattern,
+        focus_pattern=focus(evidence),
+        avoid=mistakes(trajectory),
+    )

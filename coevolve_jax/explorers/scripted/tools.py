@@ -1,0 +1,158 @@
+"""Tool schemas as the scripted explorer reads them: what a parameter takes, and which tools are neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+SYNONYMS = {"dir": "directory", "folder": "directory", "zipcod": "zip"}
+STOP = (
+    "the of a an to in from for or and is be can if no not by with this that will name value type list "
+    "user current only new given specified format default example enum string number"
+).split()
+
+
+@cache
+def stem(word: str) -> str:
+    for suffix in ("ing", "ed", "es", "s", "e"):
+        if word.endswith(suffix) and len(word) - len(suffix) >= 3:
+            word = word[: -len(suffix)]
+            break
+    return SYNONYMS.get(word, word)
+
+
+@lru_cache(maxsize=65536)
+def tokens(text: str) -> frozenset[str]:
+    """Stemmed lower-case words of a snake_case or camelCase name, or of a sentence."""
+    text = re.sub(r"\blog(?:ged)? in\b|\bauthenticat\w*", "login", text, flags=re.IGNORECASE)
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)
+    return frozenset(stem(w.lower()) for w in words)
+
+
+def stems(*words: str) -> frozenset[str]:
+    return frozenset(map(stem, words))
+
+
+IGNORED = stems(*STOP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Param:
+    """One parameter as its schema and its description text define it.
+
+    choices: the allowed values, where they are named. low, high, unit: range and
+    granularity of a number. new: it names something that does not exist yet.
+    """
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    choices: tuple[Any, ...]
+    low: float | None
+    high: float | None
+    unit: float
+    words: frozenset[str]
+    hints: frozenset[str]
+    description: str
+    new: bool
+    item: Param | None = None
+    fields: tuple[Param, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A tool as the scripted explorer sees it. words: of its name."""
+
+    name: str
+    params: tuple[Param, ...]
+    words: frozenset[str]
+
+    @property
+    def required(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.params if p.required)
+
+
+TYPES = {
+    "float": "number",
+    "double": "number",
+    "int": "integer",
+    "dict": "object",
+    "tuple": "array",
+    "list": "array",
+    "bool": "boolean",
+}
+
+
+def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
+    """Reads a JSON schema; what only the description says ("[Enum]: ...", "from 0 to 100") counts too."""
+    text = schema.get("description", "")
+    type_ = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
+    item = fields = None
+    if type_ == "array":
+        inner = schema.get("items", {})
+        item = parse(name, {**inner, "description": inner.get("description", text)})
+    if type_ == "object":
+        fields = tuple(parse(k, v) for k, v in schema.get("properties", {}).items())
+    span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
+    unit = re.search(r"multiple of (\d+)", text)
+    return Param(
+        name=name,
+        type=type_,
+        required=required,
+        default=schema.get("default"),
+        choices=tuple(schema.get("enum") or (named_values(text) if type_ == "string" else ())),
+        low=float(span[1]) if span else None,
+        high=float(span[2]) if span else None,
+        unit=float(unit[1]) if unit else 0.0,
+        words=tokens(name),
+        hints=tokens(text) - IGNORED,
+        description=text,
+        new=bool(re.search(r"\bnew (?:file|directory|folder)\b", text)),
+        item=item,
+        fields=fields or (),
+    )
+
+
+def named_values(text: str) -> tuple[str, ...]:
+    """Allowed values that stand in a description, e.g. `[Enum]: USD, EUR` `'l' flines, 'w' fwords`."""
+    listed = re.search(r"(?:\[Enum\]|[Oo]ptions(?: are)?|[Oo]ne of)\s*:\s*(.+)", text)
+    if listed:
+        values = re.findall(r'"([^"]+)"', listed[1]) or [v.strip(" .[]'") for v in listed[1].split(",")]
+        return tuple(v for v in values if v and v not in ("None", "etc"))
+    slashed = re.search(r"\((\w+)/(\w+)\)", text)
+    if slashed:
+        return slashed.groups()
+    return tuple(v for v in re.findall(r"'([\w.#-]+)'", text) if "YY" not in v)
+
+
+def toolbox(tools: Sequence[dict]) -> dict[str, Tool]:
+    """Function schemas by name, with their parameters read."""
+    box = {}
+    for tool in tools:
+        function = tool["function"]
+        schema = function.get("parameters", {})
+        required = schema.get("required", ())
+        params = tuple(parse(k, v, k in required) for k, v in schema.get("properties", {}).items())
+        box[function["name"]] = Tool(function["name"], params, tokens(function["name"]))
+    return {
+        name: dataclasses.replace(tool, params=tuple(share(p, box) for p in tool.params))
+        for name, tool in box.items()
+    }
+
+
+def share(param: Param, box: dict[str, Tool]) -> Param:
+    """The parameter with what the documentation of other tools says about one of the same name and type."""
+    same = [p for t in box.values() for p in t.params if (p.name, p.type) == (param.name, param.type)]
+    choices = param.choices or next((p.choices for p in same if p.choices), ())
+    return dataclasses.replace(param, choices=choices, hints=frozenset().union(*(p.hints for p in same)))
+
+
+def related(a: Tool, b: Tool) -> bool:
+    """Neighbouring operations: they share a required parameter or words of their names, or the name of `a`
+    speaks of what the parameters of `b` are (get_zipcode_based_on_city, estimate_distance)."""
+    needs = frozenset().union(*(p.hints for p in b.params if p.required))
+    return a.name != b.name and bool(a.required & b.required or a.words & (b.words | needs))
