@@ -1,12 +1,14 @@
 """Packing: every token once, segments whole, few programs, little padding."""
 
+import dataclasses
+
 import numpy as np
 import pytest
-from grpo_cases import init_params, make_learner, samples, trajectory
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from coevolve_jax.grpo.packing import pack
+from coevolve_jax.types import Sample
+from grpo_cases import init_params, make_learner, samples, trajectory
 
 
 @settings(max_examples=60, deadline=None)
@@ -111,3 +113,78 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
         state, _ = learner.update(state, batch)
     assert len(used) >= 4
     assert learner._update._cache_size() == 1
+
+
+def both(rng, n: int, **changes) -> Sample:
+    """A sample with all three numbers per token."""
+    numbers = rng.normal(size=(3, n)).astype(np.float32)
+    return dataclasses.replace(Sample(trajectory(rng, n), *numbers), **changes)
+
+
+SIZES = dict(row_length=32, rows_per_microbatch=2, max_rows=4)
+
+
+def test_every_sampled_token_keeps_its_own_numbers_and_no_other_has_any():
+    rng = np.random.default_rng(2)
+    found = [both(rng, 20), both(rng, 12), both(rng, 30, ce_weights=None)]
+    found.append(both(rng, 25, advantages=None, ref_logprobs=None))
+    batch = pack(found, **SIZES)
+    names = "advantages", "ce_weights", "ref_logprobs"
+    packed = [np.concatenate([getattr(batch, name)[getattr(batch, name) != 0]]) for name in names]
+    for name, got in zip(names, packed):
+        values = [(getattr(s, name), s.trajectory.mask) for s in found if getattr(s, name) is not None]
+        assert sorted(got) == sorted(np.concatenate([x[mask] for x, mask in values]))
+    for i, s in enumerate(found):  # and beside the token that it belongs to
+        at = np.argwhere(batch.tokens == s.trajectory.ids[0])
+        here = next(
+            (m, r, slice(c, c + len(s.trajectory.ids) - 1))
+            for m, r, c in at
+            if np.array_equal(batch.tokens[m, r, c : c + len(s.trajectory.ids)], s.trajectory.ids)
+        )
+        for name in names:
+            values = getattr(s, name)
+            want = 0 if values is None else np.where(s.trajectory.mask, values, 0)[1:]
+            np.testing.assert_array_equal(
+                getattr(batch, name)[here], want + np.zeros(len(s.trajectory.ids) - 1)
+            )
+        learns = s.advantages is not None
+        np.testing.assert_array_equal(batch.mask[here], s.trajectory.mask[1:] & learns)
+
+
+def test_streams_that_no_sample_has_have_no_elements():
+    rng = np.random.default_rng(3)
+    plain = samples([trajectory(rng, 20), trajectory(rng, 30)], [1, 2])
+    batch = pack(plain, **SIZES)
+    assert batch.ce_weights.size == batch.ref_logprobs.size == 0
+    unpulled = both(rng, 9, advantages=None)  # what is in no KL term says nothing about it
+    batch = pack([*plain, unpulled], **SIZES)
+    assert batch.ce_weights.shape == batch.mask.shape and batch.ref_logprobs.size == 0
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (dict(ref_logprobs=None), "1 of 2 samples with advantages have ref_logprobs: give them to every one"),
+        (dict(advantages=np.ones(())), r"advantages of rollout 0 of task t have shape \(\), its ids \(20,\)"),
+        (dict(ce_weights=np.ones(19)), r"ce_weights of rollout 0 of task t have shape \(19,\)"),
+        (
+            dict(trajectory=trajectory(np.random.default_rng(0), 20, valid=False)),
+            r"Rollout 0 of task t is invalid \(done\).*leave it out",
+        ),
+    ],
+)
+def test_what_no_batch_may_hold_is_named(change, why):
+    rng = np.random.default_rng(4)
+    with pytest.raises(ValueError, match=why):
+        pack([both(rng, 12), both(rng, 20, **change)], **SIZES)
+
+
+def test_replayed_samples_double_the_capacity_so_that_few_shapes_exist():
+    rng = np.random.default_rng(5)
+    shapes = set()
+    for n in range(34):
+        batch = pack([both(rng, 30, ref_logprobs=None) for _ in range(n)], **SIZES)
+        assert (batch.mask.any(axis=2).sum(), int(batch.used)) == (n, -(-n // 2))
+        shapes.add(batch.mask.shape)
+        assert len(batch.mask) == (2 if n <= 4 else 4 if n <= 8 else 8 if n <= 16 else 16 if n <= 32 else 32)
+    assert len(shapes) == 5

@@ -69,8 +69,8 @@ def pack(
     Args:
       max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so the
         number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
-        the micro-batches are doubled until they fit: n times as many samples are at most log2(n) + 1 further shapes,
-        hence programs, in a run. Unused micro-batches take a few bytes per token and no time.
+        the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
+        shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
 
     Raises:
