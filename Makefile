@@ -73,7 +73,7 @@ check: setup-check
 sglang-cpu: setup setup-sglang
 	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
 
-# How models/tiny_qwen3 was made (README.md says how long it took). Writes runs/pretrain/habits.
+# How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretrain_tiny.py
 pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200

@@ -17,7 +17,7 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["coevolve_jax", "coevolve_jax.*"]),
     # Markdown: prompts and wording that roles read.
-    package_data={"": ["*.md"], "coevolve_jax": ["py.typed"]},
+    package_data={"": ["*.md"], "coevolve_jax": ["py.typed", "*.pyi"]},
     python_requires=">=3.11",
     install_requires=[
         "jax>=0.10",

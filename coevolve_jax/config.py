@@ -77,6 +77,19 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     return values
 
 
+def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
+    """The config of a config file, as --config=PATH:ARG gives it."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded.get_config(arg)
+
+
+def inherit(file: str, name: str, arg: str) -> ConfigDict:
+    """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
+    return load_file(Path(file).with_name(name), arg)
+
+
 def module(room: str, name: str, key: str) -> ModuleType:
     """The module that a name in the config stands for: coevolve_jax.ROOM.NAME, or a dotted path of anybody's.
 
@@ -135,20 +148,6 @@ def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:
         if a != b:
             return f"{prefix}.{key} is {a!r} there and {b!r} here"
     return "equal"
-
-
-def load(path: str | os.PathLike, arg: str = "") -> ConfigDict:
-    """The config that --config=PATH:ARG names. Raises FileNotFoundError where there is no such file."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec and spec.loader, f"{path} is no Python file: name one that has get_config."
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config(arg)
-
-
-def inherit(file: str, name: str, arg: str) -> ConfigDict:
-    """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
-    return load(Path(file).with_name(name), arg)
 
 
 def check(config: ConfigDict) -> None:

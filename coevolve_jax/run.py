@@ -194,7 +194,7 @@ class Run:
         }
         for name, content in (("summary.json", summary), ("ledger.json", ledger)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
-        report.write(self.workdir)
+        report.write_report(self.workdir)
         print(summary_table(summary, self.workdir))
         return summary
 

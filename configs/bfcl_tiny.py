@@ -2,7 +2,7 @@
 
 Paper: "CoEvolve: Training LLM Agents via Agent-Data Mutual Evolution" (arXiv 2604.15840); the
 values here are those that fit two CPU cores, configs/bfcl_qwen3_4b.py has the paper's.
-Hardware: two CPU cores, 4 GB of memory. Expected time and score: see README.md.
+Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/results.md.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 

@@ -78,7 +78,7 @@ def run() -> None:
     name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     policy = build.policy(folder)
-    config = configs.load(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
+    config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
     config.environment.update(name=name, python=_PYTHON.value, call_timeout=5.0)
     config.rollout.update(

@@ -7,7 +7,7 @@ frequent as the right call, so greedy decoding errs too and RL has something to 
 
     make pretrain
 
-runs both stages, the second going on from the first. Seeded. The wall time and what came out stand in README.md.
+runs both stages, the second going on from the first. Seeded. The wall time and what came out stand in docs/results.md.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class Page(HTMLParser):
 
 
 def build(path):
-    return Page(report.write(path).read_text(encoding="utf-8"))
+    return Page(report.write_report(path).read_text(encoding="utf-8"))
 
 
 def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
@@ -356,12 +356,12 @@ def test_a_broken_line_is_named(tmp_path):
     lines = (path / "signals.jsonl").read_text().splitlines()
     (path / "signals.jsonl").write_text("\n".join([lines[0], "{oops", *lines[1:]]) + "\n")
     with pytest.raises(ValueError, match=r"signals\.jsonl, line 2 is not JSON"):
-        report.write(path)
+        report.write_report(path)
 
 
 def test_the_same_files_give_the_same_page(tmp_path):
     path = fake_workdir(tmp_path / "run", steps=3)
-    assert report.write(path).read_bytes() == report.write(path).read_bytes()
+    assert report.write_report(path).read_bytes() == report.write_report(path).read_bytes()
 
 
 def test_command_line_names_the_report_and_refuses_what_is_no_workdir(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.config import load, override, strategy
+from coevolve_jax.config import load_file, override, strategy
 from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
 from tests.strategies import faulty
@@ -24,7 +24,7 @@ SMALL = {
 
 
 def settings(name: str, **changes):
-    config = load(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
     return override(config, {**SMALL, "model": str(ROOT / "models" / "tiny_qwen3"), **changes})
 
 

@@ -48,7 +48,7 @@ class Run:
         )
 
 
-def load(workdir: str | os.PathLike) -> Run:
+def load_run(workdir: str | os.PathLike) -> Run:
     """Reads a workdir, also while a run writes to it.
 
     Raises FileNotFoundError where workdir is no folder and ValueError where a line of its files is no JSON.

@@ -12,16 +12,16 @@ import sys
 from collections.abc import Mapping
 
 from coevolve_jax.analysis import charts, stats
-from coevolve_jax.analysis.loading import Run, asked_for, load
+from coevolve_jax.analysis.loading import Run, asked_for, load_run
 from coevolve_jax.analysis.style import COLOURS, CSS, GREY, esc, grid
 from coevolve_jax.analysis.summary import clock, p_value
 from coevolve_jax.types import SIGNAL_KINDS
 
 
-def write(workdir: str | os.PathLike) -> pathlib.Path:
-    """Writes workdir/report.html and returns its path; raises what `load` raises."""
+def write_report(workdir: str | os.PathLike) -> pathlib.Path:
+    """Writes workdir/report.html and returns its path; raises what `load_run` raises."""
     path = pathlib.Path(workdir) / "report.html"
-    path.write_text(render(load(workdir)), encoding="utf-8")
+    path.write_text(render(load_run(workdir)), encoding="utf-8")
     return path
 
 
@@ -181,6 +181,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m coevolve_jax.analysis.report WORKDIR")
     try:
-        sys.stdout.write(f"{write(sys.argv[1])}\n")
+        sys.stdout.write(f"{write_report(sys.argv[1])}\n")
     except (FileNotFoundError, ValueError) as error:
         sys.exit(str(error))
