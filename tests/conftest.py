@@ -1,20 +1,37 @@
 """Fixtures that several test files share. Tests run on the CPU, whatever the machine has."""
 
 import os
+import random
+import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" optimises them.
 # What a user starts is compiled as for a user (test_train.py).
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+# All tests, and all processes that they start, share what was compiled, also with the next run: the key of a program
+# holds the versions, the flags and the processor. `pytest --cache-clear` forgets it.
+COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+KEPT = (
+    14 * 24 * 3600.0
+)  # seconds until a compiled program is forgotten, so that the folder does not grow for ever
 
+import hypothesis
 import pytest
 
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.sglang.server import Server
 
-TINY = Path(__file__).parents[1] / "models" / "tiny_qwen3"
+TINY = ROOT / "models" / "tiny_qwen3"
 
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 # `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps.
 LONGEST = (
@@ -28,8 +45,39 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+def pytest_addoption(parser):
+    # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
+    # or not to have run. The seed stands at the top of the output, and names the order:
+    #     pytest tests -n 2 --dist loadfile --no-loadscope-reorder --order-seed=random
+    #     pytest tests/test_push_served.py --order-seed=17
+    parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):  # one of several processes, which got the options of the first
+        return
+    if config.option.order_seed == "random":
+        config.option.order_seed = str(random.SystemRandom().randrange(10**6))
+    for program in COMPILED.glob("*"):
+        if program.stat().st_mtime < time.time() - KEPT:
+            program.unlink(missing_ok=True)
+
+
+def pytest_report_header(config):
+    seed = config.option.order_seed
+    return f"order: --order-seed={seed}" if seed else None
+
+
+def pytest_collection_modifyitems(config, items):
+    if seed := config.option.order_seed:
+        files = sorted({item.path.name for item in items})
+        place = {name: i for i, name in enumerate(random.Random(seed).sample(files, len(files)))}
+        random.Random(seed).shuffle(items)
+        items.sort(key=lambda item: place[item.path.name])
+    else:
+        items.sort(
+            key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
+        )
 
 
 @pytest.fixture

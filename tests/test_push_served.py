@@ -40,7 +40,7 @@ def versions(policy):
 
 @pytest.fixture
 def pushed(sglang_server, policy):
-    """Runs `body(session, pusher)`, and leaves the server with the weights that it came with."""
+    """Runs `body(session, pusher)` on the server with the weights that it was launched with, whatever it had."""
 
     def run(body, **settings):
         async def main():
@@ -48,9 +48,9 @@ def pushed(sglang_server, policy):
             original = push.Pusher(policy[0], sglang_server.model_path)
             async with aiohttp.ClientSession() as session:
                 try:
+                    await original.push(session, sglang_server.url, original.write(policy[1], 0))
                     return await body(session, pusher)
                 finally:
-                    await original.push(session, sglang_server.url, original.write(policy[1], 0))
                     await pusher.close(session)
                     await original.close(session)
 
