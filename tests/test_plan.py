@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from coevolve_jax import plan
-from coevolve_jax.config import load
+from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.learner import Learner
@@ -41,7 +41,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def configs():
-    return {name: load(ROOT / "configs" / f"{name}.py") for name in SIZES}
+    return {name: load_file(ROOT / "configs" / f"{name}.py") for name in SIZES}
 
 
 def fsdp(devices: int):

@@ -12,19 +12,26 @@ import json
 import math
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coevolve_jax import envs
-from coevolve_jax.envs import calls as call_checks
-from coevolve_jax.envs.base import Execution
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.envs.worker_process import WorkerProcess
-from coevolve_jax.types import Call, Lineage, Outcome, Step, Task, Trajectory
+from coevolve_jax.testing.probe import (
+    STRANGERS,
+    SAMPLE,
+    VALUES,
+    Worker,
+    answering,
+    junk_arguments,
+    name_of,
+    play,
+    require,
+    require_valid,
+    some,
+)
+from coevolve_jax.types import Call, Lineage, Outcome, Step, Task, Trajectory, Turn
 
-SAMPLE = 12  # tasks and scenarios that are played
-VALUES = (None, True, -1, 0.5, "", "x" * 5000, "{0.__class__}", "\x00\ud800", [], [[1]], {}, {"a": {}})
-STRANGERS = ("no_such_tool", "", "__class__", "reset", "__import__('os').system('true')")
 HEAVY = ("jax", "numpy", "torch")
 
 
@@ -48,27 +55,28 @@ def check_environment(
       allowed: which of HEAVY the workers may import, because the environment itself needs them.
     """
     settings = {"train_split": "train", "eval_split": "test", **(settings or {})}
-    with _answering(f"The environment {name!r}"):
+    with answering(f"The environment {name!r}"):
         family = envs.load(name, python)
     train, held_out, tasks = _lists(family, settings)
-    jobs = [(task, task.calls or tuple(calls)) for task in _some(tasks)]
+    jobs = [(task, task.calls or tuple(calls)) for task in some(tasks)]
     spare = tuple(calls) or next((played for _, played in jobs if played), ())
-    _require(spare, "The tasks have no reference calls: give the suite `calls` to try.")
-    jobs += [(scenario, spare) for scenario in _some(train)]
+    require(spare, "The tasks have no reference calls: give the suite `calls` to try.")
+    jobs += [(scenario, spare) for scenario in some(train)]
     _check_tools(family, [task for task, _ in jobs])
-    with contextlib.closing(_Worker(name, python, timeout)) as worker:
+    with contextlib.closing(Worker(name, python, timeout)) as worker:
         _check_light(family, worker, [*tasks, *train], [c for _, played in jobs for c in played])
     with ProcessPool(name, workers=2, timeout=timeout, python=python) as pool:
         _check_worlds(pool, jobs)
         _check_apart(family, pool, train, held_out)
         _check_junk(family, pool, [task for task, _ in jobs])
-        _check_grading(pool, _some(tasks), _some(train)[0])
-        _check_report(family, pool, _some(tasks))
+        _check_grading(pool, some(tasks), some(train)[0])
+        _check_grown(pool, [(dataclasses.replace(task, turns=()), played) for task, played in jobs])
+        _check_report(family, pool, some(tasks))
         _check_isolation(pool, *max(jobs, key=lambda job: len(job[1])))
-    with contextlib.closing(_Worker(name, python, timeout)) as worker:
+    with contextlib.closing(Worker(name, python, timeout)) as worker:
         worker.play(*jobs[0])
         heavy = [m for m in worker.ask("imported", *HEAVY) if m not in allowed]
-        _require(
+        require(
             not heavy,
             f"A worker imports {', '.join(heavy)}: import it inside the functions that need it, or allow it here "
             "if the environment itself is made of it.",
@@ -90,15 +98,15 @@ def _lists(family: envs.Family, settings: Mapping) -> tuple[list[Task], list[Tas
     }
     lists = []
     for what, ask in questions.items():
-        with _answering(what):
+        with answering(what):
             found, again = ask(), ask()
-        _require(isinstance(found, list) and found, f"{what} gives no tasks.")
-        _require(found == again, f"{what} gives other tasks when it is asked again.")
-        _require(len({t.id for t in found}) == len(found), f"{what} gives two tasks of the same id.")
+        require(isinstance(found, list) and found, f"{what} gives no tasks.")
+        require(found == again, f"{what} gives other tasks when it is asked again.")
+        require(len({t.id for t in found}) == len(found), f"{what} gives two tasks of the same id.")
         bare = what.startswith("scenarios")
         for task in found:
-            _require(bare != bool(task.turns), f"{what}: {task.id!r} has {len(task.turns)} user turns.")
-            _require(_survives_json(task), f"{what}: {task.id!r} is not the same after a trip through JSON.")
+            require(bare != bool(task.turns), f"{what}: {task.id!r} has {len(task.turns)} user turns.")
+            require(_survives_json(task), f"{what}: {task.id!r} is not the same after a trip through JSON.")
         lists.append(found)
     try:
         family.scenarios("no such split", settings)
@@ -118,7 +126,7 @@ def _survives_json(task: Task) -> bool:
 
 def _check_tools(family: envs.Family, tasks: Sequence[Task]) -> None:
     for task in tasks:
-        with _answering(f"tools({task.id!r})"):
+        with answering(f"tools({task.id!r})"):
             docs, again = family.tools(task), family.tools(task)
             functions = [doc["function"] for doc in docs]
             names = [f["name"] for f in functions]
@@ -129,39 +137,39 @@ def _check_tools(family: envs.Family, tasks: Sequence[Task]) -> None:
                 and f["parameters"]["type"] == "object"
                 for doc, f in zip(docs, functions)
             )
-        _require(docs and plain and shaped, f"tools({task.id!r}) are no function schemas of plain JSON.")
-        _require(docs == again, f"tools({task.id!r}) are others when asked again.")
-        _require(
+        require(docs and plain and shaped, f"tools({task.id!r}) are no function schemas of plain JSON.")
+        require(docs == again, f"tools({task.id!r}) are others when asked again.")
+        require(
             len(set(names)) == len(names), f"tools({task.id!r}) has two tools of one name: {sorted(names)}."
         )
 
 
-def _check_light(family: envs.Family, worker: _Worker, tasks: Sequence[Task], calls: Sequence[Call]) -> None:
+def _check_light(family: envs.Family, worker: Worker, tasks: Sequence[Task], calls: Sequence[Call]) -> None:
     """task_key, features and action_pattern are functions of their argument and of nothing else."""
-    with _answering("task_key"):
+    with answering("task_key"):
         keys = [family.task_key(task) for task in tasks]
-    _require(all(isinstance(k, str) for k in keys), "task_key gives something that is no text.")
-    _require(len(set(keys)) > 1 or len(keys) == 1, "task_key gives all tasks the same key.")
+    require(all(isinstance(k, str) for k in keys), "task_key gives something that is no text.")
+    require(len(set(keys)) > 1 or len(keys) == 1, "task_key gives all tasks the same key.")
     for task, key in zip(tasks, keys):
         before = json.dumps(task.to_json())
         other = dataclasses.replace(task, id="other", description="other", lineage=Lineage("initial", step=7))
         again = Task.from_json(json.loads(before))
-        with _answering(f"task_key or features of {task.id!r}"):
+        with answering(f"task_key or features of {task.id!r}"):
             same = key == family.task_key(other) == family.task_key(again)
             found, twice = family.features(task), family.features(again)
-        _require(same, f"task_key of {task.id!r} depends on more than its scenario and turns.")
+        require(same, f"task_key of {task.id!r} depends on more than its scenario and turns.")
         counts = all(isinstance(k, str) and math.isfinite(v) and v > 0 for k, v in found.items())
-        _require(counts, f"features of {task.id!r} are no counts by name.")
-        _require(found == twice, f"features of {task.id!r} are others for an equal task.")
-        _require(json.dumps(task.to_json()) == before, f"task_key or features changes the task {task.id!r}.")
-    for task, key in zip(_some(tasks), _some(keys)):
+        require(counts, f"features of {task.id!r} are no counts by name.")
+        require(found == twice, f"features of {task.id!r} are others for an equal task.")
+        require(json.dumps(task.to_json()) == before, f"task_key or features changes the task {task.id!r}.")
+    for task, key in zip(some(tasks), some(keys)):
         there = worker.ask("task_key", task.to_json()), worker.ask("features", task.to_json())
         here = key, dict(family.features(task))
-        _require(here == there, f"task_key or features of {task.id!r} is another in another process.")
+        require(here == there, f"task_key or features of {task.id!r} is another in another process.")
     for call in (*calls[:SAMPLE], *(Call(n, {"a": v}) for n in STRANGERS for v in VALUES)):
-        with _answering(f"action_pattern of {call.name[:60]!r}"):
+        with answering(f"action_pattern of {call.name[:60]!r}"):
             pattern, again = family.action_pattern(call), family.action_pattern(call)
-        _require(
+        require(
             isinstance(pattern, str) and pattern == again, f"action_pattern of {call} gives no fixed text."
         )
 
@@ -171,21 +179,21 @@ def _check_light(family: envs.Family, worker: _Worker, tasks: Sequence[Task], ca
 
 def _check_worlds(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> None:
     """Equal tasks give equal worlds, whichever process holds them and whatever its other worlds went through."""
-    _require_valid(*pool.execute(jobs[:1]), *jobs[0])
+    require_valid(*pool.execute(jobs[:1]), *jobs[0])
     copies = [(task, played) for task, played in jobs for _ in range(3)]
     executed = pool.execute(copies)
     for i, (task, _) in enumerate(jobs):
         first, *others = executed[3 * i : 3 * i + 3]
-        _require_valid(first, *jobs[i])
+        require_valid(first, *jobs[i])
         starts = {e.fingerprints[0] for e in (first, *others)}
-        _require(all(isinstance(f, str) and f for f in first.fingerprints), "fingerprint gives no text.")
-        _require(len(starts) == 1, f"Equal tasks ({task.id!r}) start in different states.")
-        _require(
+        require(all(isinstance(f, str) and f for f in first.fingerprints), "fingerprint gives no text.")
+        require(len(starts) == 1, f"Equal tasks ({task.id!r}) start in different states.")
+        require(
             all(o == first for o in others),
             f"The same calls in equal worlds of {task.id!r} give other observations or states.",
         )
     changed = any(e.fingerprints[0] != e.fingerprints[-1] for e in executed)
-    _require(changed, "No call that was tried changes the fingerprint of a world: it does not see the state.")
+    require(changed, "No call that was tried changes the fingerprint of a world: it does not see the state.")
 
 
 def _check_apart(
@@ -197,7 +205,7 @@ def _check_apart(
     ]
     keys = [{family.task_key(s) for s in side} for side in (train, held_out)]
     shared = not states[0].isdisjoint(states[1]) or not keys[0].isdisjoint(keys[1])
-    _require(not shared, "apart_from leaves scenarios that start as one of the training split.")
+    require(not shared, "apart_from leaves scenarios that start as one of the training split.")
 
 
 def _check_junk(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -> None:
@@ -209,49 +217,57 @@ def _check_junk(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -
             if function["name"] in seen:
                 continue
             seen.add(function["name"])
-            junk = [
-                Call(function["name"], arguments) for arguments in _junk_arguments(function["parameters"])
-            ]
+            junk = [Call(function["name"], arguments) for arguments in junk_arguments(function["parameters"])]
             (execution,) = pool.execute([(task, junk)])
-            _require_valid(execution, task, junk)
+            require_valid(execution, task, junk)
     task = tasks[0]
     strangers = [Call(n, {}) for n in STRANGERS if n not in seen]
     unplain = [Call(n, a) for n in sorted(seen)[:1] for a in (None, [], {"a": float("nan")}, {"a": {1, 2}})]
     (execution,) = pool.execute([(task, [*strangers, *unplain])])
-    _require_valid(execution, task, [*strangers, *unplain])
+    require_valid(execution, task, [*strangers, *unplain])
     for call, observation in zip([*strangers, *unplain], execution.observations):
-        _require(observation.error, f"The call {_name(call)} is answered without an error.")
-    _require(
-        len(set(execution.fingerprints)) == 1, "A call that names no tool of the task changes the world."
-    )
-
-
-def _junk_arguments(schema: Mapping) -> list[dict]:
-    """No arguments, unknown ones, and each strange value for one parameter and for all at once."""
-    parameters = list(schema.get("properties", {}))
-    everywhere = [dict.fromkeys(parameters, value) for value in VALUES]
-    single = [{**dict.fromkeys(parameters, "x"), p: value} for p in parameters for value in VALUES]
-    return [{}, {"no_such_parameter": 1}, {"": 1}, *everywhere, *single]
+        require(observation.error, f"The call {name_of(call)} is answered without an error.")
+    require(len(set(execution.fingerprints)) == 1, "A call that names no tool of the task changes the world.")
 
 
 def _check_grading(pool: ProcessPool, tasks: Sequence[Task], scenario: Task) -> None:
     """The reference is a success, doing nothing is none, and what cannot be graded is refused."""
-    idle = _play(pool, tasks, [[()] * len(t.turns) for t in tasks])
+    idle = play(pool, tasks, [[()] * len(t.turns) for t in tasks])
     for task, outcome in zip(tasks, idle):
         _require_outcome(task, outcome)
         wrong = outcome.success and bool(task.calls)
-        _require(not wrong, f"{task.id!r} is a success although none of its reference calls was made.")
-    _require(not all(o.success for o in idle), "Every task is a success although nothing was done.")
+        require(not wrong, f"{task.id!r} is a success although none of its reference calls was made.")
+    require(not all(o.success for o in idle), "Every task is a success although nothing was done.")
     referred = [t for t in tasks if t.calls]
-    for task, outcome in zip(referred, _play(pool, referred, [[u.calls for u in t.turns] for t in referred])):
+    for task, outcome in zip(referred, play(pool, referred, [[u.calls for u in t.turns] for t in referred])):
         _require_outcome(task, outcome)
-        _require(outcome.success, f"The reference calls of {task.id!r} are no success: {outcome.reason!r}.")
+        require(outcome.success, f"The reference calls of {task.id!r} are no success: {outcome.reason!r}.")
     sessions = pool.reset(tasks)
     for task, outcome in zip(tasks, pool.score(sessions)):
-        _require(not outcome.success, f"{task.id!r} is a success before a turn has ended.")
+        require(not outcome.success, f"{task.id!r} is a success before a turn has ended.")
     pool.close(sessions)
     _require_refused(pool, tasks[0], len(tasks[0].turns) + 1, "end_turn of a task whose turns have all ended")
     _require_refused(pool, scenario, 0, "score of a bare scenario")
+
+
+def _check_grown(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> None:
+    """Exploration makes tasks of scenarios: their turns have the calls that were found as reference calls."""
+    for (scenario, played), execution in zip(jobs, pool.execute(jobs)):
+        good = tuple(c for c, o in zip(played, execution.observations) if not o.error)
+        (again,) = pool.execute([(scenario, good)])
+        if again.fingerprints[0] == again.fingerprints[-1] or any(o.error for o in again.observations):
+            continue
+        task = dataclasses.replace(scenario, id=f"explored in {scenario.id}", turns=(Turn("Do it.", good),))
+        done, idle = play(pool, [task] * 2, [[good], [()]])
+        sound = done.valid and idle.valid and done.success and not idle.success
+        require(
+            sound,
+            f"A task with reference calls, made of {scenario.id!r}, is not graded by what they lead to.",
+        )
+        return
+    raise AssertionError(
+        "No call that was tried changes a world of a scenario: give the suite other `calls`."
+    )
 
 
 def _require_refused(pool: ProcessPool, task: Task, turns: int, what: str) -> None:
@@ -271,27 +287,27 @@ def _require_refused(pool: ProcessPool, task: Task, turns: int, what: str) -> No
 
 
 def _require_outcome(task: Task, outcome: Outcome) -> None:
-    _require(outcome.valid, f"score of {task.id!r} lost its world: {outcome.reason!r}.")
+    require(outcome.valid, f"score of {task.id!r} lost its world: {outcome.reason!r}.")
     sound = 0 <= outcome.reward <= 1 and 0 <= outcome.progress <= 1 and isinstance(outcome.reason, str)
-    _require(sound, f"score of {task.id!r} is {outcome}: reward and progress lie between 0 and 1.")
-    _require(outcome.success == (outcome.reward >= 0.5), f"score of {task.id!r}: success is reward >= 0.5.")
+    require(sound, f"score of {task.id!r} is {outcome}: reward and progress lie between 0 and 1.")
+    require(outcome.success == (outcome.reward >= 0.5), f"score of {task.id!r}: success is reward >= 0.5.")
 
 
 def _check_report(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -> None:
     """The official score of the references, and of doing nothing."""
     shares = []
     for turns in ([[u.calls for u in t.turns] for t in tasks], [[()] * len(t.turns) for t in tasks]):
-        outcomes = _play(pool, tasks, turns)
+        outcomes = play(pool, tasks, turns)
         played = [_trajectory(*one) for one in zip(tasks, turns, outcomes)]
-        with _answering("report"):
+        with answering("report"):
             found = family.report(tasks, played, 1, pool.judge)
             json.dumps(found)
             shares.append(float(found["success"]))
         texts = all(isinstance(found.get(k), str) for k in ("benchmark", "scoring"))
-        _require(texts, "report does not say which benchmark it is and how it was scored.")
-        _require(0 <= shares[-1] <= 1, f"report gives the success {shares[-1]}: it is a share.")
+        require(texts, "report does not say which benchmark it is and how it was scored.")
+        require(0 <= shares[-1] <= 1, f"report gives the success {shares[-1]}: it is a share.")
     if all(t.calls for t in tasks):
-        _require(
+        require(
             shares == [1.0, 0.0],
             f"report gives {shares[0]} to the reference and {shares[1]} to doing nothing.",
         )
@@ -309,91 +325,23 @@ def _check_isolation(pool: ProcessPool, task: Task, played: Sequence[Call]) -> N
     expected = list(alone.observations)
     sessions = pool.reset([task] * 6)
     first = pool.step(sessions[:1], [played])
-    _require(first == [expected], f"A world of {task.id!r} answers otherwise beside others.")
+    require(first == [expected], f"A world of {task.id!r} answers otherwise beside others.")
     both = pool.step(sessions[1:3], [played[:1]] * 2)
-    _require(all(o == expected[:1] for o in both), f"Worlds of {task.id!r} share state.")
+    require(all(o == expected[:1] for o in both), f"Worlds of {task.id!r} share state.")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead before it is asked again
     rest = pool.step(sessions[1:3], [played[1:]] * 2)
-    _require(
+    require(
         all(o == expected[1:] for o in rest), f"A world of {task.id!r} is another when it is built again."
     )
     os.kill(pool.pids[0], signal.SIGSTOP)  # it hangs
     answers = pool.step(sessions[3:], [played] * 3)
     lost = sum(not all(o.valid for o in observations) for observations in answers)
-    _require(lost <= 1, f"A worker that hung cost {lost} sessions.")
+    require(lost <= 1, f"A worker that hung cost {lost} sessions.")
     sound = all(a == expected for a in answers if all(o.valid for o in a))
-    _require(sound, f"A world of {task.id!r} answers otherwise after another one was lost.")
+    require(sound, f"A world of {task.id!r} answers otherwise after another one was lost.")
     restarts = pool.restarts
     pool.close(sessions)
     pool.close(pool.reset([task] * 2))
-    _require(pool.restarts == restarts, "close ends the worker.")
-
-
-# --- Means ----------------------------------------------------------------------------------------
-
-
-class _Worker:
-    """One worker, asked directly."""
-
-    def __init__(self, name: str, python: str, timeout: float):
-        self._process = WorkerProcess(name, python, timeout, memory_gib=0)
-        self.close = self._process.kill
-        self._process.wait_until_ready()
-
-    def ask(self, *question: Any) -> Any:
-        (reply,) = self._process.request(0, [json.dumps(["ask", *question])])
-        return reply[1]
-
-    def play(self, task: Task, calls: Sequence[Call]) -> None:
-        ops = [["reset", task.to_json()], *(["step", call_checks.to_json(c)] for c in calls)]
-        list(self._process.request(1, [json.dumps(op) for op in (*ops, ["fingerprint"])]))
-
-
-def _play(
-    pool: ProcessPool, tasks: Sequence[Task], turns: Sequence[Sequence[Sequence[Call]]]
-) -> list[Outcome]:
-    """Outcomes of tasks[i] after the calls turns[i][turn]."""
-    sessions = pool.reset(tasks)
-    for turn in range(max(map(len, turns), default=0)):
-        on = [i for i, t in enumerate(turns) if turn < len(t)]
-        pool.step([sessions[i] for i in on], [turns[i][turn] for i in on])
-        pool.end_turn([sessions[i] for i in on])
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
-    return outcomes
-
-
-def _some(items: Sequence[Any]) -> list[Any]:
-    """SAMPLE of them, spread evenly."""
-    return list(items[:: max(1, -(-len(items) // SAMPLE))])
-
-
-def _name(call: Call) -> str:
-    return f"{call.name[:40]}({str(call.arguments)[:80]})"
-
-
-def _require(holds: object, sentence: str) -> None:
-    if not holds:
-        raise AssertionError(sentence)
-
-
-def _require_valid(execution: Execution, task: Task, calls: Sequence[Call]) -> None:
-    for call, observation in zip(calls, execution.observations):
-        if not observation.valid:
-            raise AssertionError(
-                f"The call {_name(call)} lost its world of {task.id!r} ({observation.text[:200]}): step must answer any "
-                "call with an observation, within the timeout."
-            )
-    _require(execution.valid, f"A world of {task.id!r} was lost in reset, fingerprint or close: see above.")
-
-
-@contextlib.contextmanager
-def _answering(what: str) -> Iterator[None]:
-    try:
-        yield
-    except AssertionError:
-        raise
-    except Exception as error:
-        raise AssertionError(f"{what} raised {type(error).__name__}: {error}") from error
+    require(pool.restarts == restarts, "close ends the worker.")
