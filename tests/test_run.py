@@ -1,0 +1,93 @@
+"""A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
+
+import json
+
+import pytest
+from ml_collections import ConfigDict
+from test_strategies import rows, settings
+from test_train import comparable
+
+from coevolve_jax import config as configs
+from coevolve_jax.run import fork
+from coevolve_jax.train import train
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four steps with all its checkpoints."""
+    workdir = tmp_path_factory.mktemp("run") / "whole"
+    summary = train(settings("coevolve"), workdir)
+    assert summary == json.loads((workdir / "summary.json").read_text())
+    return workdir
+
+
+def test_a_run_that_stops_on_the_way_goes_on_to_the_same_bits(whole, tmp_path):
+    assert train(settings("coevolve"), tmp_path / "run", until=2) == {}
+    assert len(rows(tmp_path / "run", "metrics.jsonl")) == 2
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert train(settings("coevolve"), tmp_path / "run", until=9)["steps"] == 4
+    want, got = comparable(whole), comparable(tmp_path / "run")
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_a_fork_that_changes_nothing_ends_as_the_run(whole, tmp_path):
+    config = fork(whole, 2, tmp_path / "fork")
+    assert configs.to_json(config) == configs.to_json(settings("coevolve"))
+    train(config, tmp_path / "fork")
+    want, got = comparable(whole), comparable(tmp_path / "fork")
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_a_fork_goes_on_with_another_strategy_from_there(whole, tmp_path):
+    summary = train(fork(whole, 2, tmp_path / "fork", {"strategy.name": "static"}), tmp_path / "fork")
+    assert summary["strategy"] == "static"
+    ours, theirs = (rows(w, "metrics.jsonl") for w in (tmp_path / "fork", whole))
+    still = lambda row: {k: v for k, v in row.items() if k not in ("seconds", "utilization")}
+    assert list(map(still, ours[:2])) == list(map(still, theirs[:2]))
+    assert ours[2]["tasks"] == ours[3]["tasks"] == theirs[1]["tasks"] < theirs[3]["tasks"]
+
+
+@pytest.mark.parametrize(
+    "step, overrides, why",
+    [
+        (7, {}, r"has no checkpoint of step 7 \(it has 1, 2, 3, 4\)"),
+        (2, {"no.such.key": 1}, "no key 'no.such.key'"),
+        (2, {"steps": "many"}, "config.steps cannot be 'many'"),
+        (2, {"evolution.mode": "static"}, "'evolution.mode' is called 'strategy.name' now"),
+        (2, {"rollout.group_size": 1}, "config.rollout.group_size is 1"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_one_sentence_and_writes_nothing(whole, tmp_path, step, overrides, why):
+    with pytest.raises(ValueError, match=why):
+        fork(whole, step, tmp_path / "fork", overrides)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_leaves_other_folders_alone(whole, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        fork(whole, 2, tmp_path)
+    with pytest.raises(ValueError, match="holds no run"):
+        fork(tmp_path, 2, tmp_path / "fork")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_costs_are_booked(whole):
+    costs = json.loads((whole / "ledger.json").read_text())["costs"]
+    metrics, tasks = rows(whole, "metrics.jsonl"), rows(whole, "tasks.jsonl")
+    assert costs["rollouts/policy"] == 4 * 2 * 4
+    assert costs["sampled_tokens/policy"] > 0 and costs["environment_steps/signal"] > 0
+    assert costs["tasks_added/signal"] == len(tasks) - 8 == sum(
+        m["evolution"]["added"] for m in metrics if m["evolution"]
+    )
+
+
+def test_override_copies_and_names_what_is_wrong():
+    config = ConfigDict({"a": {"b": 1}, "c": 2})
+    assert configs.override(config, {"a.b": 3}).to_dict() == {"a": {"b": 3}, "c": 2}
+    assert config.a.b == 1
+    for key in ("a.x", "a.b.c", "b"):
+        with pytest.raises(ValueError, match=f"no key '{key}'"):
+            configs.override(config, {key: 1})
