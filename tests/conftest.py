@@ -9,7 +9,11 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" optimises them.
 # What a user starts is compiled as for a user (test_train.py).
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1",
+)
 # All tests, and all processes that they start, share what was compiled, also with the next run: the key of a program
 # holds the versions, the flags and the processor. `pytest --cache-clear` forgets it.
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
@@ -68,6 +72,7 @@ def pytest_report_header(config):
     return f"order: --order-seed={seed}" if seed else None
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture of a module
 def pytest_collection_modifyitems(config, items):
     if seed := config.option.order_seed:
         files = sorted({item.path.name for item in items})

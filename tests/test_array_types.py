@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grpo_cases import samples, trajectory
 from jaxtyping import jaxtyped
 
-from coevolve_jax.grpo import advantages, losses, logprobs
+from coevolve_jax.grpo import advantages, logprobs, losses
 from coevolve_jax.grpo.packing import Batch, pack
-from grpo_cases import samples, trajectory
 
 R, L, D, V = 2, 5, 3, 7
 FLOATS = jnp.linspace(-1.0, 1.0, R * L).reshape(R, L)

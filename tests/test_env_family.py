@@ -70,7 +70,7 @@ def doors(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def door_pool(doors):
-    with ProcessPool(DOORS, workers=2, timeout=5.0, python=doors) as pool:
+    with ProcessPool(DOORS, workers=2, timeout=60.0, python=doors) as pool:
         yield pool
 
 

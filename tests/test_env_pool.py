@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from clock import Stopwatch, cpu_seconds
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark, toolsets
@@ -26,13 +27,14 @@ SUM = dataclasses.replace(ALL, turns=(Turn("add", (ADD[0],)), Turn("and again", 
 
 @pytest.fixture(scope="module")
 def pool():
-    with ProcessPool("bfcl", workers=2, timeout=5.0) as pool:
+    with ProcessPool("bfcl", workers=2, timeout=60.0) as pool:
         yield pool
 
 
 @pytest.fixture
 def impatient():
-    with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
+    """A second is what an answer waits for on a busy machine at most: these take a millisecond."""
+    with ProcessPool("bfcl", workers=2, timeout=1.0) as pool:
         yield pool
 
 
@@ -68,9 +70,9 @@ def test_a_hanging_call_costs_one_session(impatient):
     impatient.end_turn(sessions)
     calls = [[ADD[1]] for _ in sessions]
     calls[2] = [ADD[2], HANG, ADD[1]]
-    start = time.monotonic()
+    watch = Stopwatch()
     observations = impatient.step(sessions, calls)
-    assert time.monotonic() - start < 5
+    assert watch.seconds < 5
     assert [o.valid for o in observations[2]] == [True, False, False]
     assert observations[2][0].text == '{"result": 3}' and "timeout" in observations[2][1].text
     assert all(o == Observation('{"result": 2}') for i in range(8) if i != 2 for o in observations[i])
@@ -101,7 +103,14 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_one_session(pool):
     pool.step(sessions, [[ADD[0]]] * 8)
     pool.end_turn(sessions)
     victim = pool._workers[0].process.pid
-    killer = threading.Timer(0.2, os.kill, (victim, signal.SIGKILL))
+    before = cpu_seconds(victim)
+
+    def kill_once_it_works():
+        while cpu_seconds(victim) < before + 0.1:
+            time.sleep(0.005)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once_it_works)
     killer.start()
     slow = [ADD[1], Call("power", {"base": 10, "exponent": 10**6})]  # 0.1 to 0.3 s, four times
     pool.step(sessions, [slow] * 8)
@@ -128,7 +137,7 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
 
 
 def test_memory_is_bounded():
-    with ProcessPool("bfcl", workers=1, timeout=10.0, memory_gib=0.25) as small:
+    with ProcessPool("bfcl", workers=1, timeout=60.0, memory_gib=0.25) as small:
         huge = [Call("power", {"base": 2, "exponent": 2**33}), ADD[0]]
         ((first, second),) = small.step(small.reset([ALL]), [huge])
     assert first.error and second.text == '{"result": 1}'
@@ -269,7 +278,7 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(child)
@@ -285,7 +294,7 @@ def test_workers_end_with_the_interpreter_and_with_the_pool():
         "print(p._workers[0].process.pid)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=600)
     assert out.returncode == 0 and out.stderr == "" and not alive(int(out.stdout))
 
 
@@ -293,12 +302,12 @@ def test_64_rollouts_of_8_calls_are_quick(pool):
     tasks = [task for task in BASE[:64:8] for _ in range(8)]
     best = float("inf")
     for _ in range(3):
-        start = time.monotonic()
+        watch = Stopwatch()
         sessions = pool.reset(tasks)
         for _ in range(8):
             pool.step(sessions, [[Call("ls", {})]] * 64)
         pool.end_turn(sessions)
         pool.score(sessions)
         pool.close(sessions)
-        best = min(best, time.monotonic() - start)
+        best = min(best, watch.seconds)
     assert best < 1.0  # 0.1 s on an idle machine

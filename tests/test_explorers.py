@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from explorer_cases import evidence, file_task, trajectory
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
@@ -22,14 +23,13 @@ from coevolve_jax.explorers.scripted.tools import named_values, toolbox
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.types import Call, Observation, Triplet, Turn
-from explorer_cases import evidence, file_task, trajectory
 
 CALLS = dict(rounds=2, steps=8)
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with ProcessPool("bfcl", workers=2, timeout=5.0) as pool:
+    with ProcessPool("bfcl", workers=2, timeout=60.0) as pool:
         yield pool
 
 

@@ -24,6 +24,7 @@ from coevolve_jax.models import hf_io
 
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
 THREADS = {"NPROC": "16"}
+FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once or twice are not optimised
 # Batches are scored, and sent once for two updates.
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
@@ -32,10 +33,10 @@ def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60)
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS, "PATIENCE": str(patience)}
     address, processes = free_address(), []
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join((str(ROOT), environ["PYTHONPATH"]))
     # Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one in
     # each process, and gloo mixes them up.
-    flags = "--xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    flags = f"{FLAGS} --xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[2:]
         processes.append(
@@ -75,7 +76,7 @@ def kill_when(process: subprocess.Popen, ready) -> None:
 def alone(tmp_path_factory, environ) -> Path:  # noqa: F811
     """The run of one process with two devices."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
-    flags = {**THREADS, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
     done = run(command(workdir, **SMALL), {**environ, **flags})
     assert done.returncode == 0, done.stderr[-3000:]
     return workdir
@@ -163,6 +164,7 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
     monkeypatch.setattr(hosts.multihost_utils, "broadcast_one_to_all", lambda batch: batch)
     learner = SimpleNamespace(
         routing=(0, 0),
+        scores=True,
         init=lambda params: object(),
         score=lambda state, batch: object(),
         update=lambda state, batch, old_logprobs: (object(), {}),

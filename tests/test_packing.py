@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from grpo_cases import init_params, make_learner, samples, trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.types import Sample
-from grpo_cases import init_params, make_learner, samples, trajectory
 
 
 @settings(max_examples=60, deadline=None)

@@ -52,7 +52,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def env_pool():
-    with ProcessPool("bfcl", workers=1, timeout=5.0) as pool:
+    with ProcessPool("bfcl", workers=1, timeout=60.0) as pool:
         yield pool
 
 
@@ -231,6 +231,6 @@ def test_long_observations_are_cut(policy, env_pool):
 def test_a_hanging_tool_makes_the_rollout_invalid(policy):
     task = dataclasses.replace(TASK, scenario=bfcl.scenario(["MathAPI"]))
     hang = render_call(Call("power", {"base": 10, "exponent": 10**9}))
-    with ProcessPool("bfcl", workers=1, timeout=0.5) as pool:
+    with ProcessPool("bfcl", workers=1, timeout=1.0) as pool:
         t, _ = play(policy, pool, [hang, "Done.", "Done."], task=task)
     assert t.stop == "environment" and not t.outcome.valid

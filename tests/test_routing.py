@@ -324,7 +324,7 @@ def test_the_update_replays_on_a_mesh(trajectories, tmp_path):
         tmp_path / "t.npz", ids=t.ids, mask=t.mask, logprobs=t.logprobs, routing=t.routing, expected=mismatch
     )
     program = "import sys, test_routing; test_routing.spread_over_two_devices(sys.argv[1])"
-    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     flags["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "t.npz")], env=flags, capture_output=True, text=True

@@ -79,8 +79,10 @@ def test_costs_are_booked(whole):
     metrics, tasks = rows(whole, "metrics.jsonl"), rows(whole, "tasks.jsonl")
     assert costs["rollouts/policy"] == 4 * 2 * 4
     assert costs["sampled_tokens/policy"] > 0 and costs["environment_steps/signal"] > 0
-    assert costs["tasks_added/signal"] == len(tasks) - 8 == sum(
-        m["evolution"]["added"] for m in metrics if m["evolution"]
+    assert (
+        costs["tasks_added/signal"]
+        == len(tasks) - 8
+        == sum(m["evolution"]["added"] for m in metrics if m["evolution"])
     )
 
 

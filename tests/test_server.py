@@ -153,6 +153,7 @@ def test_deadline_ends_the_whole_group(tmp_path):
     python = _fake_python(tmp_path, "trap '' TERM INT; sleep 600 & echo still loading; wait; sleep 600")
     server = Server(TINY, python=python, log_path=tmp_path / "log", deadline=0.5)
     group = server._process.pid
+    _until(lambda: "still loading" in (tmp_path / "log").read_text())
     with pytest.raises(RuntimeError, match=r"not ready after 0\.5 s.*still loading"):
         server.wait_until_ready()
     assert not _members(group)

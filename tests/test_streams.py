@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from grpo_cases import init_params, learner_config, make_learner, moved, samples, trajectory
 from ml_collections import ConfigDict
+from test_grpo import pad, padded_logprobs, states_equal
 
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.types import Sample
-from grpo_cases import init_params, learner_config, make_learner, moved, samples, trajectory
-from test_grpo import pad, padded_logprobs, states_equal
 
 NONE = dict(kl="none", kl_coef=0.0)
 GSPO = dict(ratio="sequence", aggregate="sequence", clip_low=3e-2, clip_high=4e-2)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from explorer_cases import exploration, file_task, recorded
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs import bfcl
@@ -21,14 +22,13 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Observation, Task, Turn
-from explorer_cases import exploration, file_task, recorded
 
 CALLS = dict(rounds=2, steps=8)
 
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = ProcessPool("bfcl", workers=2, timeout=5.0)
+    pool = ProcessPool("bfcl", workers=2, timeout=60.0)
     yield pool
     pool.shutdown()
 
@@ -396,7 +396,7 @@ from coevolve_jax.explorers.base import Limits
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import synthesize
 if __name__ == "__main__":
-    pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=5.0)
+    pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=60.0)
     scenarios = bfcl.scenarios("train")[::9]
     verdicts, explored = synthesize(scripted.make(None, bfcl.tools), bfcl.tools, pool,
         [unguided(s, s.id) for s in scenarios], Limits(proposals=2), rounds=2, steps=6,

@@ -237,7 +237,7 @@ for word in "$@"; do
   echo big > "$run/checkpoints/0"
 done
 if [[ $* == *doomed* ]]; then echo "Error: it is doomed"; exit 3; fi
-exec sleep 100
+exec sleep 1000
 """
 
 

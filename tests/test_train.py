@@ -37,14 +37,14 @@ def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
     return [sys.executable, "experiments/main.py", f"--config={config}", f"--workdir={workdir}", *options]
 
 
-@pytest.fixture(scope="module")
-def environ(tmp_path_factory):
-    """The runs of this file share all their programs, which are optimised as a user's are (see conftest.py)."""
-    cache = tmp_path_factory.mktemp("compiled")
+@pytest.fixture(scope="session")
+def environ():
+    """What a user starts runs as installed for a user, and optimised (see conftest.py)."""
+    path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
     return {
         **os.environ,
+        "PYTHONPATH": path,
         "XLA_FLAGS": "",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 

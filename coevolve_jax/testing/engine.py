@@ -258,7 +258,7 @@ def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
         return await asked
 
     met = set()
-    for wait in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3):  # until the switch has fallen into the sampling
+    for wait in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3) * 5:  # until the switch has fallen into the sampling
         try:
             completions = loop.run(meet(wait))
         finally:

@@ -18,8 +18,8 @@ from typing import Any
 from coevolve_jax import envs
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.testing.probe import (
-    STRANGERS,
     SAMPLE,
+    STRANGERS,
     VALUES,
     Worker,
     answering,
