@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # environment workers import this file and have the standard library only
     import numpy as np
 
+SUCCESS = 0.5  # a trajectory, or a task's score, is a success from this reward on
 SIGNAL_KINDS = ("forgetting", "boundary", "rare")
 
 
@@ -138,7 +139,7 @@ class Observation:
 class Outcome:
     """Score of a trajectory.
 
-    reward in [0, 1]; success is reward >= 0.5; progress is the share of user
+    reward in [0, 1]; success is reward >= SUCCESS; progress is the share of user
     turns that passed before the first failed one. An invalid outcome is neither success nor failure: it
     enters no gradient and fabricates no signal.
     """
@@ -148,6 +149,13 @@ class Outcome:
     valid: bool = True
     progress: float = 0.0
     reason: str = ""
+
+    def __post_init__(self):
+        if self.valid and self.success != (self.reward >= SUCCESS):
+            raise ValueError(
+                f"An outcome has reward {self.reward} and success {self.success}: a reward is a success from "
+                f"{SUCCESS} on, and only then."
+            )
 
 
 @dataclasses.dataclass(frozen=True)

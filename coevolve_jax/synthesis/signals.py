@@ -11,9 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from coevolve_jax.types import SIGNAL_KINDS, Signal, Trajectory
-
-SUCCESS = 0.5  # a trajectory, or a task's score, is a success from this reward on
+from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Signal, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +91,14 @@ def extract(
         for task, score in now.items()
         if score < SUCCESS and any(s >= SUCCESS for s in history.scores.get(task, ())[-window:])
     }
-    succeeded = {t.task_id for t in valid if _success(t)}
-    failed = {t.task_id for t in valid if not _success(t)}
+    succeeded = {t.task_id for t in valid if t.outcome.success}
+    failed = {t.task_id for t in valid if not t.outcome.success}
     mixed = succeeded & failed
 
     signals = []
     for t in valid:
         rare = min(set(t.actions), key=lambda p: (counts[p], p), default=None)
-        if t.task_id in forgotten and not _success(t):
+        if t.task_id in forgotten and not t.outcome.success:
             signals.append(Signal("forgetting", t.task_id, t.rollout_index, step))
         if t.task_id in mixed:
             signals.append(Signal("boundary", t.task_id, t.rollout_index, step))
@@ -122,10 +120,6 @@ def count_by_kind(signals: Iterable[Signal]) -> dict[str, int]:
 def annotated(signals: Iterable[Signal]) -> int:
     """Number of distinct trajectories that carry at least one signal (the kinds are OR-ed)."""
     return len({(s.step, s.task_id, s.rollout_index) for s in signals})
-
-
-def _success(trajectory: Trajectory) -> bool:
-    return trajectory.outcome.reward >= SUCCESS
 
 
 def _check(trajectories: Sequence[Trajectory], window: int, theta: float) -> None:
