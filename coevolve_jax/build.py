@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer
 
-from coevolve_jax import config as configs
-from coevolve_jax import envs
+from coevolve_jax import envs, names
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers.base import Roles
@@ -100,19 +99,14 @@ def held_out_tasks(workdir: Path) -> list[Task]:
 
 def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     """saved: the JSON of the checkpoint to go on from; the state of another strategy is passed over."""
-    module = configs.module("strategies", config.strategy.name, "config.strategy.name")
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
     own = saved["strategy"] if saved else {}
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
 def explorer(config: ConfigDict) -> Roles:
     """The explorer that config.explorer.name names. Raises ValueError where there is none of that name."""
-    name = config.explorer.name
-    module = configs.module("explorers", name, "config.explorer.name")
-    if not callable(getattr(module, "make", None)):
-        raise ValueError(
-            f"config.explorer.name is {name!r}: {module.__name__} must define the function make."
-        )
+    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"])
     return module.make(config, family(config).tools)
 
 

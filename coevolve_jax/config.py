@@ -6,13 +6,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import pkgutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
+
+from coevolve_jax import names
 
 FLOATS = ("float32", "bfloat16")
 CHOICES = {
@@ -90,30 +90,9 @@ def inherit(file: str, name: str, arg: str) -> ConfigDict:
     return load_file(Path(file).with_name(name), arg)
 
 
-def module(room: str, name: str, key: str) -> ModuleType:
-    """The module that a name in the config stands for: coevolve_jax.ROOM.NAME, or a dotted path of anybody's.
-
-    Raises ValueError, naming `key`, where there is none.
-    """
-    path = name if "." in name else f"coevolve_jax.{room}.{name}"
-    try:
-        return importlib.import_module(path)
-    except (ModuleNotFoundError, TypeError, ValueError) as error:
-        lacking = getattr(error, "name", None)
-        if lacking and not f"{path}.".startswith(f"{lacking}."):
-            raise  # the module is there and lacks something itself
-        ours = importlib.import_module(f"coevolve_jax.{room}")
-        found = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
-        # Where implementations are folders, the files beside them are what they share.
-        names = sorted(n for n, folder in found.items() if folder or not any(found.values()))
-        raise ValueError(
-            f"{key} is {name!r}: it must be one of {', '.join(names)}, or the dotted path of a module."
-        ) from None
-
-
 def strategy(name: str) -> ConfigDict:
     """The `strategy` section for a strategy: its name and its own settings, which are DEFAULTS of its module."""
-    own = getattr(module("strategies", name, "config.strategy.name"), "DEFAULTS", {})
+    own = getattr(names.module("strategies", name, "strategy.name", ["make"]), "DEFAULTS", {})
     return ConfigDict({"name": name, **own})
 
 

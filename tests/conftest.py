@@ -19,9 +19,7 @@ os.environ.setdefault(
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-KEPT = (
-    14 * 24 * 3600.0
-)  # seconds until a compiled program is forgotten, so that the folder does not grow for ever
+KEPT = 14 * 24 * 3600.0  # seconds until a program is forgotten, so that the folder does not grow for ever
 
 import hypothesis
 import pytest
@@ -37,21 +35,40 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps.
+# `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps. What needs
+# an SGLang server stays together, so that one of the two starts one.
+SERVER = "test_served.py", "test_faults.py", "test_server.py", "test_push_served.py", "test_engines.py"
+SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 LONGEST = (
     "test_train.py",
+    *SERVER,
     "test_hosts.py",
-    "test_sharding.py",
-    "test_served.py",
-    "test_faults.py",
+    "test_routing.py",
     "test_grpo.py",
     "test_models.py",
+    "test_sharding.py",
+    "test_multiprocess.py",
+    "test_pretrain.py",
 )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FilesOfOneServerTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "server" if Path(file).name in SERVER or nodeid.endswith(SERVER_TOO) else file
+
+    return FilesOfOneServerTogether(config, log)
 
 
 def pytest_addoption(parser):
     # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
-    # or not to have run. The seed stands at the top of the output, and names the order:
+    # or not to have run. The seed stands at the end of the output, and names the order:
     #     pytest tests -n 2 --dist loadfile --no-loadscope-reorder --order-seed=random
     #     pytest tests/test_push_served.py --order-seed=17
     parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
@@ -67,9 +84,9 @@ def pytest_configure(config):
             program.unlink(missing_ok=True)
 
 
-def pytest_report_header(config):
-    seed = config.option.order_seed
-    return f"order: --order-seed={seed}" if seed else None
+def pytest_terminal_summary(terminalreporter, config):
+    if config.option.order_seed:
+        terminalreporter.write_line(f"in the order of --order-seed={config.option.order_seed}")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture of a module
@@ -106,7 +123,8 @@ def tiny_config() -> QwenConfig:
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory) -> Server:
     """A real SGLang server with models/tiny_qwen3 in float32 as version "0", started once for all tests.
-    Who changes its weights puts them back. Without `make sglang-cpu`, whatever wants it fails and says so."""
+    Nobody may rely on the weights that it holds: whoever needs certain ones pushes them first.
+    Without `make sglang-cpu`, whatever wants it fails and says so."""
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     with Server(TINY, context_length=2048, max_running_requests=64, log_path=log) as server:
         yield server.wait_until_ready()

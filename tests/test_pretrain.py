@@ -1,5 +1,6 @@
 """The script that made models/tiny_qwen3, shrunk: demonstrations in the real environment, a few steps, a folder."""
 
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):  # noqa: F8
     done = subprocess.run(
         [sys.executable, "experiments/pretrain_tiny.py", *flags],
         cwd=ROOT,
-        env=environ,
+        env={**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]},  # its few steps are quicker not optimised
         capture_output=True,
         text=True,
         timeout=300,

@@ -47,15 +47,16 @@ def _until(condition, seconds: float = 120.0):
     return value
 
 
-def _greedy(server: Server) -> dict:
-    body = {
-        "input_ids": PROMPT,
-        "return_logprob": True,
-        "sampling_params": {"temperature": 0.0, "max_new_tokens": 4},
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
+def _post(server: Server, path: str, body: dict) -> dict:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     return json.loads(connection.getresponse().read())
+
+
+def _greedy(server: Server) -> dict:
+    sampling = {"temperature": 0.0, "max_new_tokens": 4}
+    body = {"input_ids": PROMPT, "return_logprob": True, "sampling_params": sampling}
+    return _post(server, "/generate", body)
 
 
 def _fake_python(folder: Path, script: str) -> str:
@@ -107,6 +108,10 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
 
     server.restart(other, "step-7")
     group = server._process.pid
+    loaded = _post(
+        sglang_server, "/update_weights_from_disk", {"model_path": str(TINY), "weight_version": "0"}
+    )
+    assert loaded["success"], loaded
     before, after = _greedy(sglang_server), _greedy(server)
     assert server.url == url and after["meta_info"]["weight_version"] == "step-7"
     first = [answer["meta_info"]["output_token_logprobs"][0][0] for answer in (before, after)]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import pathlib
-import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from coevolve_jax import names
 from coevolve_jax.envs import base
 from coevolve_jax.types import Call, Task
 
@@ -60,44 +58,15 @@ def load(name: str, python: str = "") -> Family:
     return Family(name, python, **heavy, **light)
 
 
-def module_name(name: str) -> str:
-    return name if "." in name else f"coevolve_jax.envs.{name}"
-
-
 def module(name: str) -> ModuleType:
     """The module of a family. ValueError as `load`."""
-    path = module_name(name)
-    try:
-        found = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"The environment {name!r} imports {error.name}, which {sys.executable} does not have: install it, or "
-                "import it inside the functions and name the interpreter that has it in config.environment.python."
-            ) from None
-        here = importlib.import_module("coevolve_jax.envs").__path__
-        known = ", ".join(m.name for m in pkgutil.iter_modules(here) if m.ispkg)
-        raise ValueError(
-            f"config.environment.name is {name!r}, but there is no module {error.name}: use {known}, or the dotted "
-            "path of a module of your own that Python can import."
-        ) from None
-    missing = [k for k in NEEDED if not callable(getattr(found, k, None))]
-    if missing:
-        raise ValueError(
-            f"The environment {name!r} has no function {missing[0]}: docs/add_environment.md lists them."
-        )
-    return found
+    remedy = "install it, or import it inside the functions and name the interpreter that has it in "
+    return names.module("envs", name, "environment.name", NEEDED, remedy + "config.environment.python")
 
 
 def function(family: ModuleType, name: str) -> Callable:
     """A function of the family, or the default of envs/base.py."""
     return getattr(family, name, None) or getattr(base, name)
-
-
-def root(path: str) -> pathlib.Path:
-    """The folder or the file of the top-level package that holds a module which can be imported."""
-    top = importlib.import_module(path.partition(".")[0])
-    return pathlib.Path(top.__file__ if not hasattr(top, "__path__") else list(top.__path__)[0]).resolve()
 
 
 def ask_here(family: ModuleType, kind: str, *args: Any) -> Any:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import coevolve_jax
-from coevolve_jax.envs.family import module_name, root
+from coevolve_jax import names
 
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
@@ -127,7 +127,7 @@ def _environ(family: str, python: str) -> tuple[dict[str, str], str]:
     its own packages may be of other versions.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    sources = [pathlib.Path(coevolve_jax.__file__).resolve().parent, root(module_name(family))]
+    sources = [pathlib.Path(coevolve_jax.__file__).resolve().parent, names.root(names.path("envs", family))]
     if python:
         folder = tempfile.mkdtemp(prefix="coevolve_worker_")
         for source in dict.fromkeys(sources):

@@ -41,6 +41,7 @@ from coevolve_jax.types import (
 )
 
 EVIDENCE_TASKS = 4
+WANTED = Limits(proposals=3)
 
 
 def check_explorer(
@@ -49,7 +50,7 @@ def check_explorer(
     env_pool: EnvPool,
     scenarios: Sequence[Task],
     *,
-    limits: Limits = Limits(proposals=3),
+    limits: Limits = WANTED,
     rounds: int = 2,
     steps: int = 8,
     seed: int = 0,

@@ -16,6 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import names
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -50,7 +51,7 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     """
     config = copy.deepcopy(config)
     config.strategy = configs.strategy(name)
-    make = configs.module("strategies", name, "config.strategy.name").make
+    make = names.module("strategies", name, "strategy.name", ["make"]).make
     strategy, twin = make(config), make(config)
     pools = _pool(config), _pool(config)
     for step in range(steps or 2 * config.evolution.every):

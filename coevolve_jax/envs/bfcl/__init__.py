@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.envs.base import Environment, digest, report_verdicts
+from coevolve_jax.envs.bfcl.scenario import scenario as scenario
 from coevolve_jax.types import Call, Task, Trajectory
 
 
@@ -80,15 +81,3 @@ def task_key(task: Task) -> str:
     turns = [[call.to_json() for call in turn.calls] for turn in task.turns]
     start = task.scenario
     return digest([task.environment, sorted(start["toolsets"]), start["initial_state"], turns])
-
-
-def scenario(
-    toolsets: Sequence[str], initial_state: Mapping[str, Any] | None = None, excluded: Sequence[str] = ()
-) -> dict:
-    """The scenario of a BFCL task. toolsets: names of the classes offered. initial_state: by class.
-    excluded: names of tools of those classes that are withheld."""
-    return {
-        "toolsets": list(toolsets),
-        "initial_state": dict(initial_state or {}),
-        "excluded": list(excluded),
-    }

@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
-from coevolve_jax.envs.bfcl import scenario
+from coevolve_jax.envs.bfcl.scenario import scenario
 from coevolve_jax.envs.bfcl.toolsets import documented, parse, read_data, render
 from coevolve_jax.types import Call, Task, Turn
 

@@ -40,7 +40,7 @@ def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
     goals = []
     for _ in range(limits.proposals if usable else 0):
         steps = usable[rng.integers(len(usable))]
-        allowed = [n for n in range(limits.min_calls, min(limits.max_calls, len(steps)) + 1)]
+        allowed = list(range(limits.min_calls, min(limits.max_calls, len(steps)) + 1))
         shares = np.array([SIZE_SHARES.get(n, 0.01) for n in allowed])
         size = allowed[rng.choice(len(allowed), p=shares / shares.sum())]
         focus = exploration.context.focus_pattern

@@ -15,6 +15,10 @@ class Validator:
 
 
 def reasons(proposal: Proposal, execution: ProposalExecution) -> list[str | None]:
-    recorded = iter(proposal.observations)
-    same = [all([answer.text == next(recorded).text for answer in turn]) for turn in execution.observations]
-    return [None if passed else "result_differs" for passed in same]
+    recorded, start = [o.text for o in proposal.observations], 0
+    found: list[str | None] = []
+    for turn in execution.observations:
+        answers = [o.text for o in turn]
+        found.append(None if answers == recorded[start : start + len(answers)] else "result_differs")
+        start += len(answers)
+    return found

@@ -1,0 +1,58 @@
+"""A name in the config is a module: one of ours in its room, or anybody's at a dotted path. Standard library only."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+
+def path(room: str, name: str) -> str:
+    """Dotted path of the module that `name` stands for: coevolve_jax.ROOM.NAME, or the dotted path that it is."""
+    return name if "." in name else f"coevolve_jax.{room}.{name}"
+
+
+def module(
+    room: str, name: str, key: str, needs: Sequence[str] = (), remedy: str = "install it"
+) -> ModuleType:
+    """The module that config.<key> names.
+
+    Args:
+      room: "strategies", "explorers" or "envs".
+      needs: functions that it must define.
+      remedy: what to do where it imports a package that this interpreter does not have.
+
+    Raises ValueError, in one sentence: there is no such module, it cannot be imported here, or it lacks a function.
+    """
+    wanted = path(room, name)
+    try:
+        found = importlib.import_module(wanted)
+    except (ModuleNotFoundError, TypeError, ValueError) as error:
+        lacking = getattr(error, "name", None)
+        if lacking and not f"{wanted}.".startswith(f"{lacking}."):
+            raise ValueError(
+                f"config.{key} is {name!r}, which imports {lacking}, and {sys.executable} does not have that: {remedy}."
+            ) from None
+        ours = importlib.import_module(f"coevolve_jax.{room}")
+        files = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
+        # Where implementations are folders, the files beside them are what they share.
+        known = sorted(n for n, folder in files.items() if folder or not any(files.values()))
+        raise ValueError(
+            f"config.{key} is {name!r}: it must be one of {', '.join(known)}, or the dotted path of a module that "
+            "Python can import."
+        ) from None
+    for function in needs:
+        if not callable(getattr(found, function, None)):
+            raise ValueError(
+                f"config.{key} is {name!r}, and {found.__name__} must define the function {function}."
+            )
+    return found
+
+
+def root(dotted: str) -> pathlib.Path:
+    """The folder or the file of the top-level package that holds a module which can be imported."""
+    top = importlib.import_module(dotted.partition(".")[0])
+    return pathlib.Path(list(top.__path__)[0] if hasattr(top, "__path__") else str(top.__file__)).resolve()
