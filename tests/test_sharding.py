@@ -21,7 +21,8 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.types import Outcome, Trajectory
+from coevolve_jax.types import Outcome, Sample, Trajectory
+from grpo_cases import samples
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10
@@ -104,12 +105,16 @@ def trajectories(rng, count=12):
     return [one(int(n)) for n in rng.integers(5, 15, count)]
 
 
-def batches(c):
+def batches(c, imitate=False):
+    """imitate: every third rollout is learned from by cross-entropy instead."""
     rng = np.random.default_rng(1)
     for _ in range(STEPS):
         found = trajectories(rng)
+        rollouts = samples(found, rng.normal(size=len(found)))
+        if imitate:
+            rollouts[::3] = [Sample(s.trajectory, None, 0.1 * np.abs(s.advantages)) for s in rollouts[::3]]
         yield pack(
-            samples(found, rng.normal(size=len(found))),
+            rollouts,
             row_length=c.row_length,
             rows_per_microbatch=c.rows_per_microbatch,
             max_rows=len(found),
@@ -125,7 +130,7 @@ def train(config, mesh):
     state = learner.init(place(params))
     check_shards(state, learner, mesh)
     results, losses = {}, []
-    for i, batch in enumerate(batches(c)):
+    for i, batch in enumerate(batches(c, imitate=config.model_type == "qwen3_moe")):
         state, metrics = learner.update(state, batch)
         losses.append(float(metrics["loss"]))
         if i == 0:

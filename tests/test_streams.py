@@ -192,7 +192,7 @@ def test_one_epoch_with_truncated_weights_needs_no_pass_of_its_own(params, chang
     _, plain = learn(
         run_config(**changes), make_learner(params, **changes), learner.learner.init(start), found
     )
-    assert plain["ratio_max"] > 1.05
+    assert abs(plain["ratio_max"] - 1) > 0.05
 
 
 def test_several_epochs_compare_with_one_pass_before_the_first(params):

@@ -34,24 +34,19 @@ class Curriculum:
         return credit_groups(self._config, groups, FilterState())[0]
 
     def observe(self, step, groups):
-        for size in sorted({len(g.task.calls) for g in groups}):
-            rates = [
-                np.mean([t.outcome.success for t in g.valid])
-                for g in groups
-                if g.valid and len(g.task.calls) == size
-            ]
-            if rates:
-                gain, old = np.mean([2 * (p * (1 - p)) ** 0.5 for p in rates]), self._values.get(size, 0.0)
-                self._values[size] = float(old + self._config.strategy.rate * (gain - old))
+        gains, rate = {}, self._config.strategy.rate
+        for g in (g for g in groups if g.valid):
+            p = np.mean([t.outcome.success for t in g.valid])
+            gains.setdefault(len(g.task.calls), []).append(2 * (p * (1 - p)) ** 0.5)
+        for size, gain in gains.items():
+            self._values[size] = float((1 - rate) * self._values.get(size, 0.0) + rate * np.mean(gain))
         return Findings()
 
     def evolve(self, step, lab):
-        c = self._config.evolution
+        c, rng = self._config.evolution, rng_for(self._config.seed, "evolve", step)
         if (step + 1) % c.every:
             return None
-        grown = lab.grow_unguided(
-            wanted=c.tasks, kind="random", step=step, rng=rng_for(self._config.seed, "evolve", step)
-        )
+        grown = lab.grow_unguided(wanted=c.tasks, kind="random", step=step, rng=rng)
         self.observe(step, lab.probe(lab.tasks.newest, 2, step))
         return grown
 
