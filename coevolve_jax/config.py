@@ -80,6 +80,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
 def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
     """The config of a config file, as --config=PATH:ARG gives it."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file: name one that defines get_config.")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded.get_config(arg)

@@ -35,7 +35,7 @@ def chart(
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float], title: str) -> str:
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(dict(STYLE)):
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
         draw(ax)
@@ -253,7 +253,7 @@ def machinery(run: Run) -> str:
         return chart(title, reading, known, draw, "Not measured.", (3.5, 2))
 
     seconds = run.seconds
-    phases, total = sorted(seconds, key=seconds.get), sum(seconds.values()) or 1
+    phases, total = sorted(seconds, key=lambda phase: seconds[phase]), sum(seconds.values()) or 1
 
     def time(ax):
         bars = ax.barh(phases, [seconds[p] for p in phases], color=BLUE, height=0.7)

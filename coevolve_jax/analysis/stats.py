@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 
 _CHUNK = 1 << 22  # numbers held at once by a resampling loop (32 MiB of float64)
@@ -56,15 +57,15 @@ def wilson(successes: float, trials: float, confidence: float = 0.95) -> Estimat
 
 
 def bootstrap_mean(
-    values: Sequence[float], seed: int = 0, confidence: float = 0.95, resamples: int = 10_000
+    values: ArrayLike, seed: int = 0, confidence: float = 0.95, resamples: int = 10_000
 ) -> Estimate:
     """Mean of values [n] with the percentile bootstrap interval (Efron, Annals of Statistics 7, 1979)."""
-    return clustered_success(values, np.ones(len(values)), seed, confidence, resamples)
+    return clustered_success(values, np.ones(np.size(values)), seed, confidence, resamples)
 
 
 def clustered_success(
-    successes: Sequence[float],
-    trials: Sequence[float],
+    successes: ArrayLike,
+    trials: ArrayLike,
     seed: int = 0,
     confidence: float = 0.95,
     resamples: int = 10_000,
@@ -90,8 +91,8 @@ def clustered_success(
 
 
 def paired_permutation(
-    before: Sequence[float],
-    after: Sequence[float],
+    before: ArrayLike,
+    after: ArrayLike,
     seed: int = 0,
     resamples: int = 20_000,
     exact_up_to: int = 16,
@@ -123,7 +124,7 @@ def paired_permutation(
     return Paired(difference, p, b.size, exact)
 
 
-def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[Estimate, float]:
+def mean_over_seeds(values: ArrayLike, confidence: float = 0.95) -> tuple[Estimate, float]:
     """Mean over seeds with Student's t interval, and the sample standard deviation (n - 1).
 
     Source: Student, Biometrika 6 (1908). Raises ValueError below two seeds: one run has no spread.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import Any
 
 # Okabe and Ito's colour-blind safe hues, lightened where needed to hold on white and on black.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2b83c6", "#e0702a", "#1c9e78", "#b57bb0", "#8c9196"
 COLOURS = {"initial": GREY, "random": PURPLE, "forgetting": ORANGE, "boundary": BLUE, "rare": GREEN}
 INK = "#7f7f7e"  # stands for the page's text colour; replaced by currentColor in the SVG
-STYLE = {
+STYLE: Mapping[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "coevolve",
     "font.size": 9,

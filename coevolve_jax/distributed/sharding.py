@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -49,11 +50,13 @@ def start_processes(spec: str) -> None:
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
-    limits = {"heartbeat_timeout_seconds": PATIENCE, "shutdown_timeout_seconds": PATIENCE}
+    initialize = partial(
+        jax.distributed.initialize, heartbeat_timeout_seconds=PATIENCE, shutdown_timeout_seconds=PATIENCE
+    )
     if spec == "auto":
-        jax.distributed.initialize(**limits)
+        initialize()
     elif match and int(match[3]) < int(match[2]):
-        jax.distributed.initialize(match[1], int(match[2]), int(match[3]), **limits)
+        initialize(match[1], int(match[2]), int(match[3]))
     else:
         raise ValueError(
             f"{spec!r} names no process's place in a run: use 'auto' or "

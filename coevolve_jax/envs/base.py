@@ -24,15 +24,18 @@ class Environment(Protocol):
 
     def step(self, call: Call) -> Observation:
         """Executes one call. What the model wrote wrong comes back as an error observation."""
+        ...
 
     def end_turn(self) -> None:
         """The agent has finished the current user turn: the turn is graded against its reference."""
 
     def score(self) -> Outcome:
         """Outcome so far; turns that were not ended count as failed."""
+        ...
 
     def fingerprint(self) -> str:
         """Hash of everything that the state comparison of `score` looks at."""
+        ...
 
     def close(self) -> None:
         """Frees the world."""
@@ -60,7 +63,8 @@ class EnvPool(Protocol):
     Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
 
-    busy: float
+    @property
+    def busy(self) -> float: ...
 
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 
@@ -74,6 +78,7 @@ class EnvPool(Protocol):
 
     def execute(self, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
         """Runs each job's calls in a fresh world of its task."""
+        ...
 
     def shutdown(self) -> None: ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def flash(
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     q, k, v = _pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
     q, k, v, segment_ids = _pad_rows(128, q, k, v, segment_ids)
-    out = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
+    out: Any = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
     return out[:, :L, :, :D]
 
 
@@ -201,7 +202,7 @@ def splash(
     q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
     # Computed block by block inside the kernel; what is above the diagonal is never visited.
     causal = splash_attention_mask.CausalMask((q.shape[1], q.shape[1]))
-    attend = splash_attention_kernel.make_splash_mha(
+    attend: Any = splash_attention_kernel.make_splash_mha(
         splash_attention_mask.MultiHeadMask([causal] * H),
         block_sizes=_splash_blocks(size),
         head_shards=1,
@@ -209,7 +210,8 @@ def splash(
         interpret=interpret,
     )
     row = lambda q, k, v, s: attend(q, k, v, splash_attention_kernel.SegmentIds(s, s))
-    out = jax.vmap(row)(*(x.swapaxes(1, 2) for x in (q, k, v)), segment_ids)
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    out = jax.vmap(row)(q, k, v, segment_ids)
     return out.swapaxes(1, 2)[:, :L, :, :D]
 
 

@@ -149,7 +149,9 @@ class QwenConfig:
                 fields[name] = tuple(fields[name])
         needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
         if data["model_type"] == "qwen3_moe":
-            fields |= {"num_experts": data[name] for name in EXPERT_COUNT if data.get(name)}
+            for name in EXPERT_COUNT:
+                if data.get(name):
+                    fields["num_experts"] = data[name]
             needed += EXPERT_FIELDS[:3]
         else:
             fields = {name: value for name, value in fields.items() if name not in EXPERT_FIELDS}

@@ -134,13 +134,13 @@ def save(
         weight_map, total = {}, 0
         files = _split(entries_of(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
         for number, file in enumerate(files, start=1):
-            tensors = {name: _to_host(*source, dtype) for name, source in file.items()}
+            tensors = {name: _to_host(entry, index, dtype) for name, (entry, index) in file.items()}
             name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(t.nbytes for t in tensors.values())
-            if writes:
+            if temporary:
                 save_file(tensors, temporary / name, metadata={"format": "pt"})
-        if writes:
+        if temporary:
             if len(files) > 1:
                 _write_json(temporary / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
             _write_json(
@@ -242,7 +242,7 @@ def _stream(entry: Entry, tensors: Mapping, where: jax.sharding.Sharding | None)
         return _fill(entry, tensors, [slice(0, n) for n in leaf.shape], None)
     holders: dict[tuple, list] = {}  # devices by the part that they hold: the same one for all replicas
     for device, index in where.addressable_devices_indices_map(leaf.shape).items():
-        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, leaf.shape))
+        bounds = tuple(s.indices(n)[:2] for s, n in zip(index or (), leaf.shape))
         holders.setdefault(bounds, []).append(device)
     parts = []
     for bounds, devices in holders.items():
@@ -251,7 +251,7 @@ def _stream(entry: Entry, tensors: Mapping, where: jax.sharding.Sharding | None)
     return jax.make_array_from_single_device_arrays(leaf.shape, where, parts)
 
 
-def _fill(entry: Entry, tensors: Mapping, index: list[slice], device: jax.Device | None) -> jax.Array:
+def _fill(entry: Entry, tensors: Mapping, index: list[slice], device: Any) -> jax.Array:
     """The part `index` of a parameter on one device."""
     depth = entry.names.ndim
     part = jnp.zeros([s.stop - s.start for s in index], entry.leaf.dtype, device=device)

@@ -173,7 +173,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
         self.self_attn = Attention(self.config, *args)
         self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
-        self.mlp = MoE(self.config, *args, self.mesh) if self.sparse else MLP(self.config, *args)
+        self.mlp: Any = MoE(self.config, *args, self.mesh) if self.sparse else MLP(self.config, *args)
 
     def __call__(self, x, cos, sin, segment_ids, routing):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
@@ -186,9 +186,9 @@ class Block(nn.Module):
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         place = jnp.arange(len(positions))[:, None], slice(None), positions
         real = positions < cache[0].shape[2] if self.sparse else None
-        cache = [old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v))]
-        x = x + self.self_attn.output(cached_attention(q, *cache, positions).astype(self.dtype))
-        return *self._feed_forward(x, real, None), cache
+        k, v = (old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v)))
+        x = x + self.self_attn.output(cached_attention(q, k, v, positions).astype(self.dtype))
+        return *self._feed_forward(x, real, None), [k, v]
 
     def _feed_forward(self, x, real, routing):
         normed = self.post_attention_layernorm(x)
@@ -293,7 +293,7 @@ class Qwen(nn.Module):
 
     def _tell(self, routed: Routing | None, shape: tuple[int, int]):
         """Lays the Routing of all sparse layers out for whoever asks."""
-        if routed is not None:
+        if routed is not None and routed.experts is not None:
             experts = routed.experts.reshape(-1, *shape, self.config.num_experts_per_tok)
             self.sow(
                 "intermediates",

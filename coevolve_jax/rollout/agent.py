@@ -173,7 +173,7 @@ class Agent:
         self,
         jobs: Sequence[Job],
         temperature: float,
-        on_done: Callable[[], None] = lambda: None,
+        on_done: Callable[[], object] = lambda: None,
     ) -> list[Trajectory]:
         """One trajectory per job, in the order of the jobs.
 

@@ -13,6 +13,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from coevolve_jax.types import Call
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
@@ -83,7 +85,7 @@ class Chat:
         )
         self._user = self._continuation([{"role": "user", "content": "\x00"}])
         self._tools: dict[int, list[str]] = {}
-        self._prompts: dict[str, list[int]] = {}
+        self._prompts: dict[str, list[str]] = {}
 
     def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
         return self._tokenizer.apply_chat_template(
@@ -128,10 +130,10 @@ class Chat:
             self._tools[n] = self._continuation([{"role": "tool", "content": "\x00"}] * n)
         return self._fill(self._tools[n], texts)
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids, control tokens included."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def parse(self, ids: Sequence[int]) -> list[ParsedCall]:
+    def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """The tool calls of one sampled assistant message; none means that it ends its turn."""
         return parse_calls(self.decode(ids))

@@ -85,6 +85,7 @@ class Engine(Protocol):
             max_new_tokens; nothing has been computed then.
           EngineError: it cannot go on.
         """
+        ...
 
     def update_weights(self, params: Any, version: int) -> None:
         """Every token sampled after this call comes from `params`; caches of older weights are dropped.

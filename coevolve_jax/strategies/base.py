@@ -35,6 +35,7 @@ class Roll(Protocol):
     ) -> list[Group]:
         """K rollouts of each task, a group per task. hints: (task, rollout_index) -> help for that rollout.
         role: what they are booked as in the ledger."""
+        ...
 
 
 class Lab(Protocol):
@@ -48,19 +49,23 @@ class Lab(Protocol):
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """The reflector's structured context of each piece of evidence."""
+        ...
 
     def grow(
         self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
         the new tasks' lineage says of their origin."""
+        ...
 
     def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
         """The same by free exploration of random scenarios, until D_t has grown by `wanted`. ValueError where they
         give no more new tasks."""
+        ...
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         """Rollouts that nothing is learned from."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +86,22 @@ class Strategy(Protocol):
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         """Draws a batch of tasks from D_t and rolls it out."""
+        ...
 
     def credit(self, groups: Sequence[Group]) -> list[Sample]:
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
+        ...
 
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:
         """Remembers what the rollouts tell."""
+        ...
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         """Lets the training set evolve; None at a step where it does not."""
 
     def to_json(self) -> dict:
         """All that `make` needs to go on exactly here, as JSON values."""
+        ...
 
 
 def outcome_rewards(group: Group) -> list[float]:

@@ -232,18 +232,16 @@ class NativeEngine:
         rows = bucket(len(requests), self._row_sizes)
         limit = max(len(r.ids) + r.sampling.max_new_tokens for r in requests)
         stop_ids = requests[0].sampling.stop_ids
-        per_row = lambda values, fill, dtype=np.int32: np.asarray(
-            [*values, *[fill] * (rows - len(requests))], dtype
-        )
+        per_row = lambda values, fill, dtype: np.asarray([*values, *[fill] * (rows - len(requests))], dtype)
         self._cache, sampled = self._programs.decode(
             self._params,
             self._cache,
             self._key,
             *self._chunk(requests, rows),
-            per_row([len(r.ids) for r in requests], self._max_length),
+            per_row([len(r.ids) for r in requests], self._max_length, np.int32),
             per_row([r.seed for r in requests], 0, np.uint32),
             per_row([r.sampling.temperature for r in requests], 0.0, np.float32),
-            per_row([r.sampling.max_new_tokens for r in requests], 0),
+            per_row([r.sampling.max_new_tokens for r in requests], 0, np.int32),
             np.asarray(stop_ids, np.int32),
             columns=bucket(limit, self._column_sizes),
         )
@@ -288,10 +286,12 @@ class NativeEngine:
         """Gives every request a slot whose cache holds a prefix of its ids, all but the last at most."""
         new = []
         for r in requests:
-            slot, cached = self._held.get(r.session, (None, None))
-            if slot is None:
+            held = self._held.get(r.session)
+            if held is None:
                 new.append(r)
-            elif len(cached) >= len(r.ids) or not np.array_equal(cached, r.ids[: len(cached)]):
+                continue
+            slot, cached = held
+            if len(cached) >= len(r.ids) or not np.array_equal(cached, r.ids[: len(cached)]):
                 common = np.flatnonzero(cached[: len(r.ids) - 1] != r.ids[:-1][: len(cached)])
                 keep = common[0] if len(common) else min(len(cached), len(r.ids) - 1)
                 self._held[r.session] = (slot, cached[:keep])

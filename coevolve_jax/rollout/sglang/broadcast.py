@@ -35,7 +35,8 @@ class Group:
     """One per server, so that a server that dies holds up no other."""
 
     def __init__(self, group: Any, name: str):
-        self._group, self._name = group, name
+        self._group: Any = group
+        self._name = name
 
     @classmethod
     async def join(cls, call: Call, url: str, ranks: int, device: str, timeout: float) -> Group:
@@ -48,7 +49,8 @@ class Group:
             )
         name, size = f"coevolve-{uuid.uuid4().hex}", 1 + ranks
         delta = datetime.timedelta(seconds=timeout)
-        store = dist.TCPStore("localhost", 0, size, is_master=True, wait_for_workers=False, timeout=delta)
+        store_type = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+        store = store_type("localhost", 0, size, is_master=True, wait_for_workers=False, timeout=delta)
         body = {
             "master_address": _own_address(url),
             "master_port": store.port,
@@ -113,8 +115,8 @@ class Group:
 def _join(store: Any, name: str, size: int, backend: str, timeout: datetime.timedelta) -> Any:
     """A group that is not a part of torch's default one, which only these private parts of torch can make;
     the server makes its side in the same way."""
-    c10d = dist.distributed_c10d
-    prefixed = dist.PrefixStore(name, store)
+    c10d: Any = dist.distributed_c10d
+    prefixed = dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
     group, _ = c10d._new_process_group_helper(
         size, 0, [], backend, prefixed, group_name=name, timeout=timeout
     )

@@ -257,6 +257,7 @@ class SGLangEngine:
         """Brings a server that was out to the newest weights, unless it still has them."""
         async with self._pushing:
             served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
+            assert self._weights is not None, "A fleet is refreshed after the engine has its first weights."
             if served != str(self._weights.version) or not self._pusher.holds(member.url, self._weights):
                 await self._pusher.push(self._http, member.url, self._weights)
 

@@ -37,14 +37,14 @@ def main() -> None:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:  # it left nothing behind
         pass
-    child.wait()
+    code = child.wait()
     while True:
         try:
             os.wait()
         except ChildProcessError:
             break
     shutil.rmtree(scratch, ignore_errors=True)
-    sys.exit(child.returncode if child.returncode >= 0 else 128 - child.returncode)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,11 @@ class Weights:
 
     def tensors(self) -> dict[str, Tensor]:
         """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
+        ...
 
     def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
         """A function from a name to the array, in the shape that `tensors` tells."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class FolderWeights(Weights):
     def tensors(self) -> dict[str, Tensor]:
         with self._slices() as slices:
             return {
-                name: Tensor(DTYPES.get(t.get_dtype(), t.get_dtype()), tuple(t.get_shape()))
+                name: Tensor(DTYPES.get(t.get_dtype()) or str(t.get_dtype()), tuple(t.get_shape()))
                 for name, t in slices.items()
             }
 
@@ -103,7 +105,7 @@ def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> Ar
             "transport to 'disk'."
         )
     entries = hf_io.entries_of(config, params)
-    parts = {e.names[index]: (e, index) for e in entries for index in np.ndindex(e.names.shape)}
+    parts = {str(e.names[index]): (e, index) for e in entries for index in np.ndindex(e.names.shape)}
     return ArrayWeights(parts, dtype, version)
 
 

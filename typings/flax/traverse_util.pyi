@@ -1,0 +1,5 @@
+"""What pyright is told of flax: nothing, for it cannot follow a module's lifted methods and the trees that they return."""
+
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
