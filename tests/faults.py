@@ -41,7 +41,7 @@ class Proxy:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        self.url = "http://127.0.0.1:%d" % self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def _stop(self):
         await self._http.close()

@@ -48,7 +48,7 @@ def proxies(sglang_server, second):
 
 
 @pytest.fixture
-def make(policy, tmp_path):  # noqa: F811
+def make(policy, tmp_path):
     made = []
 
     def engine(*members, **settings):
@@ -63,7 +63,7 @@ def make(policy, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])
-def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):  # noqa: F811
+def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):
     proxy, _ = proxies
     engine = make(Member(proxy.url), **({"timeout": 5.0} if fault == "hang" else {}))
     proxy.faults = [fault]
@@ -75,7 +75,7 @@ def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):  # noqa
         assert proxy.seen[1]["input_ids"] == PROMPT.tolist() + c.ids[:6].tolist()
 
 
-def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(proxies, make, policy):  # noqa: F811
+def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(proxies, make, policy):
     proxy, _ = proxies
     engine = make(Member(proxy.url), attempts=3, max_length=1000)
     with ProcessPool("bfcl", workers=1) as env_pool:
@@ -88,7 +88,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
     assert engine.faults == 3
 
 
-def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies, make, policy):  # noqa: F811
+def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies, make, policy):
     one, two = proxies
     engine = make(Member(one.url), Member(two.url))
     generate(engine, [ask(i, PROMPT + i, new=4) for i in range(4)])
@@ -167,7 +167,7 @@ async def until(holds, seconds=120.0):
         await asyncio.sleep(0.001)
 
 
-def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy):  # noqa: F811
+def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy):
     """What counts is what was verified, not what the server calls its weights."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))

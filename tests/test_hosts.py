@@ -73,7 +73,7 @@ def kill_when(process: subprocess.Popen, ready) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, environ) -> Path:  # noqa: F811
+def alone(tmp_path_factory, environ) -> Path:
     """The run of one process with two devices."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
     flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
@@ -82,7 +82,7 @@ def alone(tmp_path_factory, environ) -> Path:  # noqa: F811
     return workdir
 
 
-def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, environ):  # noqa: F811
+def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, environ):
     workdir = tmp_path / "two"
     both = start(workdir, environ)
     kill_when(both[0], (workdir / "config.json").exists)
@@ -113,7 +113,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, envi
     assert result(workdir) == result(alone)
 
 
-def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):  # noqa: F811
+def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):
     served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
     both = ends(start(tmp_path / "run", environ, changes=(served, served)))
     assert [code for code, _ in both] == [0, 0], both
@@ -122,7 +122,7 @@ def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, env
     jax.tree.map(np.testing.assert_array_equal, pushed, hf_io.load(tmp_path / "run" / "policy")[1])
 
 
-def test_processes_of_different_configs_are_all_refused(tmp_path, environ):  # noqa: F811
+def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
     both = ends(start(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
     for code, message in both:
         assert code == 1 and "Traceback" not in message
@@ -131,13 +131,13 @@ def test_processes_of_different_configs_are_all_refused(tmp_path, environ):  # n
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):  # noqa: F811
+def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):
     for code, message in ends(start(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
         assert code == 1 and "Traceback" not in message and "have 2: choose sizes" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):  # noqa: F811
+def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
     (tmp_path / "another.txt").write_text("")
     (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
@@ -146,7 +146,7 @@ def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):  # noqa: F81
     assert [p.name for p in tmp_path.iterdir()] == ["another.txt"]
 
 
-def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):  # noqa: F811
+def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):
     elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
     elsewhere.mkdir()
     (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))

@@ -199,7 +199,7 @@ def test_a_spread_is_exactly_zero_without_difference_and_the_group_then_dead():
 def test_the_filter_drops_groups_far_below_the_running_spread():
     """The numbers of EvoTrainer: decay 0.1, warm-up of 20 groups, 1.28 standard deviations."""
     rng = np.random.default_rng(0)
-    first = {i: s for i, s in enumerate(rng.uniform(0.3, 0.5, 20))}
+    first = dict(enumerate(rng.uniform(0.3, 0.5, 20)))
     kept, state = filter_groups(FilterState(), {**first, "dead": 0.0})
     assert kept == list(first)  # within the warm-up only groups without spread are dropped
     mean, var = first[0], 0.0

@@ -135,7 +135,7 @@ def test_every_sampled_token_keeps_its_own_numbers_and_no_other_has_any():
     for name, got in zip(names, packed):
         values = [(getattr(s, name), s.trajectory.mask) for s in found if getattr(s, name) is not None]
         assert sorted(got) == sorted(np.concatenate([x[mask] for x, mask in values]))
-    for i, s in enumerate(found):  # and beside the token that it belongs to
+    for s in found:  # and beside the token that it belongs to
         at = np.argwhere(batch.tokens == s.trajectory.ids[0])
         here = next(
             (m, r, slice(c, c + len(s.trajectory.ids) - 1))

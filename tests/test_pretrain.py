@@ -11,7 +11,7 @@ from test_train import ROOT, environ  # noqa: F401 (a fixture)
 from coevolve_jax.models import hf_io
 
 
-def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):  # noqa: F811
+def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
     done = subprocess.run(

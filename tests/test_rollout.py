@@ -186,7 +186,7 @@ def test_a_template_that_rewrites_history_is_refused(policy):
 def test_trajectories_hold_exactly_what_was_sampled(policy, env_pool):
     t, engine = play(policy, env_pool, RIGHT)
     assert t.stop == "done" and t.outcome.success and t.outcome.reward == 1.0
-    sampled = [line for line in engine._lines]
+    sampled = list(engine._lines)
     assert t.ids[t.mask].tolist() == sum(sampled, [])
     np.testing.assert_array_equal(
         t.logprobs[t.mask],

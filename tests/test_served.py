@@ -26,7 +26,7 @@ def check_metrics(workdir, ages):
     return metrics
 
 
-def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, environ, tmp_path):  # noqa: F811
+def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, environ, tmp_path):
     done = run(command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     check_metrics(tmp_path / "run", [0, 0, 0])
@@ -68,7 +68,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
 
 
 @pytest.mark.parametrize("engine", ["native", "sglang"])
-def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, environ, tmp_path):  # noqa: F811
+def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, environ, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,
         "learner.tis_cap": 2.0,

@@ -22,7 +22,6 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.types import Outcome, Sample, Trajectory
-from grpo_cases import samples
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 10

@@ -138,7 +138,7 @@ def test_signals_are_those_of_the_logged_rollouts(finished):
     lines = rows(finished, "signals.jsonl")
     for kind in ("forgetting", "boundary", "rare"):
         assert sum(c[kind] for c in counts) == sum(s["kind"] == kind for s in lines)
-    assert sum(map(lambda c: sum(c.values()), counts)) > 0
+    assert sum(sum(c.values()) for c in counts) > 0
 
 
 def test_sampler_and_learner_agree_on_the_logprobs(finished):

@@ -39,7 +39,7 @@ def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.
             "use an expression that finds some, such as '(q|k|v|o)_proj'."
         )
     adapters = {}
-    for path, key in zip(sorted(kernels), jax.random.split(key, len(kernels))):
+    for path, own in zip(sorted(kernels), jax.random.split(key, len(kernels))):
         if kernels[path].ndim != 3:
             raise ValueError(
                 f"config.learner.lora_targets {targets!r} matches {'/'.join(path)} of shape "
@@ -47,7 +47,7 @@ def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.
                 "narrow it, for instance to '(q|k|v|o)_proj'."
             )
         layers, width, out = kernels[path].shape
-        adapters[*path[:-1], "lora_a"] = jax.random.normal(key, (layers, width, rank), dtype) * width**-0.5
+        adapters[*path[:-1], "lora_a"] = jax.random.normal(own, (layers, width, rank), dtype) * width**-0.5
         adapters[*path[:-1], "lora_b"] = jnp.zeros((layers, rank, out), dtype)
     return unflatten_dict(adapters)
 

@@ -296,7 +296,7 @@ class Agent:
         (observed,) = await self._in_world(self._pool.step, [r.world], [calls])
         observed, texts = iter(observed), []
         for p in parsed:
-            answer = next(observed) if p.call else Observation('{"error": "%s"}' % p.error, error=True)
+            answer = next(observed) if p.call else Observation(f'{{"error": "{p.error}"}}', error=True)
             if not answer.valid:
                 r.stop = "environment"
             text = answer.text
