@@ -43,7 +43,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     ),
 }
 _HOME = {name: module for module, names in _OFFERED.items() for name in names or (module.rpartition(".")[2],)}
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

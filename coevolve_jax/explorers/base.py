@@ -108,11 +108,13 @@ class Reflector(Protocol):
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """What each signal-annotated trajectory tells. Ids of contexts are unique in a run; task and signal are
         the evidence's."""
+        ...
 
 
 class Explorer(Protocol):
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
         """The next call of each episode; None ends its round, and so does a tool that it does not offer."""
+        ...
 
 
 class Abstractor(Protocol):
@@ -125,6 +127,7 @@ class Abstractor(Protocol):
         the calls has to stand in the queries. shorten: finds which steps a goal needs; to be called with the
         goals of all explorations at once.
         """
+        ...
 
 
 class Validator(Protocol):
@@ -134,6 +137,7 @@ class Validator(Protocol):
         """For each user turn of each proposal why its answers do not meet the goal, as a reason in one word or
         few; None where they do. Not asked for where no turn can be kept: an environment that broke down, an
         error in the first turn."""
+        ...
 
 
 class Roles(NamedTuple):

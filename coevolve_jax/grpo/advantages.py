@@ -15,7 +15,7 @@ def group_advantages(
     *,
     estimator: str = "group_std",
     eps: float = 1e-6,
-) -> Float32[np.ndarray, N]:
+) -> Float32[np.ndarray, " N"]:
     """Advantages within each group, over its valid members.
 
     Args:

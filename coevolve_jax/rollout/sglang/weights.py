@@ -35,9 +35,11 @@ class Weights:
 
     def tensors(self) -> dict[str, Tensor]:
         """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
+        raise NotImplementedError
 
     def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
         """A function from a name to the array, in the shape that `tensors` tells."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
