@@ -201,7 +201,7 @@ def test_a_server_left_paused_is_woken(proxies, make):
 def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_weights(
     second,
     make,
-    policy,  # noqa: F811
+    policy,
 ):
     member = Member(second.url, second)
     engine = make(member, timeout=10.0, probe_timeout=2.0, patience=600.0)

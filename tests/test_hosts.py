@@ -29,7 +29,7 @@ FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once 
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
-def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:  # noqa: F811
+def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS, "PATIENCE": str(patience)}
     address, processes = free_address(), []

@@ -37,7 +37,7 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
 
 def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     sglang_server,
-    environ,  # noqa: F811
+    environ,
     tmp_path,
 ):
     workdir = tmp_path / "run"

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -27,23 +27,24 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Weights:
+class Weights(Protocol):
     """version: of the policy, or None for a model that was not pushed. folder: None where there is none."""
 
-    version: int | None
-    folder: Path | None
+    @property
+    def version(self) -> int | None: ...
+
+    @property
+    def folder(self) -> Path | None: ...
 
     def tensors(self) -> dict[str, Tensor]:
         """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
-        raise NotImplementedError
 
     def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
         """A function from a name to the array, in the shape that `tensors` tells."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class FolderWeights(Weights):
+class FolderWeights:
     """A Hugging Face folder; its headers are read anew each time, for others can write to it."""
 
     folder: Path
@@ -73,7 +74,7 @@ class FolderWeights(Weights):
 
 
 @dataclasses.dataclass(frozen=True)
-class ArrayWeights(Weights):
+class ArrayWeights:
     """Views on a parameter tree, good until its arrays are donated. parts: name -> (entry, index into it)."""
 
     parts: Mapping[str, tuple[hf_io.Entry, tuple[int, ...]]]
