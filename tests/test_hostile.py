@@ -83,7 +83,6 @@ def test_ten_thousand_hostile_messages(tmp_path):
             calls += sum(len(answer) for answer in answers)
             errors += sum(o.error for answer in answers for o in answer)
         assert pool.restarts == 0
-    assert (
-        calls > MESSAGES / 3 and 0 < errors < calls
-    )  # most are refused, some are calls that a tool can answer
+    assert calls > MESSAGES / 4  # the rest is no call at all
+    assert 0 < errors < calls  # most are refused, some are calls that a tool can answer
     assert list(tmp_path.iterdir()) == []
