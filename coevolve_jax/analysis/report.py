@@ -112,7 +112,7 @@ def _task(run: Run, task: Mapping) -> str:
     fired = [
         s
         for s in run.signals
-        if (s["kind"], s["task_id"]) == (born["signal"], born["parent"]) and s["step"] <= born["step"]
+        if (s.get("kind"), s.get("task_id")) == (born["signal"], born["parent"]) and s["step"] <= born["step"]
     ]
     where = f" in rollout {fired[-1]['rollout_index']} of step {fired[-1]['step']}" if fired else ""
     pattern = f", rare action {fired[-1]['pattern']}" if fired and fired[-1]["pattern"] else ""

@@ -71,7 +71,7 @@ class Lab(Protocol):
 @dataclasses.dataclass(frozen=True)
 class Findings:
     """What a method read from the rollouts of a step. counts: by kind, for metrics.jsonl. rows: for
-    signals.jsonl."""
+    signals.jsonl, in a form of the method's own; the report links those that have a Signal's keys to tasks."""
 
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     rows: Sequence[Mapping[str, Any]] = ()
