@@ -35,18 +35,21 @@ FILES = [
     "coevolve_jax/run.py",
     "coevolve_jax/rollout/agent.py",
 ]
-TESTS = [  # of these files, without servers and without runs of the whole loop
+TESTS = [  # of these files, without servers and without a model that is run
     "tests/test_signals.py",
-    "tests/test_evolution.py",
+    "tests/test_synthesis.py",
     "tests/test_leakage.py",
     "tests/test_task_pool.py",
     "tests/test_grpo.py",
     "tests/test_losses.py",
+    "tests/test_streams.py",
     "tests/test_packing.py",
     "tests/test_logprobs.py",
     "tests/test_lora.py",
     "tests/test_rollout.py",
     "tests/test_collect.py",
+    "tests/test_loop.py",
+    "tests/test_strategies.py::test_every_strategy_passes_the_suite",
 ]
 _FILES = flags.DEFINE_list("files", FILES, "Patterns of the files to mutate.")
 _TESTS = flags.DEFINE_list("tests", TESTS, "Test files, or tests as FILE::NAME, that may find the mutants.")
