@@ -78,3 +78,4 @@ def test_a_batch_is_what_it_says():
     with jaxtyped("context"):
         bad = [name for name, x in batch._asdict().items() if x.size and not isinstance(x, hints[name])]
     assert bad == [] and set(batch._fields) == set(hints)
+    assert {type(x) for x in batch} == {np.ndarray}

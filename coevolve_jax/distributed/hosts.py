@@ -31,13 +31,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from coevolve_jax import checkpoint
@@ -100,12 +101,14 @@ def together(config: ConfigDict) -> Iterator[None]:
         _tell(_OVER)
 
 
-def _by_all(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def _by_all(
+    method: Callable[Concatenate[Leader, _Arguments], _Result],
+) -> Callable[Concatenate[Leader, _Arguments], _Result]:
     """A method of Leader that all processes run: before the leader does, it tells the others which and with what."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def call(leader, *arguments, **named):
+    def call(leader: Leader, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         if jax.process_count() > 1:
             given = signature.bind(leader, *arguments, **named).arguments
             del given["self"]
@@ -165,12 +168,12 @@ class Leader:
         return found
 
     @_by_all
-    def score(self, state: TrainState, batch: Batch) -> jax.Array:
+    def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         return self._hold("old_logprobs", self._learner.score(state, batch))
 
     @_by_all
     def update(
-        self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
+        self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """old_logprobs: what `score` last returned, or None."""
         state, learned = self._learner.update(state, batch, old_logprobs)
@@ -270,7 +273,9 @@ def in_memory(params: Any) -> Any:
 
 def _gather(x: jax.Array, part: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
     """part(x, *arguments) on this process's first device."""
-    everywhere = _program(part, sharding.replicated(x.sharding.mesh))(x, *arguments)
+    placed = x.sharding
+    assert isinstance(placed, NamedSharding) and isinstance(placed.mesh, Mesh)  # several devices are a mesh's
+    everywhere = _program(part, sharding.replicated(placed.mesh))(x, *arguments)
     return everywhere.addressable_data(0).block_until_ready()
 
 
@@ -345,9 +350,11 @@ def _wait_for(key: str) -> str:
 def _watch(over: threading.Event) -> None:
     """Interrupts the main thread, as Ctrl-C would, where another process has failed; and again, since Python drops
     what is raised while it runs a finaliser or a callback."""
+    main = threading.main_thread().ident
+    assert main is not None  # it runs
     while not over.wait(_POLL_SECONDS):
         if _failure():
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
             over.wait(_INSIST_SECONDS)
 
 

@@ -17,8 +17,11 @@ NOT_PLAIN = "The arguments are no acceptable JSON object: "
 class Signature(Protocol):
     """Names of a tool's parameters, and of those that must be given."""
 
-    parameters: Collection[str]
-    required: Collection[str]
+    @property
+    def parameters(self) -> Collection[str]: ...
+
+    @property
+    def required(self) -> Collection[str]: ...
 
 
 @dataclasses.dataclass(frozen=True)

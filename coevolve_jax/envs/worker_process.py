@@ -60,14 +60,16 @@ class WorkerProcess:
                 f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): name the "
                 f"Python interpreter that has the packages of the environment {self.family!r}."
             ) from None
+        assert self.process.stdin and self.process.stdout  # both are pipes
+        self._questions, self._answers = self.process.stdin, self.process.stdout
         self._poll = select.poll()
-        self._poll.register(self.process.stdout, select.POLLIN)
+        self._poll.register(self._answers, select.POLLIN)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self._questions.close()
+        self._answers.close()
 
     def restart(self) -> None:
         self.kill()
@@ -94,7 +96,7 @@ class WorkerProcess:
         try:
             data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
             while data:
-                data = data[self.process.stdin.write(data) :]
+                data = data[self._questions.write(data) :]
         except BrokenPipeError:
             raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
         for op in ops:
@@ -110,7 +112,7 @@ class WorkerProcess:
             searched = len(self._buffer)
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise Lost(f"timeout: no answer within {timeout:g} s")
-            chunk = os.read(self.process.stdout.fileno(), 1 << 20)
+            chunk = os.read(self._answers.fileno(), 1 << 20)
             if not chunk:
                 raise Lost(f"crash: the worker process ended with code {self.process.wait()}")
             self._buffer += chunk

@@ -46,7 +46,7 @@ def divergence(
             )
             if at > best[0]:
                 best = (at, good[at] if at < len(good) else None, bad[at] if at < len(bad) else None)
-    return (max(best[0], 0), *best[1:])
+    return max(best[0], 0), best[1], best[2]
 
 
 def focus(evidence: Evidence) -> tuple[str, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float32
+
+_Group = TypeVar("_Group", bound=Hashable)
 
 
 def group_advantages(
@@ -31,10 +34,10 @@ def group_advantages(
     Returns:
       exactly 0 in a group without spread, so also in a group of one.
     """
-    rewards = np.asarray(rewards, np.float64)
-    advantages = np.zeros(len(rewards), np.float32)
+    values = np.asarray(rewards, np.float64)
+    advantages = np.zeros(len(values), np.float32)
     for index in members(groups, valid).values():
-        r = rewards[index]
+        r = values[index]
         if r.max() == r.min():  # r - r.mean() may be a rounding error instead of 0
             continue
         unit = {"group_std": r.std() + eps, "group_mean": 1.0, "leave_one_out": (len(r) - 1) / len(r)}[
@@ -58,7 +61,7 @@ def spread(rewards: Sequence[float]) -> float:
     return float(np.std(np.asarray(rewards, np.float64))) if len(set(rewards)) > 1 else 0.0
 
 
-def live_groups(spreads: Mapping[Hashable, float]) -> dict:
+def live_groups(spreads: Mapping[_Group, float]) -> dict[_Group, float]:
     """The groups that have a spread, in their order. In the others all rewards are equal, so that nobody has an
     advantage: they are dead."""
     return {group: value for group, value in spreads.items() if value > 0}

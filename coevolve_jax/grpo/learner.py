@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -116,7 +117,7 @@ class Learner:
         else:
             shardings = sharding.param_shardings(mesh, abstract)
         rows = sharding.batch_sharding(mesh, axis=1)
-        batch = Batch(*(everywhere if name == "used" else rows for name in Batch._fields))
+        batch = Batch._make(everywhere if name == "used" else rows for name in Batch._fields)
         self._mesh, self._shardings = mesh, shardings
         self.init = jax.jit(self._fresh, out_shardings=shardings)
         self._update = jax.jit(
@@ -145,13 +146,13 @@ class Learner:
         """The policy's parameters, for the engine and for export: LoRA's adapters are merged into the base."""
         return self._merge(state.params, self._reference) if self._lora else state.params
 
-    def score(self, state: TrainState, batch: Batch) -> jax.Array:
+    def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them; 0 where not
         batch.mask. Needed where `scores`."""
         return self._score(state.params, self._reference, sharding.place_batch(self._mesh, batch, axis=1))
 
     def update(
-        self, state: TrainState, batch: Batch, old_logprobs: jax.Array | None = None
+        self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimiser step on the whole batch. `state` is donated.
 
@@ -177,7 +178,7 @@ class Learner:
         return self._update.lower(self.abstract_state, self._reference, batch, old)
 
     def gradients(
-        self, params: Any, reference: Any, batch: Batch, old_logprobs: jax.Array | None
+        self, params: Any, reference: Any, batch: Batch[jax.Array], old_logprobs: jax.Array | None
     ) -> tuple[Any, dict[str, jax.Array]]:
         """float32 gradient of the batch's loss by `params`, and the metrics; pure, to be jitted by the caller.
 
@@ -215,7 +216,7 @@ class Learner:
         routers = moe.router_metrics(routing) if routing else {}
         return grads, {**sums, **peaks, **routers, "policy_tokens": policy_tokens}
 
-    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch, mask: jax.Array):
+    def _policy_logprobs(self, params: Any, reference: Any, micro: Batch[jax.Array], mask: jax.Array):
         """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters; with the
         sampler's routing, where there is one (arXiv 2510.11370). The KL's reference is left to its own router."""
         routing = jnp.moveaxis(micro.routing, 2, 0).astype(jnp.int32) if micro.routing.size else None
@@ -232,7 +233,7 @@ class Learner:
         return lora.merge(base, adapters, self._scale)
 
     def _logprobs(
-        self, params: Any, micro: Batch, mask: jax.Array, routing: jax.Array | None = None
+        self, params: Any, micro: Batch[jax.Array], mask: jax.Array, routing: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
         """[R, L] log-probabilities of the targets, and entropies, where the mask is True, else 0; and what the routers
         did, if there are any."""
@@ -267,7 +268,7 @@ class Learner:
         self,
         params: Any,
         reference: Any,
-        micro: Batch,
+        micro: Batch[jax.Array],
         old_logprobs: jax.Array | None,
         totals: _Totals,
     ):
@@ -327,7 +328,9 @@ class Learner:
         }
         return loss, (sums, peaks, routing)
 
-    def _update_step(self, state: TrainState, reference: Any, batch: Batch, old_logprobs: jax.Array):
+    def _update_step(
+        self, state: TrainState, reference: Any, batch: Batch[jax.Array], old_logprobs: jax.Array
+    ):
         grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
@@ -343,7 +346,7 @@ class Learner:
         finite &= jnp.isfinite(optax.tree.norm(jax.lax.optimization_barrier(state.params)))
         return state, {**metrics, "grad_norm": grad_norm, "finite": finite, "applied": applied}
 
-    def _score_step(self, params: Any, reference: Any, batch: Batch) -> jax.Array:
+    def _score_step(self, params: Any, reference: Any, batch: Batch[jax.Array]) -> jax.Array:
         def one_microbatch(i, scores):
             micro = _micro(batch, i)
             return scores.at[i].set(self._policy_logprobs(params, reference, micro, micro.mask)[0])
@@ -351,11 +354,11 @@ class Learner:
         return jax.lax.fori_loop(0, batch.used, one_microbatch, jnp.zeros(batch.mask.shape))
 
 
-def _micro(batch: Batch, i: jax.Array) -> Batch:
+def _micro(batch: Batch[jax.Array], i: jax.Array) -> Batch[jax.Array]:
     """The i-th micro-batch, arrays [R, L]."""
     return Batch(*(x[i] if x.ndim and x.size else x for x in batch))
 
 
-def _learned(micro: Batch) -> jax.Array:
+def _learned(micro: Batch[jax.Array]) -> jax.Array:
     """[R, L], True where the policy's log-probability is needed."""
     return micro.mask | (micro.ce_weights != 0) if micro.ce_weights.size else micro.mask

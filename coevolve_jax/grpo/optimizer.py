@@ -44,8 +44,8 @@ def in_float32(inner: optax.GradientTransformation, moment_dtype: Any) -> optax.
     def init(params):
         return cast(inner.init(cast(params, jnp.float32)), moment_dtype)
 
-    def update(grads, state, params):
-        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (grads, state, params)))
+    def update(updates, state, params=None):
+        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (updates, state, params)))
         return updates, cast(state, moment_dtype)
 
     return optax.GradientTransformation(init, update)

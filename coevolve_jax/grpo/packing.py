@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
 
 from coevolve_jax.types import Sample, Trajectory
 
+# What holds a batch's numbers: np.ndarray as packed, jax.Array on devices and in programs.
+Array = TypeVar("Array")
 
-class Batch(NamedTuple):
+
+def _none(axes: int, dtype: type) -> Any:
+    """An array without elements, a constant that stands for any kind of array."""
+    return np.zeros((0,) * axes, dtype)
+
+
+class Batch(NamedTuple, Generic[Array]):
     """M micro-batches of R rows of L tokens.
 
     positions: from 0 in each segment. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
@@ -23,17 +31,17 @@ class Batch(NamedTuple):
     without elements where the learner replays none.
     """
 
-    tokens: Int32[np.ndarray, "M R L"]
-    positions: Int32[np.ndarray, "M R L"]
-    segment_ids: Int32[np.ndarray, "M R L"]
-    targets: Int32[np.ndarray, "M R L"]
-    mask: Bool[np.ndarray, "M R L"]
-    sampler_logprobs: Float32[np.ndarray, "M R L"]
-    advantages: Float32[np.ndarray, "M R L"]
-    used: Int32[np.ndarray, ""]
-    routing: Int16[np.ndarray, "M R L A K"] = np.zeros((0,) * 5, np.int16)
-    ce_weights: Float32[np.ndarray, "M R L"] = np.zeros((0,) * 3, np.float32)
-    ref_logprobs: Float32[np.ndarray, "M R L"] = np.zeros((0,) * 3, np.float32)
+    tokens: Int32[Array, "M R L"]
+    positions: Int32[Array, "M R L"]
+    segment_ids: Int32[Array, "M R L"]
+    targets: Int32[Array, "M R L"]
+    mask: Bool[Array, "M R L"]
+    sampler_logprobs: Float32[Array, "M R L"]
+    advantages: Float32[Array, "M R L"]
+    used: Int32[Array, ""]
+    routing: Int16[Array, "M R L A K"] = _none(5, np.int16)
+    ce_weights: Float32[Array, "M R L"] = _none(3, np.float32)
+    ref_logprobs: Float32[Array, "M R L"] = _none(3, np.float32)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -63,7 +71,7 @@ def pack(
     rows_per_microbatch: int,
     max_rows: int,
     routing: tuple[int, int] = (0, 0),
-) -> Batch:
+) -> Batch[np.ndarray]:
     """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows.
 
     Args:
@@ -119,7 +127,7 @@ def pack(
                 batch.mask[r, predicts] = sampled
                 batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[1:], 0)
                 batch.advantages[r, predicts] = np.where(sampled, sample.advantages[1:], 0)
-                if batch.ref_logprobs.size:
+                if sample.ref_logprobs is not None:
                     batch.ref_logprobs[r, predicts] = np.where(sampled, sample.ref_logprobs[1:], 0)
             if sample.ce_weights is not None:
                 batch.ce_weights[r, predicts] = np.where(sampled, sample.ce_weights[1:], 0)
@@ -150,7 +158,7 @@ def _check(sample: Sample) -> None:
 def _routing(t: Trajectory, layers_and_experts: tuple[int, int]) -> np.ndarray:
     """[T, A, K]. Raises ValueError where the trajectory has no such routing."""
     found = None if t.routing is None else t.routing.shape[1:]
-    if found != layers_and_experts:
+    if t.routing is None or found != layers_and_experts:
         raise ValueError(
             f"A trajectory of task {t.task_id} has routing of layers and experts {found}, the learner replays "
             f"{layers_and_experts}: have the engine record it, or set config.learner.replay_routing to False."

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo.learner import Learner, TrainState
-from coevolve_jax.grpo.packing import pack
+from coevolve_jax.grpo.learner import TrainState
+from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.types import Sample
 
 
+class Updates(Protocol):
+    """What `learn` asks of a learner, as `grpo.learner.Learner` documents it."""
+
+    @property
+    def routing(self) -> tuple[int, int]: ...
+
+    @property
+    def scores(self) -> bool: ...
+
+    def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array: ...
+
+    def update(
+        self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]: ...
+
+
 def learn(
-    config: ConfigDict, learner: Learner, state: TrainState, samples: Sequence[Sample]
+    config: ConfigDict, learner: Updates, state: TrainState, samples: Sequence[Sample]
 ) -> tuple[TrainState, dict[str, Any]]:
     """config.learner.epochs updates on the samples; without any the state stays as it is.
 
     Args:
       config: of the run.
-      learner: or what stands for it (`distributed.hosts.Leader`).
+      learner: `grpo.learner.Learner`, or what stands for it (`distributed.hosts.Leader`).
       state: donated.
 
     Returns:

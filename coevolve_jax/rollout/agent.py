@@ -85,6 +85,7 @@ class _Rollout:
             self.routing = np.concatenate([known, completion.routing[len(known) :]])
 
     def finish(self, outcome: Outcome) -> Trajectory:
+        assert self.stop is not None  # a conversation goes on until it has one
         routing = self.routing
         if routing is not None:
             unfed = len(self.ids) - len(routing)

@@ -44,8 +44,11 @@ class Lab(Protocol):
     tasks: D_t. scenarios: those that may be explored for training.
     """
 
-    tasks: TaskPool
-    scenarios: Sequence[Task]
+    @property
+    def tasks(self) -> TaskPool: ...
+
+    @property
+    def scenarios(self) -> Sequence[Task]: ...
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """The reflector's structured context of each piece of evidence."""

@@ -66,16 +66,16 @@ def explore(
         active = list(range(len(contexts)))
         for _ in range(steps):
             episodes = [Episode(contexts[i], offered[i], tuple(histories[i]), round, rngs[i]) for i in active]
-            calls = dict(zip(active, explorer.act(episodes), strict=True))
-            active = [i for i in active if calls[i] is not None and calls[i].name in names[i]]
-            if not active:
+            chosen = zip(active, explorer.act(episodes), strict=True)
+            calls = {i: call for i, call in chosen if call is not None and call.name in names[i]}
+            if not calls:
                 break
-            answers = env_pool.step([sessions[i] for i in active], [[calls[i]] for i in active])
-            for i, (observation,) in zip(active, answers):
+            answers = env_pool.step([sessions[i] for i in calls], [[call] for call in calls.values()])
+            for i, (observation,) in zip(calls, answers):
                 if observation.valid:
                     index = len(triplets[i]) + len(histories[i])
                     histories[i].append(Triplet(index, round, calls[i], observation))
-            active = [i for i, (observation,) in zip(active, answers) if observation.valid]
+            active = [i for i, (observation,) in zip(calls, answers) if observation.valid]
         env_pool.close(sessions)
         for collected, history in zip(triplets, histories):
             collected.extend(history)

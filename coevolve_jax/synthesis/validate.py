@@ -113,8 +113,9 @@ def _verdict(task: Task, reasons: Sequence[str | None], outcome: Outcome, min_ca
     cut = dataclasses.replace(task, turns=task.turns[:passed])
     if failure is not None and passed and len(cut.calls) >= min_calls:
         return Verdict("retain", failure, _stamp(cut, "retain", failure))
-    short = failure is None or passed > 0
-    return Verdict("discard", "too_short" if short else failure, None)
+    if failure is None or passed:
+        return Verdict("discard", "too_short", None)
+    return Verdict("discard", failure, None)
 
 
 def _stamp(task: Task, verdict: str, reason: str) -> Task:

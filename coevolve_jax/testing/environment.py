@@ -179,7 +179,8 @@ def _check_light(family: envs.Family, worker: Worker, tasks: Sequence[Task], cal
 
 def _check_worlds(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> None:
     """Equal tasks give equal worlds, whichever process holds them and whatever its other worlds went through."""
-    require_valid(*pool.execute(jobs[:1]), *jobs[0])
+    (once,) = pool.execute(jobs[:1])
+    require_valid(once, *jobs[0])
     copies = [(task, played) for task, played in jobs for _ in range(3)]
     executed = pool.execute(copies)
     for i, (task, _) in enumerate(jobs):
@@ -222,7 +223,8 @@ def _check_junk(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -
             require_valid(execution, task, junk)
     task = tasks[0]
     strangers = [Call(n, {}) for n in STRANGERS if n not in seen]
-    unplain = [Call(n, a) for n in sorted(seen)[:1] for a in (None, [], {"a": float("nan")}, {"a": {1, 2}})]
+    wrong: list[Any] = [None, [], {"a": float("nan")}, {"a": {1, 2}}]
+    unplain = [Call(n, a) for n in sorted(seen)[:1] for a in wrong]
     (execution,) = pool.execute([(task, [*strangers, *unplain])])
     require_valid(execution, task, [*strangers, *unplain])
     for call, observation in zip([*strangers, *unplain], execution.observations):

@@ -104,7 +104,7 @@ class Environment:
         if not self._called:
             return "multi_turn:empty_turn_model_response"
         try:
-            verdict = checker.state_checker(self._world, self._reference)
+            verdict: dict[str, Any] = checker.state_checker(self._world, self._reference)
         except RecursionError:  # a directory copied into itself has no end
             return "multi_turn:instance_state_mismatch"
         if verdict["valid"]:
@@ -129,4 +129,4 @@ class Environment:
         return hashlib.sha256(_canonical(public).encode("utf-8", "surrogatepass")).hexdigest()
 
     def close(self) -> None:
-        self._world = self._reference = None
+        self._world, self._reference = {}, None

@@ -18,7 +18,7 @@ import inspect
 import json
 import keyword
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import mpmath
 from bfcl_eval.constants import executable_backend_config as backend
@@ -78,7 +78,7 @@ def load_class(toolset: str) -> type:
     """BFCL's class of that name, with the clock stopped where it would decide a result."""
     module = importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[toolset])
     if toolset == "TravelAPI":
-        module.datetime = _Clock
+        vars(module)["datetime"] = _Clock
     return getattr(module, toolset)
 
 
@@ -196,7 +196,7 @@ def parse(text: str) -> Call:
     """BFCL's notation "mv(source='a', destination='b')" as a Call. Positional arguments get the names of the
     method's signature. ValueError for an unknown tool and for anything but literals."""
     try:
-        node = ast.parse(text, mode="eval").body
+        node = cast(Any, ast.parse(text, mode="eval").body)  # AttributeError where it is no call
         tool = documented(TOOLSETS)[node.func.id]
         if len(node.args) > len(tool.parameters):
             raise ValueError("too many positional arguments")

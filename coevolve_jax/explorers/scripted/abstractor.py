@@ -107,7 +107,7 @@ def describe(calls: Sequence[Call], asked: Sequence[int]) -> str:
 def word(calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator) -> str:
     """A user's message from the tools' documentation and the arguments, in one of a few styles."""
     docs = {t["function"]["name"]: t["function"].get("description", "") for t in tools}
-    style = rng.integers(2)
+    style = int(rng.integers(2))
     clauses = [instruction(docs[c.name]) + arguments_text(c, style) for c in calls]
     join = rng.integers(3)
     if len(clauses) == 1:

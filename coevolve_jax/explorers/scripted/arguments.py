@@ -173,6 +173,7 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
 
 def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
     item = param.item
+    assert item is not None  # `parse` gives every array one
     if item.type in ("integer", "number"):
         return [_number(item, rng) for _ in range(rng.integers(2, 5))]
     options = named_values(param.description)
@@ -183,7 +184,7 @@ def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
 
 def _number(param: Param, rng: np.random.Generator) -> int | float:
     whole = param.type == "integer"
-    if param.low is not None:
+    if param.low is not None and param.high is not None:  # a range has both ends
         unit = param.unit or (1.0 if whole or param.high - param.low > 2 else 0.1)
         steps = round((param.high - param.low) / unit)
         # The ends of a range are where tools change their behaviour (a brake fully pressed).

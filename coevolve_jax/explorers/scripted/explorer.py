@@ -85,6 +85,7 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
     on = np.array([float(n in e.context.focus_pattern) for n in box])
     next_to = np.array([float(any(related(t, f) for f in focus)) for t in box.values()]) * (1 - on)
     rarest = np.array([float(n == e.context.focus_pattern[0]) for n in box])
+    assert e.context.signal is not None  # without one there is no focus
     share = {"forgetting": 0.2 + 0.2 * e.round, "rare": 0.5, "boundary": 0.3}[e.context.signal]
     spread = 0.05 * fresh / fresh.sum()
     if e.context.signal == "rare":

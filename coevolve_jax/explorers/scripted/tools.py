@@ -90,7 +90,8 @@ TYPES = {
 def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
     """Reads a JSON schema; what only the description says ("[Enum]: ...", "from 0 to 100") counts too."""
     text = schema.get("description", "")
-    type_ = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
+    written: str = schema.get("type", "string")
+    type_ = TYPES.get(written, written)
     item = fields = None
     if type_ == "array":
         inner = schema.get("items", {})

@@ -38,9 +38,11 @@ class Weights(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
+        ...
 
     def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
         """A function from a name to the array, in the shape that `tensors` tells."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
