@@ -70,7 +70,7 @@ class Loop:
     def run(self, start=None, until=None):
         """The events of the run from its beginning, or from the checkpoint of step `start`, up to step `until`."""
         c = self.c
-        self.events, self.begun = [("learner", c.rollout.temperature, c.seed)], {}
+        self.events, self.begun, self.ended = [("learner", c.rollout.temperature, c.seed)], {}, float("inf")
         if start is None:
             self.version, self.s = 0, State()
             self.begin()

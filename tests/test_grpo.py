@@ -149,9 +149,9 @@ def pad(x: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def padded_logprobs(params, ids) -> jax.Array:
+def padded_logprobs(params, ids, temperature=1.0) -> jax.Array:
     """[31], of ids[1:]."""
-    logp = jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0])
+    logp = jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0] / temperature)
     return logp[jnp.arange(31), ids[1:]]
 
 
@@ -222,6 +222,17 @@ def test_the_ratio_is_against_the_sampler_and_not_one_off_policy(params):
     _, metrics = learner.update(learner.init(params), batch)
     np.testing.assert_allclose(metrics["ratio_max"], 1, atol=1e-5)
     assert metrics["mismatch_max"] < 1e-5 and metrics["kl"] < 1e-6
+
+
+def test_the_learner_divides_logits_by_the_samplers_temperature(params):
+    t = trajectory(np.random.default_rng(4), 20)
+    sampled = padded_logprobs(params, pad(t.ids), 0.8)[:19]
+    t = dataclasses.replace(t, logprobs=np.concatenate([[0], sampled]).astype(np.float32))
+    batch = pack(samples([t], np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
+    learner = Learner(MODEL, learner_config(), params, temperature=0.8, mesh=sharding.make_mesh())
+    _, metrics = learner.update(learner.init(params), batch)
+    assert metrics["mismatch_max"] < 1e-5
+    np.testing.assert_allclose(metrics["ratio_max"], 1, atol=1e-5)
 
 
 def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):

@@ -212,7 +212,7 @@ def check_files(workdir, reference, config):
         wanted = {**wanted, "evolution": None if grown is None else synthesis(grown)}
         alike({key: found[key] for key in wanted}, wanted, f"metrics of step {found['step']}")
     found = rows(workdir / "signals.jsonl")
-    assert found == [row for step in range(len(metrics)) for row in reference.signal_rows[step]][: len(found)]
+    assert found == [row for step in range(len(metrics)) for row in reference.signal_rows[step]]
     for step in checkpoint.steps(workdir / "checkpoints"):
         path = workdir / "checkpoints" / checkpoint.name(step) / "state.json"
         check_state(json.loads(path.read_text()), reference, reference.states[step], config.strategy.name)
@@ -235,14 +235,19 @@ def check_end(workdir, reference, summary):
     check_tasks(found, reference, last.tasks)
 
 
-def checkpoint_before(events, start):
-    """The last step that was saved."""
-    return max([step for name, step, *_ in events if name == "saved"], default=start)
+def last_word(loop, kill_at, start):
+    """What a run still does when its engine fails: it saves the steps that are done, unless they are saved."""
+    begun = [step for step, at in loop.begun.items() if at <= kill_at < loop.ended]
+    saved = [event[1] for event in loop.events[:kill_at] if event[0] == "saved"]
+    return [("saved", begun[-1])] if begun and begun[-1] != max(saved, default=start) else []
 
 
 def compare(config, stops=(), batches=True):
-    """Runs `config` to its end in several sessions, each ended as `stops` says ("kill" at so much of its events, "no engine" at so
-    much of its rollouts, or "until" a step), and compares each with the reference."""
+    """Runs `config` to its end in several sessions and compares each with the reference.
+
+    stops: how each session but the last ends: ("kill", at which share of its events), ("no engine", at which share
+    of its rollouts) or ("until", step).
+    """
     config = override(BASE, {"steps": 6, **config, "environment.name": "tests.families.lamps"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter())
     with tempfile.TemporaryDirectory() as folder:
@@ -255,33 +260,22 @@ def compare(config, stops=(), batches=True):
                 wanted, exhausted = loop.run(start, until), False
             except reference_loop.Exhausted:
                 wanted, exhausted = loop.events, True
-            places = (
-                range(len(wanted))
-                if kind == "kill"
-                else [i for i, e in enumerate(wanted) if e[0] == "rollouts"]
-            )
+            places = [i for i, e in enumerate(wanted) if kind == "kill" or e[0] == "rollouts"]
             kill_at = places[int(how * len(places))] if kind in ("kill", "no engine") else None
             events, end = session(config, workdir, batches, kill_at, until)
             if isinstance(end, Killed):  # rollouts that run ahead in a thread of their own go on
                 wanted = wanted[: max(kill_at, len(events))]
             if isinstance(end, EngineError):
-                wanted = wanted[:kill_at]
-            if (
-                isinstance(end, EngineError)
-                and loop.begun
-                and min(loop.begun.values()) <= kill_at < loop.ended
-            ):
-                done = max(step for step, at in loop.begun.items() if at <= kill_at)
-                if done != checkpoint_before(wanted, start):  # what is done is saved
-                    wanted = [*wanted, ("saved", done)]
+                wanted = wanted[:kill_at] + last_word(loop, kill_at, start)
             for i, (ours, theirs) in enumerate(zip(events, wanted)):
                 alike(ours, theirs, f"event {i}, {theirs[0]} ")
             assert len(events) == len(wanted), f"ended with {end!r} after {events[-1]}, not {wanted[-1]}"
             if (workdir / "metrics.jsonl").exists():
                 check_files(workdir, loop, config)
-            if exhausted and not isinstance(end, (Killed, EngineError)):
-                assert "Unguided exploration found" in str(end)
+            if isinstance(end, ValueError):
+                assert exhausted and "Unguided exploration found" in str(end), end
                 return
+            assert isinstance(end, (Killed, EngineError)) or bool(end) == (loop.s.step == config.steps)
             start = checkpoint.latest_step(workdir / "checkpoints")
         check_end(workdir, loop, end)
         return loop
