@@ -226,3 +226,15 @@ def test_the_filter_in_two_calls_ends_in_the_state_of_one(values, cut):
     _, half = filter_groups(FilterState(), {k: v for k, v in both.items() if k < cut})
     _, rest = filter_groups(half, {k: v for k, v in both.items() if k >= cut})
     assert rest == whole
+
+
+def test_cross_entropy_weighs_each_token_and_counts_those_with_a_weight():
+    logprobs, weights = jnp.log(jnp.asarray([0.5, 0.25, 0.1, 0.9])), jnp.asarray([1.0, 0.5, 0.0, -2.0])
+    want = -(np.log(0.5) + 0.5 * np.log(0.25) - 2 * np.log(0.9))
+    np.testing.assert_allclose(losses.cross_entropy(logprobs, weights), want, rtol=1e-6)
+    assert (
+        losses.ce_denominator(weights.reshape(1, 2, 2)) == 3
+        and losses.ce_denominator(jnp.zeros((1, 1, 4))) == 1
+    )
+    hidden = logprobs.at[2].set(-jnp.inf)  # a token without a weight cannot spoil the sum
+    np.testing.assert_allclose(losses.cross_entropy(hidden, weights), want, rtol=1e-6)

@@ -221,6 +221,26 @@ def test_the_limits_end_a_rollout_and_say_so(policy, env_pool):
     t, _ = play(policy, env_pool, [ls] * 50, max_length=500, max_new_tokens=100)
     assert t.stop == "context_limit" and len(t.ids) <= 500
     assert len(t.ids) == len(t.mask) == len(t.logprobs) == len(t.versions)
+    assert [x.dtype for x in (t.ids, t.mask, t.logprobs, t.versions)] == [
+        np.int32,
+        bool,
+        np.float32,
+        np.int32,
+    ]
+
+
+def test_an_observation_that_does_not_fit_loses_its_end_and_nothing_else(policy, env_pool):
+    ls = render_call(Call("ls", {}))
+    whole, _ = play(policy, env_pool, [ls] * 50, max_length=600, max_new_tokens=40)
+    written = np.flatnonzero(whole.mask)
+    ends = (
+        int(written[np.flatnonzero(np.diff(written) > 1)[0]]) + 1
+    )  # of the first message; its answer follows
+    room = ends + 5
+    t, _ = play(policy, env_pool, [ls] * 50, max_length=room, max_new_tokens=ends - int(written[0]))
+    assert t.stop == "context_limit" and len(t.ids) == room
+    for name in ("ids", "mask", "logprobs", "versions"):
+        np.testing.assert_array_equal(getattr(t, name), getattr(whole, name)[:room])
 
 
 def test_long_observations_are_cut(policy, env_pool):

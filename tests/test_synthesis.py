@@ -367,6 +367,7 @@ def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contex
     assert made.refused["near_evaluation"] >= 2
     assert {t.id for t in guarded} == {t.id for t in free} - {t.id for t in copies}
     assert {t.lineage.nearest for t in guarded} <= {t.id for t in copies} | {None}
+    assert all(t.lineage.similarity == round(strict.guard.nearest(t)[0], 4) for t in guarded)
 
 
 def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
