@@ -89,7 +89,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         strategy = build.strategy(c, saved)
 
         # ---- The loop ------------------------------------------------------------------------------
-        last = min(c.steps, until or c.steps)
+        last = c.steps if until is None else min(c.steps, until)
         with closing(Run(c, workdir, begun, saved)) as run:
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)

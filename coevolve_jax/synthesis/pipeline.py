@@ -118,7 +118,7 @@ class Synthesizer:
             if empty == 20:
                 raise ValueError(
                     f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused)}): "
-                    "widen config.environment.toolsets or data.min_calls..max_calls, or ask for fewer tasks."
+                    "let config.environment offer more, widen data.min_calls..max_calls, or ask for fewer tasks."
                 )
         return total
 
