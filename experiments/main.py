@@ -55,7 +55,9 @@ def parse_flags(argv):
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        sys.exit(f"Error: {str(error).strip().splitlines()[-1].strip()} (--help lists the options)")
+        sys.exit(
+            f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
+        )
     except (AttributeError, KeyError) as error:
         key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
         sys.exit(
