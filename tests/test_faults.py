@@ -31,13 +31,24 @@ PROMPT = np.arange(40, 60)
 
 
 @pytest.fixture(scope="module")
-def second(tmp_path_factory):
-    """A server that this file may strike."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with Server(
-        FOLDER, context_length=512, max_running_requests=8, log_path=log
-    ).wait_until_ready() as server:
-        yield server
+def servers(tmp_path_factory):
+    """Servers that this file may strike, the last one maybe alive."""
+    started, log = [], tmp_path_factory.mktemp("server") / "log"
+
+    def start() -> Server:
+        started.append(Server(FOLDER, context_length=512, max_running_requests=8, log_path=log))
+        return started[-1].wait_until_ready()
+
+    yield started, start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def second(servers):
+    """One of them that is alive: a test that has an engine close it leaves none."""
+    started, start = servers
+    return started[-1] if started and started[-1].alive() else start()
 
 
 @pytest.fixture
