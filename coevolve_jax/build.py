@@ -1,4 +1,4 @@
-"""Builds what a config names: policy, env_pool, explorer, engine, agent, and the claim on a workdir."""
+"""Builds what a config names: policy, environment family and its workers, strategy, explorer, engine, agent."""
 
 from __future__ import annotations
 
@@ -140,9 +140,8 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
     from coevolve_jax.rollout.sglang.server import Server
 
     c, sizes = config.engine, _sizes(config)
-    shared = (
-        workdir / "weights" if workdir and c.url else None
-    )  # servers elsewhere see the workdir, if anything
+    # Servers elsewhere see the workdir, if anything.
+    shared = workdir / "weights" if workdir and c.url else None
     root = Path(c.push_folder) if c.push_folder else shared
     pusher = Pusher(
         policy.config,

@@ -81,9 +81,10 @@ def tally(
 def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
     """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
     c = config.evaluation
-    how = dict(seed=c.seed, title="held-out")
-    sampled, _ = evaluate(agent, tasks, samples=c.samples, temperature=c.temperature, **how)
-    greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, **how)
+    sampled, _ = evaluate(
+        agent, tasks, samples=c.samples, temperature=c.temperature, seed=c.seed, title="held-out"
+    )
+    greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, seed=c.seed, title="held-out, greedy")
     return {**sampled.to_json(), "greedy_success": greedy.success}
 
 

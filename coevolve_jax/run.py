@@ -233,7 +233,11 @@ def fork(
 
     Returns the new run's config. Raises ValueError for a run, step or key that is not there.
     """
-    run, workdir = Path(run), Path(workdir)
+    run, workdir = Path(run), Path(workdir).absolute()
+    if workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(
+            f"{workdir} is not empty: name a folder for the fork that is, or that does not exist."
+        )
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
     saved = run / "checkpoints" / checkpoint.name(step)
@@ -245,12 +249,16 @@ def fork(
         )
     config = configs.override(ConfigDict(json.loads((run / "config.json").read_text())), overrides or {})
     configs.check(config)
-    claim(workdir, config)
-    shutil.copytree(saved, workdir / "checkpoints" / saved.name)
+    # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
+    half = workdir.with_name(f"{workdir.name}.tmp")
+    shutil.rmtree(half, ignore_errors=True)
+    claim(half, config)
+    shutil.copytree(saved, half / "checkpoints" / saved.name)
     for path in run.glob("*.jsonl"):
-        shutil.copyfile(path, workdir / path.name)
+        shutil.copyfile(path, half / path.name)
     if (run / "trajectories").is_dir():
-        shutil.copytree(run / "trajectories", workdir / "trajectories")
+        shutil.copytree(run / "trajectories", half / "trajectories")
+    os.replace(half, workdir)
     return config
 
 

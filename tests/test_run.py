@@ -74,6 +74,22 @@ def test_a_fork_leaves_other_folders_alone(whole, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, tmp_path, monkeypatch):
+    def full(*arguments, **named):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("coevolve_jax.run.shutil.copyfile", full)
+    with pytest.raises(OSError):
+        fork(whole, 2, tmp_path / "fork")
+    assert not (tmp_path / "fork").exists()
+    monkeypatch.undo()
+    (tmp_path / "fork").mkdir()  # an empty folder will do
+    fork(whole, 2, tmp_path / "fork")
+    assert (tmp_path / "fork" / "metrics.jsonl").is_file() and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(ValueError, match="is not empty"):
+        fork(whole, 2, tmp_path / "fork")
+
+
 def test_costs_are_booked(whole):
     costs = json.loads((whole / "ledger.json").read_text())["costs"]
     metrics, tasks = rows(whole, "metrics.jsonl"), rows(whole, "tasks.jsonl")
