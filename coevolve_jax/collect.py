@@ -69,13 +69,12 @@ class Collector:
         self._coming: Future | None = None
 
     def __call__(self, step: int) -> Collected:
-        """The rollouts of this step, too old ones as invalid. What was drawn counts in D_t from here on.
+        """The rollouts of this step, too old ones as invalid.
 
         Raises FloatingPointError where the policy gives no probabilities.
         """
         coming, self._coming = self._coming or self._begin(step), None
-        drawn, groups, utilization, costs = coming.result()
-        self._tasks.commit(drawn)
+        groups, utilization, costs = coming.result()
         bound = self._config.rollout.max_staleness
         if bound and step + 1 < self._config.steps:
             self._coming = self._begin(step + 1)
@@ -86,13 +85,13 @@ class Collector:
         return Collected(fresh, utilization, costs)
 
     def _begin(self, step: int) -> Future:
-        tasks = self._tasks.fork()
+        tasks = self._tasks.fork() if self._thread else self._tasks  # it grows while they run
 
         def collect():
             self._agent.utilization()  # forgets what was before
             roll = Roller(self._config, self._agent, step)
             groups = self._strategy.collect(step, tasks, roll)
-            return tasks, groups, self._agent.utilization(), roll.costs
+            return groups, self._agent.utilization(), roll.costs
 
         if self._thread:
             return self._thread.submit(collect)

@@ -18,6 +18,7 @@ FLOATS = ("float32", "bfloat16")
 CHOICES = {
     "engine.name": ("native", "sglang"),
     "engine.push": ("disk", "distributed"),
+    "data.sampling": ("uniform", "variance"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
     "learner.ratio": ("token", "sequence"),
     "learner.aggregate": ("token", "sequence", "constant"),
@@ -99,9 +100,12 @@ def strategy(name: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy with some values replaced. values: by dotted key. Raises ValueError for a key that is not there or a
+    """A copy with some values replaced. values: by dotted key; another strategy.name brings that strategy's settings.
+    Raises ValueError for a key that is not there or a
     value of another type."""
-    copied = ConfigDict(config.to_dict())
+    copied, values = ConfigDict(config.to_dict()), dict(values)
+    if "strategy.name" in values:
+        copied.strategy = strategy(values.pop("strategy.name"))
     for key, value in values.items():
         if key in RENAMED:
             raise ValueError(f"The config key {key!r} is called {RENAMED[key]!r} now.")
@@ -150,6 +154,13 @@ def check(config: ConfigDict) -> None:
         section, name = key.split(".")
         require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
     require(0 <= config.data.new_share <= 1, "data.new_share", "a share between 0 and 1")
+    require(0 <= config.data.sampling_floor <= 1, "data.sampling_floor", "a weight between 0 and 1")
+    require(
+        config.data.max_tasks == 0 or config.data.max_tasks >= config.data.initial_tasks,
+        "data.max_tasks",
+        f"0, or at least config.data.initial_tasks ({config.data.initial_tasks})",
+    )
+    require(config.data.retire_after >= 0, "data.retire_after", "0 or more visits")
     require(config.rollout.group_size >= 2, "rollout.group_size", "at least 2, for a group to have a spread")
     require(config.rollout.temperature > 0, "rollout.temperature", "above 0: greedy rollouts have no spread")
     require(
@@ -162,6 +173,7 @@ def check(config: ConfigDict) -> None:
         require(learner[name] >= 1, f"learner.{name}", "at least 1")
     for name in (
         "kl_coef",
+        "kl_bound",
         "tis_cap",
         "router_balance",
         "dynamic_sampling",
@@ -218,6 +230,18 @@ def check(config: ConfigDict) -> None:
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
+    require(
+        config.evolution.settle_steps >= 1,
+        "evolution.settle_steps",
+        "at least 1: what is born must be trained on",
+    )
+    require(config.evaluation.tasks >= 1, "evaluation.tasks", "at least 1")
+    require(config.evaluation.every >= 0, "evaluation.every", "0 or more steps")
+    require(
+        config.evaluation.balanced_candidates >= config.evaluation.balanced_tasks,
+        "evaluation.balanced_candidates",
+        f"at least config.evaluation.balanced_tasks ({config.evaluation.balanced_tasks}), better five times as many",
+    )
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
     require(
         config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -78,14 +79,60 @@ def tally(
     )
 
 
-def held_out_result(config: ConfigDict, agent: Agent, tasks: Sequence[Task]) -> dict:
-    """Success on the held-out tasks by sampling, as in training, and by greedy decoding."""
-    c = config.evaluation
-    sampled, _ = evaluate(
-        agent, tasks, samples=c.samples, temperature=c.temperature, seed=c.seed, title="held-out"
-    )
-    greedy, _ = evaluate(agent, tasks, samples=1, temperature=0.0, seed=c.seed, title="held-out, greedy")
-    return {**sampled.to_json(), "greedy_success": greedy.success}
+def evaluate_held_out(
+    config: ConfigDict, agent: Agent, tasks: Sequence[Task], *, step: int, greedy: bool = False
+) -> list[dict]:
+    """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
+
+    Each set, "iid" and, where there is one, "balanced", is sampled as in training. A row holds a Result's numbers and:
+    step, set, split (whose scenarios they are), scenarios (task id: scenario, within which tasks are alike), and, with
+    a section config.testbed, the success that it is about (weak_tools, macro_weak, others). greedy: the "iid" set is
+    decoded greedily too.
+    """
+    c, rows = config.evaluation, []
+    weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
+    for kind, name in (("held_out", "iid"), ("balanced", "balanced")):
+        chosen = [t for t in tasks if t.lineage.kind == kind]
+        if not chosen:
+            continue
+        how = dict(samples=c.samples, temperature=c.temperature, seed=c.seed)
+        result, _ = evaluate(agent, chosen, **how, title=name)
+        row = {
+            "step": step,
+            "set": name,
+            "split": config.environment.eval_split,
+            **result.to_json(),
+            "scenarios": {t.id: t.lineage.parent for t in chosen},
+        }
+        if weak:
+            row |= by_weakness(chosen, result.by_task, weak)
+        if greedy and name == "iid":
+            how = dict(samples=1, temperature=0.0, seed=c.seed)
+            row["greedy_success"] = evaluate(agent, chosen, **how, title="greedy")[0].success
+        rows.append(row)
+    return rows
+
+
+def by_weakness(
+    tasks: Sequence[Task], by_task: Mapping[str, Sequence[int]], weak_tools: Sequence[str]
+) -> dict[str, Any]:
+    """Success where it is known which tools are weak.
+
+    weak_tools: name -> [successes, trials] of the tasks that call it. macro_weak: the mean of their rates, so that
+    every weak tool counts the same. others: success on the tasks that call none. None where there are no such tasks.
+    """
+
+    def total(chosen: Sequence[Task]) -> list[int]:
+        return [sum(by_task[t.id][i] for t in chosen) for i in (0, 1)]
+
+    named = {tool: total([t for t in tasks if any(c.name == tool for c in t.calls)]) for tool in weak_tools}
+    rates = [s / n for s, n in named.values() if n]
+    s, n = total([t for t in tasks if not any(c.name in weak_tools for c in t.calls)])
+    return {
+        "weak_tools": named,
+        "macro_weak": float(np.mean(rates)) if rates else None,
+        "others": s / n if n else None,
+    }
 
 
 def versions() -> dict[str, str]:

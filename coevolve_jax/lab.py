@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from coevolve_jax.collect import Roller
-from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.explore import offered_names
+from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -28,15 +29,35 @@ class Laboratory:
         self.ledger["reflections"] += len(evidence)
         return self.synthesizer.reflect(evidence)
 
+    def offered(self, scenario: Task) -> frozenset[str]:
+        return offered_names(self.synthesizer.tools(scenario))
+
     def grow(
-        self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
+        self,
+        contexts: Sequence[Context],
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
-        stats = self.synthesizer.grow(self.tasks, contexts, wanted=wanted, kind=kind, step=step, rng=rng)
+        stats = self.synthesizer.grow(
+            self.tasks, contexts, wanted=wanted, kind=kind, step=step, rng=rng, admit=admit
+        )
         return self._booked(kind, stats)
 
-    def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+    def grow_unguided(
+        self,
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        scenarios: Sequence[Task] | None = None,
+    ) -> SynthesisStats:
         stats = self.synthesizer.explore_unguided(
-            self.tasks, self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
+            self.tasks, scenarios or self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
         )
         return self._booked(kind, stats)
 

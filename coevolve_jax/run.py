@@ -1,6 +1,7 @@
 """What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
 
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
 checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
 summary.json    ledger.json      report.html
@@ -48,15 +49,15 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 class RunState:
     """What goes into every checkpoint besides the learner's arrays and the strategy's own state.
 
-    step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. before: the held-out result of the policy
-    before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
+    step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. evaluations: the rows of evaluations.jsonl, the
+    first of each set by the policy before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
     what was asked for, by whom (lab.py, collect.py). seconds: by phase.
     """
 
     step: int
     tasks: TaskPool
     held_out: list[Task]
-    before: dict
+    evaluations: list[dict]
     initial: SynthesisStats
     synthesis: SynthesisStats = dataclasses.field(default_factory=SynthesisStats)
     signals: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -68,7 +69,7 @@ class RunState:
             "step": self.step,
             "tasks": self.tasks.to_json(),
             "held_out": [t.to_json() for t in self.held_out],
-            "before": self.before,
+            "evaluations": self.evaluations,
             "initial": self.initial.to_json(),
             "synthesis": self.synthesis.to_json(),
             "signals": self.signals,
@@ -83,7 +84,7 @@ class RunState:
             step=data["step"],
             tasks=TaskPool.from_json(data["tasks"], max_tasks, key),
             held_out=[Task.from_json(t) for t in data["held_out"]],
-            before=data["before"],
+            evaluations=list(data["evaluations"]),
             initial=SynthesisStats.from_json(data["initial"]),
             synthesis=SynthesisStats.from_json(data["synthesis"]),
             signals=dict(data["signals"]),
@@ -100,6 +101,7 @@ class Run:
         self._logs = MetricsWriter(workdir, saved and saved["sizes"])
         self._progress = Progress(config.steps, state.step)
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
+        write_lines(workdir / "evaluations.jsonl", state.evaluations)
         state.tasks.write(workdir / "tasks.jsonl")
 
     def save(self, learner: Any, arrays: Any, strategy: Strategy) -> None:
@@ -155,23 +157,37 @@ class Run:
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
 
+    def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
+        """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""
+        with timed(self.state.seconds, "evaluation"):
+            self.state.evaluations += evaluate(step=self.state.step)
+        write_lines(self.workdir / "evaluations.jsonl", self.state.evaluations)
+
     def close(self) -> None:
         self._progress.close()
         self._logs.close()
 
-    def finish(self, after: Mapping[str, Any]) -> dict:
-        """Writes summary.json, ledger.json and report.html; returns the summary. after: the held-out result now."""
+    def finish(self) -> dict:
+        """Writes summary.json, ledger.json and report.html; returns the summary."""
         c, state = self.config, self.state
+        sets = {row["set"]: row for row in state.evaluations}  # the last row of each
+        first = {row["set"]: row for row in reversed(state.evaluations)}
+        before, after = first["iid"], sets["iid"]
         made, total = state.synthesis, sum(state.seconds.values())
         summary = {
-            "held_out_success_before": state.before["success"],
+            "held_out_success_before": before["success"],
             "held_out_success_after": after["success"],
-            "held_out_tasks": len(state.held_out),
-            "held_out": {"before": state.before, "after": after},
+            "held_out_tasks": len(before["by_task"]),
+            "held_out": {"before": before, "after": after},
+            "held_out_split": c.environment.eval_split,
+            "balanced": {"before": first["balanced"], "after": sets["balanced"]}
+            if "balanced" in sets
+            else None,
             "signals": state.signals,
             "tasks": {
                 "initial": state.initial.added,
                 "final": len(state.tasks),
+                "never_trained": sum(r.trained == 0 for r in state.tasks.records.values()),
                 "proposed": made.proposed,
                 "accepted": made.accepted,
                 "retained": made.retained,

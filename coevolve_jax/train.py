@@ -16,32 +16,26 @@ config.rollout.max_staleness is 0.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.begin import begin, leak_guard
 from coevolve_jax.collect import Collector, Roller
 from coevolve_jax.distributed import hosts, sharding
-from coevolve_jax.evaluate import held_out_result
+from coevolve_jax.evaluate import evaluate_held_out
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
-from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.run import Run, RunState, claim, timed
-from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
-from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Task
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:
@@ -77,7 +71,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        synthesizer = partial(Synthesizer, roles, build.family(c).tools, env_pool, c)
+        synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(workdir / "checkpoints")
         if restored is None:
             begun, saved = begin(c, synthesizer, agent), None
@@ -122,51 +116,19 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         grown = strategy.evolve(step, lab)
 
                 run.log(collected, samples, learned, found, grown, seconds, policy.chat)
+                if (
+                    c.evaluation.every
+                    and run.state.step % c.evaluation.every == 0
+                    and run.state.step < c.steps
+                ):
+                    run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out))
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
                     run.save(learner, state, strategy)
 
         # ---- What the policy has become ------------------------------------------------------------
         if last < c.steps:
             return {}
-        with timed(run.state.seconds, "evaluation"):
-            after = held_out_result(c, agent, run.state.held_out)
+        run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
-    return run.finish(after)
-
-
-def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split."""
-    tasks, features = [*build.benchmark_tasks(config), *held_out], build.family(config).features
-    return LeakGuard(tasks, config.data.leak_threshold, features=features)
-
-
-def begin(config: ConfigDict, synthesizer: partial[Synthesizer], agent: Agent) -> RunState:
-    """The held-out tasks, D_0, and the success of the policy as it is."""
-    c, seconds = config, {}
-
-    def explore(
-        tasks: TaskPool, guard: LeakGuard | None, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
-    ):
-        with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
-            return synthesizer(guard).explore_unguided(
-                tasks,
-                scenarios,
-                wanted=wanted,
-                kind=kind,
-                step=0,
-                rng=rng_for(seed, kind),
-                on_added=bar.update,
-            )
-
-    with timed(seconds, "other"):
-        key = build.family(c).task_key
-        held_out, tasks = TaskPool(key=key), TaskPool(c.data.max_tasks or None, key)
-        explore(
-            held_out, None, build.held_out_scenarios(c), c.evaluation.tasks, "held_out", c.evaluation.seed
-        )
-        guard = leak_guard(c, list(held_out))
-        initial = explore(tasks, guard, build.scenarios(c), c.data.initial_tasks, "initial", c.seed)
-    with timed(seconds, "evaluation"):
-        before = held_out_result(c, agent, list(held_out))
-    return RunState(0, tasks, list(held_out), before, initial, seconds=seconds)
+    return run.finish()

@@ -163,7 +163,7 @@ class Step:
     """One action of a trajectory as text: what was called and what came back.
 
     call is None where the policy's text could not be parsed as a call. pattern: what the environment family
-    counts as the action for the rare signal; None is the name of the tool.
+    counts as the action for the rare signal; None is the name of the tool, "" a call to what is no tool of the task.
     """
 
     turn: int
@@ -172,6 +172,13 @@ class Step:
     observation: str
     error: bool
     pattern: str | None = None
+
+    @property
+    def action(self) -> str:
+        """The action pattern; "" where this is no call to a tool of the task."""
+        if self.call is None:
+            return ""
+        return self.call.name if self.pattern is None else self.pattern
 
     def to_json(self) -> dict:
         return {**vars(self), "call": self.call and self.call.to_json()}
@@ -212,9 +219,22 @@ class Trajectory:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Action patterns for the rare signal, of the steps that are calls."""
-        return tuple(
-            s.call.name if s.pattern is None else s.pattern for s in self.steps if s.call is not None
+        """Action patterns for the rare signal, of the steps that are calls to a tool of the task."""
+        return tuple(s.action for s in self.steps if s.action)
+
+    def without_tokens(self) -> Trajectory:
+        """What reflection needs: fit to be remembered, not for the learner."""
+        import numpy as np
+
+        none = np.zeros(0, np.int32)
+        return dataclasses.replace(
+            self,
+            ids=none,
+            mask=none.astype(bool),
+            logprobs=none.astype(np.float32),
+            versions=none,
+            turn_starts=(),
+            routing=None,
         )
 
     def to_json(self) -> dict:
@@ -230,7 +250,7 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Trajectory:
-        """A trajectory without tokens: fit for reflection, not for the learner."""
+        """A trajectory `without_tokens`."""
         import numpy as np
 
         none = np.zeros(0, np.int32)
@@ -337,7 +357,10 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Reflection on one signal-annotated trajectory (the paper's structured context)."""
+    """Reflection on one signal-annotated trajectory (the paper's structured context).
+
+    must: tools that every task made under this context has to call; a task without one of them is refused.
+    """
 
     id: str
     signal: str | None
@@ -347,6 +370,7 @@ class Context:
     instability_pattern: str
     focus_pattern: tuple[str, ...]
     avoid: tuple[str, ...]
+    must: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.python = ""  # interpreter of the family's own virtual environment; "": this one
     c.environment.toolsets = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
     c.environment.train_split = "train"  # whose scenarios are explored
-    c.environment.eval_split = "test"  # whose scenarios the held-out tasks live in
+    c.environment.eval_split = (
+        "development"  # whose scenarios the held-out tasks live in; "test": to be read once
+    )
     c.environment.workers = 2  # processes
     c.environment.call_timeout = 2.0  # seconds; a slower call makes its rollout invalid
     c.environment.worker_memory = 2.0  # GiB
@@ -37,7 +39,12 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.min_calls = 2
     c.data.max_calls = 6
     c.data.max_turns = 3
-    c.data.new_share = 0.0  # at least this share of a batch from the latest evolution; 0: uniform over D_t
+    c.data.new_share = 0.0  # at least this share of a batch from the tasks that evolution made
+    c.data.sampling = "uniform"  # over D_t; or "variance": by 4 p (1 - p), p being a task's last score
+    c.data.sampling_floor = 0.1  # the least weight with "variance"
+    c.data.retire_after = (
+        0  # visits in a row with all rollouts alike, after which a task is drawn no more; 0: never
+    )
     c.data.max_tasks = 0  # bound on the size of D_t; 0 is none
     c.data.leak_threshold = 0.9  # cosine to an evaluation task from which a new task is refused
 
@@ -95,6 +102,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.clip_high = 0.2
     c.learner.kl = "k3"  # estimator; or "k1", "k2", "none"
     c.learner.kl_coef = 0.01  # weight of the KL to the frozen start
+    c.learner.kl_bound = 10.0  # nats that one token counts at most in it; 0: no bound
     c.learner.router_balance = 0.0  # weight of the load-balancing loss, for models with experts
     c.learner.replay_routing = False  # use the experts that the sampler used, for models with experts
     c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: no such weight
@@ -135,14 +143,19 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.evolution = ConfigDict()
     c.evolution.every = 10  # F, GRPO steps between evolutions
+    c.evolution.settle_steps = 10  # none in the last so many steps: what is born must be trained on
     c.evolution.tasks = 24  # validated tasks wanted per evolution
     c.evolution.contexts = 24  # trajectories reflected on at most, per evolution
     c.evolution.rounds = 3  # R
     c.evolution.steps = 10  # S, environment steps per round
     c.evolution.proposals = 3  # tasks abstracted per context at most
+    c.evolution.validate = True  # by execution; False is an ablation
 
     c.evaluation = ConfigDict()
-    c.evaluation.tasks = 192  # held-out synthetic tasks
+    c.evaluation.tasks = 192  # held-out synthetic tasks, made as D_0 is
+    c.evaluation.balanced_tasks = 0  # and these besides, in which all tools come about equally often
+    c.evaluation.balanced_candidates = 0  # tasks that they are chosen from
+    c.evaluation.every = 0  # GRPO steps between evaluations on the way; 0: before and after only
     c.evaluation.samples = 2  # rollouts per task
     c.evaluation.temperature = 1.0
     c.evaluation.seed = 1234  # of the held-out tasks; the same for every run

@@ -42,6 +42,9 @@ class Chat:
     def observations(self, texts):
         return list(map(ord, f"[{'|'.join(texts)}]"))
 
+    def message(self, calls):
+        return [0x100, *map(ord, "; ".join(map(lamps.text, calls))), *self.stop_ids]
+
     def decode(self, ids):
         return "".join(map(chr, ids))
 

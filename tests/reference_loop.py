@@ -24,7 +24,6 @@ from tests.reference_services import (
     explore,
     filter_groups,
     ids,
-    some,
     tokens,
     valid,
     validate,
@@ -46,9 +45,7 @@ class State:
     tasks: list = dataclasses.field(default_factory=list)  # D_t, in order of birth
     records: dict = dataclasses.field(
         default_factory=dict
-    )  # task id -> [born, times scored, first, last score]
-    visited: set = dataclasses.field(default_factory=set)  # ids drawn in this epoch over D_t,
-    visited_new: set = dataclasses.field(default_factory=set)  # and in this epoch over the newest tasks
+    )  # task id -> [born, times scored, first, last score, times in a row that all rollouts were alike]
     scores: dict = dataclasses.field(default_factory=dict)  # task id -> all its scores
     actions: Counter = dataclasses.field(default_factory=Counter)  # pattern -> how often it was taken
     evidence: list = dataclasses.field(default_factory=list)  # since the last evolution
@@ -82,7 +79,7 @@ class Loop:
         for step in range(self.s.step, last):
             self.begun[step] = len(self.events)
             # 1. A batch of tasks, K rollouts each; those of the next step may already run, by the weights that there are.
-            groups, self.s.visited, self.s.visited_new, costs = coming or self.collect(step)
+            groups, costs = coming or self.collect(step)
             coming = self.collect(step + 1) if c.rollout.max_staleness and step + 1 < c.steps else None
             groups = [(task, [self.unless_stale(t, step) for t in rollouts]) for task, rollouts in groups]
             # 2. GRPO update of the policy.
@@ -97,7 +94,7 @@ class Loop:
             self.events.append(("observe", step))
             found = self.observe(step, groups)
             # 4. Every F steps the training set evolves.
-            self.events.append(("evolve", step, len(self.s.tasks), [r[1:] for r in self.s.records.values()]))
+            self.events.append(("evolve", step, len(self.s.tasks), [r[1:4] for r in self.s.records.values()]))
             grown = self.evolve(step)
             self.s.step = step + 1
             self.note(step, groups, learned, found, grown, costs)
@@ -145,17 +142,17 @@ class Loop:
 
     def collect(self, step):
         """A batch of tasks with their rollouts. With dynamic sampling a group whose rewards are all equal asks for
-        another task, for some rounds. What was drawn counts once the batch is used."""
+        another task, for some rounds."""
         c, groups, costs = self.c, [], Counter()
-        visited, visited_new = set(self.s.visited), set(self.s.visited_new)
         for round in range(1 + c.learner.dynamic_sampling):
             again = [round] if round else []
             alive = [g for g in groups if len({t.outcome.reward for t in valid(g[1])}) > 1]
             missing = c.rollout.tasks_per_step - len(alive)
             if missing <= 0:
                 break
-            batch = self.draw(missing, visited, visited_new, rng_for(c.seed, "sample", step, *again))
-            batch = [task for task in batch if task.id not in [known.id for known, _ in groups]]
+            batch = self.draw(
+                missing, [task.id for task, _ in groups], rng_for(c.seed, "sample", step, *again)
+            )
             if not batch:
                 break
             k = c.rollout.group_size
@@ -167,21 +164,27 @@ class Loop:
             groups += [(task, done[i * k : (i + 1) * k]) for i, task in enumerate(batch)]
             costs["rollouts/policy"] += len(done)
             costs["sampled_tokens/policy"] += sum(int(t.mask.sum()) for t in done)
-        return groups, visited, visited_new, costs
+        return groups, costs
 
-    def draw(self, n, visited, visited_new, rng):
-        """n tasks without replacement within an epoch; a share of them, in epochs of their own, among the newest."""
-        by_id = {task.id: task for task in self.s.tasks}
-        latest = max(self.s.records[i][0] for i in by_id)
-        newest = [i for i in by_id if self.s.records[i][0] == latest]
-        whole, rest = n // len(by_id) * list(by_id), n % len(by_id)
-        visited_new &= set(newest)
-        first = some(newest, visited_new, min(round(self.c.data.new_share * rest), len(newest)), rng, [])
-        visited |= set(first)
-        others = some(list(by_id), visited, rest - len(first), rng, first)
-        visited_new |= set(others) & set(newest)
-        batch = whole + first + others
-        return [by_id[batch[i]] for i in rng.permutation(n)]
+    def draw(self, n, barred, rng):
+        """n different tasks by chance, no matter what was drawn before; a share of them among those that evolution made."""
+        by_id = {task.id: task for task in self.s.tasks if task.id not in barred}
+        whole, rest = (0, min(n, len(by_id))) if barred else (n // len(by_id), n % len(by_id))
+        luck = dict(zip(by_id, rng.exponential(size=len(by_id)).tolist()))
+
+        def rank(id):
+            _, visits, _, last, alike = self.s.records[id]
+            weight = 1.0 if not visits or self.c.data.sampling == "uniform" else max(
+                self.c.data.sampling_floor, 4 * last * (1 - last)
+            )  # fmt: skip
+            retired = 0 < self.c.data.retire_after <= alike
+            return (np.inf if retired or not weight else luck[id] / weight, luck[id])
+
+        order = sorted(by_id, key=rank)
+        new = [id for id in order if by_id[id].lineage.kind != "initial"]
+        first = new[: round(self.c.data.new_share * rest)]
+        batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
+        return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
     def unless_stale(self, t, step):
         """A rollout with a token by weights that are too old counts as no rollout."""
@@ -240,8 +243,9 @@ class Loop:
                         signal = Signal(kind, task.id, t.rollout_index, step, pattern)
                         found.append(Evidence(signal, Group(task, tuple(rollouts))))
             s.scores = {**s.scores, task.id: (*s.scores.get(task.id, ()), score)}
-            born, times, first, _ = s.records[task.id]
-            s.records[task.id] = born, times + 1, score if first is None else first, score
+            born, times, first, last, alike = s.records[task.id]
+            alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
+            s.records[task.id] = born, times + 1, score if first is None else first, score, alike
         s.evidence = [*s.evidence, *found]
         return found
 
@@ -249,7 +253,11 @@ class Loop:
 
     def evolve(self, step):
         c = self.c.evolution
-        if self.c.strategy.name == "static" or (step + 1) % c.every:
+        if (
+            self.c.strategy.name == "static"
+            or (step + 1) % c.every
+            or step + 1 > self.c.steps - c.settle_steps
+        ):
             return None
         rng, stats = rng_for(self.c.seed, "evolve", step), Counter()
         if self.c.strategy.name == "random":
@@ -260,12 +268,11 @@ class Loop:
             self.s.ledger["reflections"] += len(chosen)
             self.events.append(("evidence", [as_rows(e) for e in chosen]))
             contexts = type(self.roles)().reflect(chosen)
+            wanted = self.room(self.s.tasks, self.c.data.max_tasks, c.tasks, stats)
             for _ in range(3):  # passes over the same contexts, while tasks are wanted
-                if contexts and stats["added"] < c.tasks:
-                    stats += self.grow(
-                        self.s.tasks, self.c.data.max_tasks, contexts, c.tasks - stats["added"], kind, step,
-                        stats["proposed"], rng,
-                    )  # fmt: skip
+                if contexts and stats["added"] < wanted:
+                    missing = wanted - stats["added"]
+                    stats += self.grow(self.s.tasks, contexts, missing, kind, step, stats["proposed"], rng)
         for key, name in (
             ("environment_steps",) * 2,
             ("tasks_proposed", "proposed"),
@@ -290,11 +297,19 @@ class Loop:
 
     def unguided(self, wanted, kind, step, rng):
         """D_t grows by `wanted` tasks from free exploration of the training scenarios."""
-        train, bound = lamps.scenarios("train"), self.c.data.max_tasks
-        return self.explore_unguided(self.s.tasks, bound, train, wanted, kind, step, rng)
+        bound = self.c.data.max_tasks
+        return self.explore_unguided(self.s.tasks, bound, lamps.scenarios("train"), wanted, kind, step, rng)
+
+    def room(self, pool, bound, wanted, stats):
+        """How many of the wanted tasks the pool has room for; the others are counted."""
+        fitting = min(wanted, max(bound - len(pool), 0)) if bound else wanted
+        if fitting < wanted:
+            stats["refused/pool_full"] += wanted - fitting
+        return fitting
 
     def explore_unguided(self, pool, bound, scenarios, wanted, kind, step, rng):
         total, in_vain = Counter(), 0
+        wanted = self.room(pool, bound, wanted, total)
         while total["added"] < wanted:
             missing, contexts = wanted - total["added"], []
             for n, i in enumerate(rng.choice(len(scenarios), min(32, max(4, missing)))):
@@ -302,14 +317,14 @@ class Loop:
                 contexts.append(
                     Context(id, None, scenarios[i], "Free exploration of the scenario.", "", "", (), ())
                 )
-            stats = self.grow(pool, bound, contexts, missing, kind, step, total["proposed"], rng)
+            stats = self.grow(pool, contexts, missing, kind, step, total["proposed"], rng)
             total += stats
             in_vain = 0 if stats["added"] else in_vain + 1
             if in_vain == 20:
                 raise Exhausted
         return total
 
-    def grow(self, pool, bound, contexts, wanted, kind, step, first, rng):
+    def grow(self, pool, contexts, wanted, kind, step, first, rng):
         """explore -> abstract -> validate -> D_t grows by `wanted` at most. first: number of the first proposal."""
         e, d = self.c.evolution, self.c.data
         spawn = lambda: [np.random.default_rng(int(x)) for x in rng.integers(2**63, size=len(contexts))]
@@ -325,7 +340,7 @@ class Loop:
         for n, proposal in enumerate(in_turn):
             if stats["added"] == wanted:
                 break
-            verdict, reason, turns_kept = validate(d.min_calls, self.roles, proposal)
+            verdict, reason, turns_kept = validate(d.min_calls, self.c.rollout, self.roles, proposal)
             stats.update(["proposed", {"accept": "accepted", "retain": "retained"}.get(verdict, "discarded")])
             if verdict != "discard":
                 origin, kept = proposal.context, proposal.turns[:turns_kept]
@@ -335,16 +350,16 @@ class Loop:
                 )
                 id = f"{kind}-{step}-{first + n}"
                 task = Task(id, "lamps", origin.task.scenario, kept, proposal.description, lineage)
-                reason = self.refusal(pool, bound, task)
+                reason = self.refusal(pool, task)
                 if reason is None:
                     pool.append(task)
                     if pool is self.s.tasks:
-                        self.s.records[id] = step, 0, None, None
+                        self.s.records[id] = step, 0, None, None, 0
             stats["added" if verdict != "discard" and reason is None else f"refused/{reason}"] += 1
         return stats
 
-    def refusal(self, pool, bound, task):
-        """Why a valid task is not taken: too close to an evaluation task, there already, or no room."""
+    def refusal(self, pool, task):
+        """Why a valid task is not taken: too close to an evaluation task, or there already."""
         if self.evaluation:
             documents = [lamps.features(t) for t in self.evaluation]
             self.similarities[task.id] = cosines(lamps.features(task), documents)
@@ -353,7 +368,7 @@ class Loop:
                 return "near_evaluation"
         if any((t.scenario, t.calls) == (task.scenario, task.calls) for t in pool):
             return "duplicate"
-        return "pool_full" if bound and len(pool) >= bound else None
+        return None
 
     # --- What the run says about itself -----------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """The services of reference_loop.py, each as directly as docs/architecture.md states it: a conversation, a round of
-exploration, validation, sampling in epochs, the group filter, similarity to the evaluation tasks.
+exploration, validation, whether a rollout can hold a task, the group filter, similarity to the evaluation tasks.
 
 A rollout is a Trajectory; the world is families/lamps.py; the policy is `write` of loop_fakes.py.
 """
@@ -55,7 +55,8 @@ def converse(limits, weights, version, task, index, seed, temperature):
                 stop = stop if answer.valid else "environment"
                 cut = len(answer.text) > limits.max_observation
                 texts.append(answer.text[: limits.max_observation] + "..." * cut)
-                pattern = lamps.action_pattern(p.call) if p.call else None
+                offered = p.call and p.call.name in task.scenario["tools"]
+                pattern = lamps.action_pattern(p.call) if offered else "" if p.call else None
                 steps.append(Step(turn, p.text, p.call, texts[-1], answer.error, pattern))
             feed(CHAT.observations(texts))
     if stop == "context_limit":  # nobody reads what does not fit
@@ -86,16 +87,17 @@ def explore(rounds, steps, explorer, context, rng):
     return Exploration(context, tools, tuple(triplets), None)
 
 
-def validate(least, validator, proposal):
+def validate(least, limits, validator, proposal):
     """(verdict, reason, turns kept). The calls are made in a fresh world, which has to score them a success.
 
-    least: calls that a task has to have.
+    least: calls that a task has to have. limits: of a rollout.
     """
     offered = proposal.context.task.scenario["tools"]
     if any(call.name not in offered for call in proposal.calls):
         return "discard", "not_offered", 0
     world = lamps.Lamps()
-    world.reset(dataclasses.replace(proposal.context.task, turns=proposal.turns))
+    task = dataclasses.replace(proposal.context.task, turns=proposal.turns)
+    world.reset(task)
     answers = []
     for turn in proposal.turns:
         answers.append(tuple(world.step(call) for call in turn.calls))
@@ -103,32 +105,47 @@ def validate(least, validator, proposal):
     score = world.score()
     if not score.valid:
         return "discard", "environment", 0
+    short = lambda turns: fits(
+        limits, dataclasses.replace(task, turns=proposal.turns[:turns]), sum(answers, ())
+    )
     (opinions,) = validator.judge([proposal], [ProposalExecution(tuple(answers), score)])
     failures = [
         "step_failed" if any(a.error for a in row) else opinion for row, opinion in zip(answers, opinions)
     ]
     wrong = [i for i, failure in enumerate(failures) if failure]
     if not wrong and score.success:
-        fits = len(proposal.calls) >= least
-        return ("accept", "reproduced", len(failures)) if fits else ("discard", "too_short", 0)
+        if len(proposal.calls) < least:
+            return "discard", "too_short", 0
+        whole = len(failures)
+        return ("accept", "reproduced", whole) if short(whole) else ("discard", "too_long", 0)
     why = failures[wrong[0]] if wrong else "state_differs"
     good = min([*wrong, len(failures), round(score.progress * len(failures))])
     if good and sum(len(turn.calls) for turn in proposal.turns[:good]) >= least:
-        return "retain", why, good
+        return ("retain", why, good) if short(good) else ("discard", "too_long", 0)
     return "discard", "too_short" if good else why, 0
 
 
-def some(order, visited, n, rng, barred):
-    """n different ones, not barred: first those not visited in this epoch; when they run out the next epoch begins."""
-    picked = []
-    while len(picked) < n:
-        fresh = [i for i in order if i not in visited and i not in barred and i not in picked]
-        if not fresh:
-            visited -= set(order)
-        for at in rng.permutation(len(fresh))[: n - len(picked)] if fresh else []:
-            picked.append(fresh[at])
-            visited.add(fresh[at])
-    return picked
+def fits(limits, task, answers):
+    """Whether a policy that makes the reference calls, one in a message, comes to the end of the task."""
+    seen, spare, answers = (
+        len(CHAT.prompt(lamps.tools(task), task.turns[0].query)),
+        limits.max_new_tokens,
+        iter(answers),
+    )
+    for i, turn in enumerate(task.turns):
+        seen += len(CHAT.user(turn.query)) * (i > 0)
+        for n, call in enumerate([*turn.calls, None]):
+            if seen + spare > limits.max_length or n > limits.max_steps:
+                return False
+            said = CHAT.message([call] if call else [])
+            if len(said) > spare:
+                return False
+            seen += len(said)
+            if call:
+                text = next(answers).text
+                cut = len(text) > limits.max_observation
+                seen += len(CHAT.observations([text[: limits.max_observation] + "..." * cut]))
+    return True
 
 
 def filter_groups(spreads, mean, variance, seen):

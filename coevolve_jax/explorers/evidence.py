@@ -61,8 +61,9 @@ def focus(evidence: Evidence) -> tuple[str, ...]:
     if signal.kind == "forgetting":
         names = [call.name for call in task.calls]
     elif signal.kind == "rare":
-        called = [s.call.name for s in trajectory.steps if s.call is not None]
-        rare = [i for i, pattern in enumerate(trajectory.actions) if pattern == signal.pattern]
+        steps = [s for s in trajectory.steps if s.call is not None]
+        called = [s.call.name for s in steps if s.call is not None]
+        rare = [i for i, step in enumerate(steps) if step.action == signal.pattern]
         names = [called[i] for i in rare] + [called[i - 1] for i in rare if i]
     else:
         _, good, bad = divergence(*split(evidence))

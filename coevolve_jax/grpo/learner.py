@@ -302,7 +302,7 @@ class Learner:
                 pulled_to, *_ = self._logprobs(reference, micro, micro.mask)
             # Where no token counts the two are made equal: an overflow there would be 0 * inf in the gradient.
             pulled_to = jnp.where(micro.mask, jax.lax.stop_gradient(pulled_to), frozen)
-            kl = loss_of(losses.kl(logprobs, pulled_to, c.kl))
+            kl = loss_of(losses.kl(logprobs, pulled_to, c.kl, c.kl_bound))
         loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
         if ce is not None:
             loss += ce

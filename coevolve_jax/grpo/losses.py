@@ -85,20 +85,24 @@ def truncated_weight(
 
 
 def kl(
-    logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"], estimator: str
+    logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"], estimator: str, bound: float = 0.0
 ) -> Float[Array, "*shape"]:
     """Estimate of KL(policy || reference) at each sampled token (Schulman, "Approximating KL divergence", 2020).
+
+    bound: nats that one token counts at most, in either direction; beyond it a token has no gradient. 0 is no bound.
+    k3 has an exp(d): without one a single token far from the reference can outweigh a whole batch.
 
     With d = ref - policy: "k1" -d, unbiased; "k2" d^2 / 2, biased, never negative; "k3"
     exp(d) - 1 - d, unbiased, never negative. As loss terms on fresh samples they differ in expectation: the
     gradient of k2 is that of KL(policy || reference), that of k3 of KL(reference || policy), that of k1 zero.
     """
     delta = ref_logprobs - logprobs
-    return {
+    estimate = {
         "k1": lambda: -delta,
         "k2": lambda: 0.5 * delta**2,
         "k3": lambda: jnp.exp(delta) - 1 - delta,
     }[estimator]()
+    return jnp.clip(estimate, -bound, bound) if bound else estimate
 
 
 def token_weights(

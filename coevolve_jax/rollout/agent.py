@@ -30,6 +30,10 @@ class Limits:
     max_steps: int = 20
     max_observation: int = 400
 
+    def shown(self, answer: str) -> str:
+        """What the policy gets to read of a tool's answer."""
+        return answer if len(answer) <= self.max_observation else answer[: self.max_observation] + "..."
+
 
 class Job(NamedTuple):
     """One rollout to do. Those of a group start from the same environment state and differ in their seed, and in
@@ -58,6 +62,7 @@ class _Rollout:
         self.steps_in_turn = 0
         self.stop: str | None = None
         self.hints: list[tuple[int, str]] = []
+        self.offered: frozenset[str] = frozenset()
 
     def hinted(self, hint: str, text: str, *, first: bool) -> str:
         """The text with the hint before (first) or after it; the hint is recorded."""
@@ -196,6 +201,28 @@ class Agent:
             self._seconds += time.perf_counter() - start
             self._acted += self._pool.busy - busy
 
+    def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
+        """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
+
+        A family without reference calls has no path to measure: True.
+        """
+        limits, chat = self._limits, self._chat
+        length, turns = len(chat.prompt(self._tools(task), task.turns[0].query)), enumerate(task.turns)
+        room = lambda: length + limits.max_new_tokens <= limits.max_length  # as of _check_room
+        for i, turn in turns:
+            length += len(chat.user(turn.query)) if i else 0
+            if len(turn.calls) > limits.max_steps:
+                return False
+            for call, answer in zip(turn.calls, answers[i], strict=True):
+                message = len(chat.message([call]))
+                if message > limits.max_new_tokens or not room():
+                    return False
+                length += message + len(chat.observations([limits.shown(answer.text)]))
+            if not room():
+                return False
+            length += len(chat.message([]))
+        return True
+
     def utilization(self) -> dict[str, float]:
         """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
         of the environment that were busy, both averaged over time; 0 to 1."""
@@ -254,7 +281,9 @@ class Agent:
         try:
             r = _Rollout(job, session, world)
             query = r.hinted(job.hint.before_task if job.hint else "", job.task.turns[0].query, first=True)
-            r.feed(self._chat.prompt(self._tools(job.task), query))
+            tools = self._tools(job.task)
+            r.offered = frozenset(t["function"]["name"] for t in tools)
+            r.feed(self._chat.prompt(tools, query))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_room(r)
             while r.stop is None:
@@ -300,16 +329,19 @@ class Agent:
             answer = next(observed) if p.call else Observation(f'{{"error": "{p.error}"}}', error=True)
             if not answer.valid:
                 r.stop = "environment"
-            text = answer.text
-            if len(text) > self._limits.max_observation:
-                text = text[: self._limits.max_observation] + "..."
+            text = self._limits.shown(answer.text)
             texts.append(text)
-            pattern = self._action_pattern(p.call) if p.call else None
-            own = pattern if p.call and pattern != p.call.name else None
-            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, own))
+            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
         if r.hint and r.hint.before_step:
             texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
+
+    def _pattern(self, r: _Rollout, call: Call | None) -> str | None:
+        """types.Step.pattern of a call."""
+        if call is None:
+            return None
+        pattern = self._action_pattern(call) if call.name in r.offered else ""
+        return None if pattern == call.name else pattern
 
     async def _end_turn(self, r: _Rollout) -> None:
         await self._in_world(self._pool.end_turn, [r.world])

@@ -130,6 +130,11 @@ class Chat:
             self._tools[n] = self._continuation([{"role": "tool", "content": "\x00"}] * n)
         return self._fill(self._tools[n], texts)
 
+    def message(self, calls: Sequence[Call]) -> list[int]:
+        """Ids of an assistant message that makes these calls and ends, as a policy writes it; none ends the turn."""
+        text = "\n".join(render_call(call) for call in calls)
+        return [*self._tokenizer.encode(text, add_special_tokens=False), *self.stop_ids]
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ids, control tokens included."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)

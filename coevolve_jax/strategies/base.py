@@ -16,8 +16,8 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import SynthesisStats
-from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats
+from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
 Rewards = Callable[[Group], Sequence[float]]  # of the valid trajectories of a group, in their order
@@ -54,16 +54,36 @@ class Lab(Protocol):
         """The reflector's structured context of each piece of evidence."""
         ...
 
-    def grow(
-        self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
-    ) -> SynthesisStats:
-        """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
-        the new tasks' lineage says of their origin."""
+    def offered(self, scenario: Task) -> frozenset[str]:
+        """Names of the tools that the environment offers in a scenario or task."""
         ...
 
-    def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
-        """The same by free exploration of random scenarios, until D_t has grown by `wanted`. ValueError where they
-        give no more new tasks."""
+    def grow(
+        self,
+        contexts: Sequence[Context],
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        admit: Admit | None = None,
+    ) -> SynthesisStats:
+        """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
+        the new tasks' lineage says of their origin. admit: is asked about each batch of validated tasks and says
+        for each why it is refused, or None."""
+        ...
+
+    def grow_unguided(
+        self,
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        scenarios: Sequence[Task] | None = None,
+    ) -> SynthesisStats:
+        """The same by free exploration of random scenarios (of these, or of all that may be explored), until D_t
+        has grown by `wanted`. ValueError where they give no more new tasks."""
         ...
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
@@ -120,7 +140,7 @@ def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
 def collect_batch(
     config: ConfigDict, step: int, tasks: TaskPool, roll: Roll, *, rewards: Rewards = outcome_rewards, **how
 ) -> list[Group]:
-    """A batch drawn uniformly from D_t, K rollouts each.
+    """A batch drawn from D_t as config.data says (new_share, sampling, retire_after), K rollouts each.
 
     With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
     another task, for at most that many rounds more. All that was rolled out is returned. how: goes to `roll`.
@@ -129,10 +149,13 @@ def collect_batch(
     missing = c.rollout.tasks_per_step
     for round in range(1 + c.learner.dynamic_sampling):
         again = (round,) if round else ()
-        drawn = tasks.sample(missing, rng_for(c.seed, "sample", step, *again), new_share=c.data.new_share)
-        if round:  # a small pool may give a task of this step once more
-            seen = {group.task.id for group in groups}
-            drawn = [t for t in drawn if t.id not in seen]
+        drawn = tasks.sample(
+            missing,
+            rng_for(c.seed, "sample", step, *again),
+            new_share=c.data.new_share,
+            weight=lambda record: sampling_weight(c, record),
+            apart_from={group.task.id for group in groups},
+        )
         if not drawn:
             break
         groups += roll(drawn, c.rollout.group_size, **how)
@@ -142,6 +165,62 @@ def collect_batch(
         if missing <= 0:
             break
     return groups
+
+
+def sampling_weight(config: ConfigDict, record: Record) -> float:
+    """Of a task in the draw of a batch.
+
+    config.data.sampling "uniform": 1. "variance": 4 p (1 - p), its last score being p, with config.data.sampling_floor
+    as the least, and 1 before its first visit. A task that was always or never solved in its last
+    config.data.retire_after visits (0: no such rule) weighs nothing.
+    """
+    c = config.data
+    if c.retire_after and record.settled >= c.retire_after:
+        return 0.0
+    if c.sampling == "uniform" or record.last_score is None:
+        return 1.0
+    return max(c.sampling_floor, 4 * record.last_score * (1 - record.last_score))
+
+
+def evolves(config: ConfigDict, step: int) -> bool:
+    """Whether the training set evolves after this step: every config.evolution.every steps, but for the last
+    config.evolution.settle_steps, so that what is born is also trained on."""
+    c = config.evolution
+    return (step + 1) % c.every == 0 and step + 1 <= config.steps - c.settle_steps
+
+
+def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Callable[[Sequence[Task]], list[str | None]]:
+    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all."""
+
+    def admit(tasks: Sequence[Task]) -> list[str | None]:
+        words: list[str | None] = []
+        for group in lab.probe(tasks, k, step):
+            solved = sum(t.outcome.success for t in group.valid)
+            words.append(
+                None if 0 < solved < len(group.valid) else "never_solved" if not solved else "always_solved"
+            )
+        return words
+
+    return admit if k else lambda tasks: [None] * len(tasks)
+
+
+def tool_context(lab: Lab, tool: str, signal: str, id: str, rng: np.random.Generator) -> Context | None:
+    """The context of exploring one tool in a random scenario that offers it; None where none does."""
+    offering = [s for s in lab.scenarios if tool in lab.offered(s)]
+    if not offering:
+        return None
+    scenario = offering[rng.integers(len(offering))]
+    return Context(
+        id=id,
+        signal=signal,
+        task=scenario,
+        summary=f"{tool} is called wrongly or not at all.",
+        failure_cause="",
+        instability_pattern="",
+        focus_pattern=(tool,),
+        avoid=(),
+        must=(tool,),
+    )
 
 
 def credit_groups(

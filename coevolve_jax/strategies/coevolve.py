@@ -2,6 +2,8 @@
 
 Signals of each step (synthesis/signals.py) are kept with the rollouts that carry them. Every F steps the most
 telling ones are reflected on, explored again in the environment, abstracted into tasks and validated.
+
+The settings below are the paper's method as they stand; each other value is an ablation or an option of ours.
 """
 
 from __future__ import annotations
@@ -13,11 +15,27 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Findings, Lab, Roll, collect_batch, credit_groups, trajectories_of
+from coevolve_jax.strategies.base import (
+    Findings,
+    Lab,
+    Roll,
+    collect_batch,
+    credit_groups,
+    evolves,
+    solvable,
+    trajectories_of,
+)
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Evidence, Group, Sample, Signal, Task, Trajectory
+
+DEFAULTS = {
+    "signals": "forgetting,boundary,rare",  # kinds that evolution uses; all are counted
+    "shuffled": False,  # placebo: the same signals, but on tasks that are drawn at random
+    "unsolved": False,  # drop signals of a task whose rollouts have all succeeded since
+    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+}
 
 
 class CoEvolve:
@@ -26,6 +44,7 @@ class CoEvolve:
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         self._config = config
+        self._kinds = signals.kinds(config.strategy.signals)
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
         self._evidence = evidence_from_json(state["evidence"]) if state else []
@@ -42,17 +61,24 @@ class CoEvolve:
         found, self._history = signals.extract(
             self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
         )
-        self._evidence += join_evidence(found, groups)
-        return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
+        used = [s for s in found if s.kind in self._kinds]
+        if self._config.strategy.shuffled:
+            used = signals.shuffle(used, groups, rng_for(self._config.seed, "placebo", step))
+        self._evidence += join_evidence(used, groups)
+        # What evolution is given goes to signals.jsonl: for the placebo that is what it was shown, not what was there.
+        return Findings(signals.count_by_kind(found), [s.to_json() for s in used])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        c = self._config.evolution
-        if (step + 1) % c.every:
+        c = self._config
+        if not evolves(c, step):
             return None
         evidence, self._evidence = self._evidence, []
-        rng = rng_for(self._config.seed, "evolve", step)
-        contexts = lab.reflect(select_signals(evidence, c.contexts, rng))
-        return lab.grow(contexts, wanted=c.tasks, kind="signal", step=step, rng=rng)
+        if c.strategy.unsolved:
+            evidence = [e for e in evidence if lab.tasks.records[e.task.id].last_score != 1.0]
+        rng = rng_for(c.seed, "evolve", step)
+        contexts = lab.reflect(select_signals(evidence, c.evolution.contexts, rng))
+        admit = solvable(c, lab, step, c.strategy.probe)
+        return lab.grow(contexts, wanted=c.evolution.tasks, kind="signal", step=step, rng=rng, admit=admit)
 
     def to_json(self) -> dict:
         return {
@@ -66,8 +92,13 @@ make = CoEvolve
 
 
 def join_evidence(found: Sequence[Signal], groups: Sequence[Group]) -> list[Evidence]:
-    """Joins the signals of one step with the groups of rollouts that show them."""
-    owner = {(t.task_id, t.rollout_index): group for group in groups for t in group.trajectories}
+    """Joins the signals of one step with the groups of rollouts that show them, without their tokens."""
+    shown = {s.task_id for s in found}
+    owner: dict[tuple[str, int], Group] = {}
+    for group in groups:
+        if group.task.id in shown:
+            kept = Group(group.task, tuple(t.without_tokens() for t in group.trajectories))
+            owner.update({(t.task_id, t.rollout_index): kept for t in group.trajectories})
     return [Evidence(signal, owner[signal.task_id, signal.rollout_index]) for signal in found]
 
 

@@ -16,8 +16,12 @@ from coevolve_jax.synthesis.explore import Tools, explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import Verdict, validate
+from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
 from coevolve_jax.types import Context, Evidence, Task
+
+Admit = Callable[
+    [Sequence[Task]], Sequence[str | None]
+]  # why each validated task is refused; None: it is not
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
 
@@ -55,7 +59,7 @@ class Synthesizer:
 
     roles: the explorer. tools: what the environment offers in a task; nothing else is executed. env_pool: the real
     environment. config: the run's; its sections evolution and data are read. guard: refuses near copies of
-    evaluation tasks (None only while the evaluation tasks themselves are made).
+    evaluation tasks (None only while the evaluation tasks themselves are made). fits: whether a rollout can hold a task.
     """
 
     roles: Roles
@@ -63,6 +67,7 @@ class Synthesizer:
     env_pool: EnvPool
     config: ConfigDict
     guard: LeakGuard | None
+    fits: Fits
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """One context for each piece of evidence, in order."""
@@ -77,16 +82,18 @@ class Synthesizer:
         kind: str,
         step: int,
         rng: np.random.Generator,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
         """Adds `wanted` tasks at most, made under these contexts in up to MAX_PASSES passes over all of them.
 
-        kind and step go to their lineage and, with a number, make their ids.
+        kind and step go to their lineage and, with a number, make their ids. admit: has a last word on validated
+        tasks. What a full pool has no room for is not made; it is counted as refused, "pool_full".
         """
-        total = SynthesisStats()
+        total, wanted = self._room(tasks, wanted)
         for _ in range(MAX_PASSES if contexts else 0):
             missing = wanted - total.added
             if missing > 0:
-                total.add(self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng))
+                total.add(self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng, admit))
         return total
 
     def explore_unguided(
@@ -102,9 +109,10 @@ class Synthesizer:
     ) -> SynthesisStats:
         """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
-        Raises ValueError where the scenarios give no more new tasks.
+        What a full pool has no room for is not made, as in `grow`. Raises ValueError where the scenarios give no
+        more new tasks.
         """
-        total, empty = SynthesisStats(), 0
+        (total, wanted), empty = self._room(tasks, wanted), 0
         while total.added < wanted:
             missing = wanted - total.added
             chosen = [scenarios[i] for i in rng.choice(len(scenarios), min(32, max(4, missing)))]
@@ -134,6 +142,12 @@ class Synthesizer:
                 return refusal
         return tasks.add([task])[0]
 
+    @staticmethod
+    def _room(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
+        """How many tasks can be added, and the stats that say how many can not."""
+        fitting = int(min(wanted, tasks.room))
+        return SynthesisStats(refused=+Counter(pool_full=wanted - fitting)), fitting
+
     def _grow_once(
         self,
         tasks: TaskPool,
@@ -143,6 +157,7 @@ class Synthesizer:
         step: int,
         first_id: int,
         rng: np.random.Generator,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
@@ -158,7 +173,18 @@ class Synthesizer:
             kind=kind,
             step=step,
             first_id=first_id,
+            fits=self.fits,
+            executed=e.validate,
         )
+        if admit is not None:
+            valid = [v.task for v in verdicts if v.task is not None]
+            words = dict(zip([t.id for t in valid], admit(valid), strict=True))
+            verdicts = [
+                v
+                if v.task is None or words[v.task.id] is None
+                else Verdict("discard", words[v.task.id] or "", None)
+                for v in verdicts
+            ]
         stats = SynthesisStats(len(contexts), explored)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
         for verdict in verdicts:
@@ -184,8 +210,10 @@ def synthesize(
     steps: int,
     rng: np.random.Generator,
     kind: str,
+    fits: Fits = any_length,
     step: int = 0,
     first_id: int = 0,
+    executed: bool = True,
 ) -> tuple[list[Verdict], int]:
     """explore -> abstract -> validate for a batch of contexts.
 
@@ -204,6 +232,8 @@ def synthesize(
         kind=kind,
         step=step,
         explorer=roles.name,
+        fits=fits,
         min_calls=limits.min_calls,
+        executed=executed,
     )
     return verdicts, sum(len(e.triplets) for e in explorations)

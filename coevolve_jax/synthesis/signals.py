@@ -11,7 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Signal, Trajectory
+import numpy as np
+
+from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Group, Signal, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,39 @@ def extract(
     for task, score in now.items():
         scores[task] = (*scores.get(task, ()), score)[-window:]
     return signals, History(scores, dict(counts))
+
+
+def shuffle(found: Sequence[Signal], groups: Sequence[Group], rng: np.random.Generator) -> list[Signal]:
+    """The placebo: as many signals of each kind on as many tasks, but on tasks that are drawn at random.
+
+    The tasks of the step change places, all at once; a signal goes with its task's place, to the valid rollout of
+    the same number there, or else to a random one. A rare pattern becomes one that the rollout did take; a rollout
+    without actions carries no rare signal.
+    """
+    present = [group for group in groups if group.valid]
+    place = {group.task.id: i for i, group in enumerate(present)}
+    order = rng.permutation(len(present))
+    moved = []
+    for s in found:
+        there = present[order[place[s.task_id]]].valid
+        t = next((t for t in there if t.rollout_index == s.rollout_index), there[rng.integers(len(there))])
+        patterns = sorted(set(t.actions))
+        if s.kind != "rare":
+            moved.append(Signal(s.kind, t.task_id, t.rollout_index, s.step))
+        elif patterns:
+            pattern = patterns[rng.integers(len(patterns))]
+            moved.append(Signal(s.kind, t.task_id, t.rollout_index, s.step, pattern))
+    return moved
+
+
+def kinds(text: str) -> tuple[str, ...]:
+    """Kinds of signals from "forgetting,rare". Raises ValueError for one that is not there, or none."""
+    named = tuple(filter(None, text.split(",")))
+    if not named or not set(named) <= set(SIGNAL_KINDS):
+        raise ValueError(
+            f"config.strategy.signals is {text!r}: name one or more of {', '.join(SIGNAL_KINDS)}, separated by commas."
+        )
+    return named
 
 
 def count_by_kind(signals: Iterable[Signal]) -> dict[str, int]:

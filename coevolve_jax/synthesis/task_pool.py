@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,20 +15,26 @@ from coevolve_jax.types import Task
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Training history of a task. born: GRPO step. trained: steps that scored it. Scores are mean rewards."""
+    """Training history of a task. born: GRPO step. trained: steps that scored it. Scores are mean rewards.
+
+    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike.
+    """
 
     born: int
     trained: int = 0
     first_score: float | None = None
     last_score: float | None = None
+    settled: int = 0
 
     def scored(self, score: float) -> Record:
         first = score if self.first_score is None else self.first_score
-        return dataclasses.replace(self, trained=self.trained + 1, first_score=first, last_score=score)
+        again = self.settled if score == self.last_score else 0
+        settled = again + 1 if score in (0.0, 1.0) else 0
+        return Record(self.born, self.trained + 1, first, score, settled)
 
 
 class TaskPool:
-    """The tasks in order of birth, their records, and where the sampler stands.
+    """The tasks in order of birth, and their records.
 
     max_size: bound on growth, None for none. It is configuration and thus not
     part of the saved state; lowering it below the present size only stops growth.
@@ -42,9 +48,6 @@ class TaskPool:
         self._tasks: dict[str, Task] = {}
         self._records: dict[str, Record] = {}
         self._keys: set[str] = set()
-        # Ids drawn in the present epoch over all tasks, and over those of the latest evolution.
-        self._drawn: set[str] = set()
-        self._drawn_new: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -61,10 +64,9 @@ class TaskPool:
         return self._records
 
     @property
-    def newest(self) -> tuple[Task, ...]:
-        """The tasks born at the latest evolution (of D_0: all)."""
-        latest = max((r.born for r in self._records.values()), default=0)
-        return tuple(t for t in self if self._records[t.id].born == latest)
+    def room(self) -> float:
+        """How many more tasks `add` takes; infinite without a bound."""
+        return float("inf") if self.max_size is None else max(self.max_size - len(self), 0)
 
     def add(self, tasks: Sequence[Task]) -> list[str | None]:
         """Appends tasks; returns one verdict per task: None if added, else why not.
@@ -90,14 +92,23 @@ class TaskPool:
                 verdicts.append(None)
         return verdicts
 
-    def sample(self, n: int, rng: np.random.Generator, *, new_share: float = 0.0) -> list[Task]:
-        """The next batch: n tasks, shuffled, without replacement within an epoch.
+    def sample(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        *,
+        new_share: float = 0.0,
+        weight: Callable[[Record], float] = lambda record: 1.0,
+        apart_from: Container[str] = (),
+    ) -> list[Task]:
+        """A batch: n different tasks, drawn independently of all earlier batches.
 
-        new_share: at least this fraction of the batch comes from the tasks of
-        the latest evolution, in epochs of their own; 0 is uniform over all
-        tasks. A task is visited again only when all the others have been, and
-        stands in a batch once, unless the pool holds fewer than n tasks: then
-        every task comes floor(n / size) times and the rest is sampled.
+        A pool of fewer than n tasks gives every one floor(n / size) times and a sample of the rest; fewer than n
+        come only where apart_from leaves no more.
+
+        new_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
+        weight: of a task by its record; the chance to be drawn next is in proportion to it, and a task of weight 0
+        comes only where no others are left. By default all are alike. apart_from: ids of tasks that are not drawn.
 
         Raises:
           ValueError: empty pool, n < 1, or new_share outside [0, 1].
@@ -109,28 +120,23 @@ class TaskPool:
                 f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
                 "the size must be at least 1 and the share between 0 and 1."
             )
-        rounds, rest = divmod(n, len(self))
-        batch = list(self._tasks) * rounds
-        newest = [t.id for t in self.newest]
-        reserved = min(round(new_share * rest), len(newest))
-        self._drawn_new.intersection_update(newest)
-        picked = _draw(newest, self._drawn_new, reserved, rng, ())
-        self._drawn.update(picked)
-        others = _draw(list(self._tasks), self._drawn, rest - reserved, rng, picked)
-        self._drawn_new.update(set(others) & set(newest))
-        batch += picked + others
-        return [self._tasks[batch[i]] for i in rng.permutation(n)]
+        ids = [i for i in self._tasks if i not in apart_from]
+        rounds, rest = (0, min(n, len(ids))) if apart_from else divmod(n, len(ids))
+        # The smallest of exponential times come first (Efraimidis and Spirakis, 2006): a draw without replacement.
+        weights = np.array([weight(self._records[i]) for i in ids])
+        noise = rng.exponential(size=len(ids))
+        with np.errstate(divide="ignore"):
+            order = [ids[i] for i in np.lexsort((noise, noise / weights))]
+        reserved = [i for i in order if self._tasks[i].lineage.kind != "initial"][: round(new_share * rest)]
+        others = [i for i in order if i not in set(reserved)]
+        batch = ids * rounds + reserved + others[: rest - len(reserved)]
+        return [self._tasks[batch[i]] for i in rng.permutation(len(batch))]
 
     def fork(self) -> TaskPool:
-        """A copy to draw from; the draws count here once `commit` is given it."""
+        """A copy, to draw from while this one grows."""
         fork = TaskPool(self.max_size, self._key)
         fork._tasks, fork._records, fork._keys = dict(self._tasks), dict(self._records), set(self._keys)
-        fork._drawn, fork._drawn_new = set(self._drawn), set(self._drawn_new)
         return fork
-
-    def commit(self, fork: TaskPool) -> None:
-        """Takes over what was drawn from a fork; tasks and records stay as they are here."""
-        self._drawn, self._drawn_new = set(fork._drawn), set(fork._drawn_new)
 
     def record(self, scores: Mapping[str, float]) -> None:
         """Notes the mean rewards of one step (signals.task_scores) by task id. KeyError: unknown task."""
@@ -142,8 +148,6 @@ class TaskPool:
         return {
             "tasks": [t.to_json() for t in self],
             "records": {i: dataclasses.asdict(r) for i, r in self._records.items()},
-            "drawn": sorted(self._drawn),
-            "drawn_new": sorted(self._drawn_new),
         }
 
     @classmethod
@@ -155,7 +159,6 @@ class TaskPool:
         pool._tasks = {t.id: t for t in tasks}
         pool._records = {i: Record(**r) for i, r in data["records"].items()}
         pool._keys = {key(t) for t in tasks}
-        pool._drawn, pool._drawn_new = set(data["drawn"]), set(data["drawn_new"])
         return pool
 
     def write(self, path: str | os.PathLike) -> None:
@@ -166,15 +169,6 @@ class TaskPool:
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
-
-    def append(self, path: str | os.PathLike, tasks: Iterable[Task]) -> None:
-        """Appends the lines of newly added tasks to a file made by `write`.
-
-        After a resume call `write` first: the file may hold tasks that are
-        younger than the checkpoint.
-        """
-        with open(path, "a", encoding="utf-8") as f:
-            f.writelines(self._line(t) for t in tasks)
 
     def _line(self, task: Task) -> str:
         return json.dumps({**task.to_json(), "record": dataclasses.asdict(self._records[task.id])}) + "\n"
@@ -190,24 +184,3 @@ class TaskPool:
             if task.id in ids and (task.id not in self._tasks or self._key(task) != self._key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")
             ids.add(task.id)
-
-
-def _draw(
-    ids: Sequence[str], drawn: set[str], n: int, rng: np.random.Generator, taken: Iterable[str]
-) -> list[str]:
-    """n distinct ids outside `taken`, those not yet `drawn` first; a new epoch starts when they run out.
-
-    Updates `drawn`.
-    """
-    taken = set(taken)
-    picked: list[str] = []
-    while len(picked) < n:
-        fresh = [i for i in ids if i not in drawn and i not in taken]
-        if not fresh:
-            drawn.difference_update(ids)
-            taken.update(picked)
-            continue
-        chosen = rng.permutation(len(fresh))[: n - len(picked)]
-        picked += [fresh[i] for i in chosen]
-        drawn.update(fresh[i] for i in chosen)
-    return picked

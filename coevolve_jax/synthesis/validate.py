@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.explorers.base import Proposal, ProposalExecution, Validator
 from coevolve_jax.synthesis.explore import Tools, offered_names
 from coevolve_jax.types import Lineage, Observation, Outcome, Task
+
+Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.Agent.fits
+
+
+def any_length(task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
+    """Where no rollouts are meant."""
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +27,9 @@ class Verdict:
     not_offered    a call is to a tool that the environment does not offer: nothing was executed
     state_differs  the calls ran, but the environment does not score them a success
     too_short      what passes has fewer calls than a task must have
+    too_long       the reference calls and their answers do not fit the limits of a rollout: nobody could solve it
+    off_goal       a call that the context asks for is missing
+    not_validated  config.evolution.validate is off: nothing was executed
     environment    the infrastructure failed: nothing is known about the proposal
     other words    the validator's, such as the scripted one's "result_differs": another answer than exploration recorded
     """
@@ -39,19 +49,31 @@ def validate(
     kind: str,
     step: int,
     explorer: str,
+    fits: Fits = any_length,
     min_calls: int = 2,
+    executed: bool = True,
 ) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
     Everything passes: accept. The first turns pass and hold at least min_calls
     calls: retain, with the task cut to these turns. Otherwise: discard. ids[i] is
     the id of the task made of proposals[i]; kind, step and explorer (the name of the roles) go to its lineage.
+    fits: whether a task's calls with their answers fit the limits of a rollout. executed: False accepts what is
+    offered and fits as it is proposed, for the ablation without validation.
     """
     tasks = [_task(p, id, kind, step, explorer) for p, id in zip(proposals, ids, strict=True)]
     verdicts = [Verdict("discard", "not_offered", None)] * len(tasks)
     offered = [
         n for n, task in enumerate(tasks) if {c.name for c in task.calls} <= offered_names(tools(task))
     ]
+    if not executed:
+        for n in offered:
+            answers = _by_turn(tasks[n], proposals[n].observations)
+            verdicts[n] = _bounded(
+                Verdict("accept", "not_validated", _stamp(tasks[n], "accept", "not_validated")),
+                proposals[n], answers, fits,
+            )  # fmt: skip
+        return verdicts
     executions = dict(zip(offered, execute(env_pool, [tasks[n] for n in offered])))
     reasons = {n: [_failure(answers) for answers in e.observations] for n, e in executions.items()}
     asked = [n for n in offered if executions[n].outcome.valid and reasons[n][:1] == [None]]
@@ -59,7 +81,8 @@ def validate(
     for n, opinions in zip(asked, judged, strict=True):
         reasons[n] = [ours or theirs for ours, theirs in zip(reasons[n], opinions, strict=True)]
     for n in offered:
-        verdicts[n] = _verdict(tasks[n], reasons[n], executions[n].outcome, min_calls)
+        passed = _verdict(tasks[n], reasons[n], executions[n].outcome, min_calls)
+        verdicts[n] = _bounded(passed, proposals[n], executions[n].observations, fits)
     return verdicts
 
 
@@ -92,6 +115,25 @@ def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> T
     return dataclasses.replace(
         scenario, id=id, turns=proposal.turns, description=proposal.description, lineage=lineage
     )
+
+
+def _by_turn(task: Task, answers: Sequence[Observation]) -> list[tuple[Observation, ...]]:
+    left = iter(answers)
+    return [tuple(next(left) for _ in turn.calls) for turn in task.turns]
+
+
+def _bounded(
+    verdict: Verdict, proposal: Proposal, answers: Sequence[Sequence[Observation]], fits: Fits
+) -> Verdict:
+    """The verdict, unless its task leaves out what the context asks for or is too long to be solved."""
+    task = verdict.task
+    if task is None:
+        return verdict
+    if not set(proposal.context.must) <= {call.name for call in task.calls}:
+        return Verdict("discard", "off_goal", None)
+    if not fits(task, answers):
+        return Verdict("discard", "too_long", None)
+    return verdict
 
 
 def _failure(observations: Sequence[Observation]) -> str | None:

@@ -16,7 +16,7 @@ from coevolve_jax.envs.bfcl.toolsets import documented, parse, read_data, render
 from coevolve_jax.types import Call, Task, Turn
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-SPLITS = ("train", "test", "sequential_train", "sequential_test")
+SPLITS = ("train", "evaluation", "development", "test", "sequential_train", "sequential_test")
 SPLIT_SEED = 2604
 
 # What the official inference loop says when the functions held out in multi_turn_miss_func arrive.
@@ -79,8 +79,9 @@ def load(category: str = "multi_turn_base") -> list[Task]:
 def split(name: str) -> frozenset[int]:
     """Indices (0 to 199, in every category) of one side of a fixed split.
 
-    train, test: 25 of each block of 50, a block being one main class. sequential_*: first and second
-    half, which hold different classes; other work uses it. ValueError for an unknown name.
+    train, evaluation: 25 of each block of 50, a block being one main class. development, test: every second index of
+    evaluation; what is tuned or judged on the way uses development, so that test is read once. sequential_*: first
+    and second half, which hold different classes; other work uses it. ValueError for an unknown name.
     """
     import numpy as np  # here, so that workers start without it
 
@@ -90,7 +91,14 @@ def split(name: str) -> frozenset[int]:
         return frozenset(range(100) if name.endswith("train") else range(100, 200))
     rng = np.random.default_rng(SPLIT_SEED)
     train = frozenset(int(50 * block + i) for block in range(4) for i in rng.permutation(50)[:25])
-    return train if name == "train" else frozenset(range(200)) - train
+    evaluation = sorted(frozenset(range(200)) - train)
+    sides = {
+        "train": train,
+        "evaluation": evaluation,
+        "development": evaluation[::2],
+        "test": evaluation[1::2],
+    }
+    return frozenset(sides[name])
 
 
 def scenarios(

@@ -1,0 +1,102 @@
+"""Blame: CoEvolve's loop with another signal, the tool whose call the failed rollouts miss.
+
+A rollout that fails a task with reference calls has left them somewhere: the first reference call that it does not
+make is to blame. Attempts and misses of each tool, the older ones fading, give the rate p at which the policy gets it
+right. Tools are explored in proportion to p (1 - p), so that neither what works nor what is hopeless takes the budget,
+in any training scenario that offers them, and a task made for a tool has to call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies import static
+from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, solvable, tool_context
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Call, Group, Sample, Trajectory
+
+DEFAULTS = {
+    "memory": 0.9,  # what an attempt counts for after each GRPO step
+    "chasing": False,  # weigh tools by their failure rate 1 - p alone
+    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+}
+
+
+class Blame:
+    """Static, but for `observe` and `evolve`. See strategies/base.py. Its state besides: [attempts, misses] of each
+    tool."""
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        self._config = config
+        self._grpo = static.Static(config, state)
+        self._tools: dict[str, tuple[float, float]] = {
+            tool: tuple(counts) for tool, counts in (state["tools"] if state else {}).items()
+        }
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return self._grpo.collect(step, tasks, roll)
+
+    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+        return self._grpo.credit(groups)
+
+    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+        found, memory = self._grpo.observe(step, groups), self._config.strategy.memory
+        tools = {tool: (memory * n, memory * missed) for tool, (n, missed) in self._tools.items()}
+        blamed = 0
+        for group in groups:
+            for t in group.valid:
+                for call, missed in attempts(group.task.calls, t):
+                    n, misses = tools.get(call.name, (0.0, 0.0))
+                    tools[call.name] = (n + 1, misses + missed)
+                    blamed += missed
+        self._tools = tools
+        return Findings({**found.counts, "blame": blamed}, found.rows)
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        c = self._config
+        if not evolves(c, step):
+            return None
+        rng = rng_for(c.seed, "evolve", step)
+        weights = tool_weights(self._tools, c.strategy.chasing)
+        names, total = sorted(weights), sum(weights.values())
+        contexts = []
+        for i in range(c.evolution.contexts if total else 0):
+            tool = names[rng.choice(len(names), p=[weights[n] / total for n in names])]
+            contexts.append(tool_context(lab, tool, "blame", f"blame/{step}/{i}/{tool}", rng))
+        return lab.grow(
+            [context for context in contexts if context is not None],
+            wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
+            admit=solvable(c, lab, step, c.strategy.probe),
+        )  # fmt: skip
+
+    def to_json(self) -> dict:
+        return {**self._grpo.to_json(), "tools": {t: list(self._tools[t]) for t in sorted(self._tools)}}
+
+
+make = Blame
+
+
+def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Call, bool]]:
+    """The reference calls that a rollout came to, and whether it missed them: all but the last were made, in order.
+
+    A rollout that succeeded by other calls came to none of those that it left out.
+    """
+    made = iter([signature(s.call) for s in trajectory.steps if s.call is not None])
+    came: list[tuple[Call, bool]] = []
+    for call in reference:
+        if signature(call) in made:  # goes on behind it
+            came.append((call, False))
+        else:
+            return came if trajectory.outcome.success else [*came, (call, True)]
+    return came
+
+
+def tool_weights(tools: Mapping[str, tuple[float, float]], chasing: bool = False) -> dict[str, float]:
+    """Weight of each tool from [attempts, misses], p being the smoothed rate of success: p (1 - p), or 1 - p."""
+    rates = {tool: 1 - (missed + 0.5) / (n + 1) for tool, (n, missed) in tools.items()}
+    return {tool: (1 - p) * (1.0 if chasing else p) for tool, p in rates.items()}

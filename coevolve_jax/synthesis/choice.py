@@ -1,0 +1,82 @@
+"""Chooses task sets of a known make-up from more candidates than are needed: for evaluation, and for testbeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from coevolve_jax.types import Task
+
+
+def tools_of(task: Task) -> frozenset[str]:
+    """Names of the tools that the reference calls."""
+    return frozenset(call.name for call in task.calls)
+
+
+def balanced(candidates: Sequence[Task], count: int, rng: np.random.Generator) -> list[Task]:
+    """`count` tasks in which the tools come as equally often as the candidates allow, in their order.
+
+    A tool counts once in a task. The next task is a random one of those with the tool that has come least.
+    """
+    left = {tool: [t for t in candidates if tool in tools_of(t)] for tool in _tools(candidates)}
+    for tasks in left.values():
+        tasks[:] = [tasks[i] for i in rng.permutation(len(tasks))]
+    chosen: dict[str, Task] = {}
+    seen: Counter[str] = Counter()
+    while len(chosen) < count:
+        for tool in list(left):
+            while left[tool] and left[tool][-1].id in chosen:
+                left[tool].pop()
+            if not left[tool]:
+                del left[tool]
+        if not left:
+            break
+        task = left[min(left, key=lambda tool: (seen[tool], tool))].pop()
+        chosen[task.id] = task
+        seen.update(tools_of(task))
+    return [t for t in candidates if t.id in chosen]
+
+
+def scarce(
+    candidates: Sequence[Task],
+    count: int,
+    tools: Iterable[str],
+    low: int,
+    high: int,
+    rng: np.random.Generator,
+) -> list[Task]:
+    """`count` tasks of which at least `low` and at most `high` call each of `tools`, in their order.
+
+    Raises:
+      ValueError: the candidates have no such choice that a random search finds.
+    """
+    tools = frozenset(tools)
+    for _ in range(20):
+        order = [candidates[i] for i in rng.permutation(len(candidates))]
+        seen: Counter[str] = Counter()
+        chosen: dict[str, Task] = {}
+
+        def take(task: Task, seen=seen, chosen=chosen) -> None:
+            named = tools_of(task) & tools
+            if task.id not in chosen and len(chosen) < count and all(seen[n] < high for n in named):
+                chosen[task.id] = task
+                seen.update(named)
+
+        for tool in [t for t in sorted(tools) for _ in range(low)]:
+            for task in order:
+                if seen[tool] < low and tool in tools_of(task):
+                    take(task)
+        for task in order:
+            take(task)
+        if len(chosen) == count and all(seen[tool] >= low for tool in tools):
+            return [t for t in candidates if t.id in chosen]
+    raise ValueError(
+        f"Of {len(candidates)} candidates no {count} tasks could be chosen in which each of {', '.join(sorted(tools))} "
+        f"comes {low} to {high} times: raise config.testbed.candidates, or ask for less."
+    )
+
+
+def _tools(tasks: Iterable[Task]) -> list[str]:
+    return sorted({tool for task in tasks for tool in tools_of(task)})
