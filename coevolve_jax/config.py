@@ -88,6 +88,14 @@ def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
     return loaded.get_config(arg)
 
 
+def of_run(workdir: str | os.PathLike) -> ConfigDict:
+    """The config of a run that has begun. Raises ValueError where there is none."""
+    path = Path(workdir) / "config.json"
+    if not path.exists():
+        raise ValueError(f"{workdir} holds no run (no config.json): give a --config to begin one.")
+    return ConfigDict(json.loads(path.read_text()))
+
+
 def inherit(file: str, name: str, arg: str) -> ConfigDict:
     """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
     return load_file(Path(file).with_name(name), arg)

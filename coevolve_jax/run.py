@@ -131,6 +131,8 @@ class Run:
             k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
         }
         state.ledger.update(collected.costs)
+        state.ledger["learned_trajectories"] += len(samples)
+        state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
         if grown is not None:
             state.synthesis.add(grown)
             state.tasks.write(self.workdir / "tasks.jsonl")

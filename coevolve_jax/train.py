@@ -43,8 +43,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
     Of several processes (distributed/hosts.py) the first one does; the others follow it, and return {}.
 
-    until: stop with a checkpoint after that many GRPO steps in all, if they are fewer than config.steps; {} is
-    returned then, and the same call without it goes on.
+    until: stop with a checkpoint after that many GRPO steps in all, if they are fewer than config.steps (0: with
+    D_0, the held-out tasks and the first evaluation); {} is returned then, and the same call without it goes on.
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
@@ -89,6 +89,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger)
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
+            if last == 0:  # the beginning, for others to fork
+                run.save(learner, state, strategy)
             for step in range(run.state.step, last):
                 seconds: dict[str, float] = {}
                 with timed(seconds, "step"):

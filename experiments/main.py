@@ -2,6 +2,7 @@
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
     python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random --workdir=runs/random --config.steps=30
+    python experiments/main.py --workdir=runs/random    (goes on with a run, by its own config.json)
 
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
@@ -24,13 +25,17 @@ _PROCESSES = flags.DEFINE_string(
     None,
     "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX.",
 )
-flags.mark_flags_as_required(["config", "workdir"])
+_UNTIL = flags.DEFINE_integer(
+    "until", None, "Stop with a checkpoint after so many steps in all; 0: with the beginning.", lower_bound=0
+)
+flags.mark_flags_as_required(["workdir"])
 
 
 def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
+    from coevolve_jax import config as configs
     from coevolve_jax.distributed import hosts, sharding  # after the flags are known: --help needs no JAX
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
@@ -38,8 +43,9 @@ def main(argv) -> None:
     try:
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
-        with hosts.together(_CONFIG.value):
-            train(_CONFIG.value, _WORKDIR.value)
+        config = _CONFIG.value or configs.of_run(_WORKDIR.value)
+        with hosts.together(config):
+            train(config, _WORKDIR.value, _UNTIL.value)
     except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
         sys.exit(f"Error: {error}")
 

@@ -387,6 +387,8 @@ class Loop:
         counts = {kind: sum(e.signal.kind == kind for e in found) for kind in KINDS}
         self.s.signals.update(counts)
         self.s.ledger.update(costs)
+        self.s.ledger["learned_trajectories"] += len(learned)
+        self.s.ledger["learned_tokens"] += sum(int(t.mask.sum()) for t, _ in learned)
         self.s.made.update(grown or {})
         self.rows[step] = {
             "step": step, "reward": mean(t.outcome.reward for t in good), "success": mean(t.outcome.success for t in good),

@@ -57,7 +57,7 @@ def settings(**learner) -> ConfigDict:
     return ConfigDict(
         dict(
             seed=0,
-            data=dict(new_share=0.0),
+            data=dict(new_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
             rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
             learner={
                 **dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False, advantage="group_std"),
@@ -166,7 +166,7 @@ def test_a_strategy_goes_through_a_checkpoint(name):
     config = ConfigDict(
         {
             **settings(group_filter=True).to_dict(),
-            "strategy": {"name": name},
+            "strategy": configs.strategy(name),
             "signals": {"window": 3, "rare_percent": 50.0},
         }
     )

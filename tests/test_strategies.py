@@ -13,11 +13,11 @@ from coevolve_jax.train import train
 from tests.strategies import faulty
 
 ROOT = Path(__file__).parents[1]
-OURS = ("coevolve", "random", "static")
+OURS = ("coevolve", "random", "static", "blame", "oracle")
 SMALL_ONES = ("tests.strategies.curriculum", "tests.strategies.replay", "tests.strategies.memory")
 SMALL = {
     "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
-    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.tasks": 3,
+    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.settle_steps": 1, "evolution.tasks": 3,
     "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.samples": 1, "checkpoint.every": 1, "checkpoint.keep": 9,
     "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
 }  # fmt: skip
@@ -102,12 +102,16 @@ def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
 def test_settings_of_a_strategy_are_config_keys():
     config = settings("tests.strategies.curriculum", **{"strategy.tau": 2.0})
     assert config.strategy.to_dict() == {"name": "tests.strategies.curriculum", "rate": 0.5, "tau": 2.0}
+    assert settings("static", **{"strategy.name": "tests.strategies.curriculum"}).strategy.tau == 0.4
+    config = settings("static")
+    config.strategy.name = "tests.strategies.curriculum"
     with pytest.raises(
         ValueError, match="config.strategy lacks rate, tau.*strategy=tests.strategies.curriculum"
     ):
-        configs.check(settings("static", **{"strategy.name": "tests.strategies.curriculum"}))
+        configs.check(config)
     with pytest.raises(
-        ValueError, match="config.strategy.name is 'no.such': it must be one of coevolve, random, static"
+        ValueError,
+        match="config.strategy.name is 'no.such': it must be one of blame, coevolve, oracle, random, static",
     ):
         strategy("no.such")
 

@@ -339,7 +339,7 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
 @pytest.fixture
 def synthesizer(roles, pool):
     sizes = {
-        "evolution": {"rounds": 1, "steps": 6, "proposals": 2},
+        "evolution": {"rounds": 1, "steps": 6, "proposals": 2, "validate": True},
         "data": {"min_calls": 2, "max_calls": 6, "max_turns": 3},
     }
     return Synthesizer(roles, bfcl.tools, pool, ConfigDict(sizes), None)

@@ -1,4 +1,4 @@
-"""The task pool: growth, duplicates, sampling in epochs, exact state."""
+"""The task pool: growth, duplicates, uniform and weighted draws, exact state."""
 
 import dataclasses
 import json
@@ -85,61 +85,73 @@ def test_bad_tasks_are_refused_and_nothing_is_added():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**32))
-def test_every_epoch_visits_every_task_once(size, n, seed):
-    pool, rng = filled(size), np.random.default_rng(seed)
-    batches = [names(pool.sample(n, rng)) for _ in range(2 * size)]
-    drawn = Counter(name for batch in batches for name in batch)
-    assert set(drawn.values()) == {2 * n}  # 2 * size * n draws over `size` tasks: whole epochs
-    for batch in batches:
-        assert len(batch) == n
-        assert max(Counter(batch).values()) <= -(-n // size)
+def test_a_batch_holds_different_tasks_as_far_as_there_are(size, n, seed):
+    batch = names(filled(size).sample(n, np.random.default_rng(seed)))
+    assert len(batch) == n and set(Counter(batch).values()) <= {n // size, -(-n // size)}
 
 
-def test_new_tasks_join_the_running_epoch_and_the_old_ones_are_not_repeated():
+def drawn(pool, n, steps=4000, **how):
+    """How often each task comes, as a share of the batches."""
+    rng = np.random.default_rng(0)
+    counts = Counter(name for _ in range(steps) for name in names(pool.sample(n, rng, **how)))
+    return {task.id: counts[task.id] / steps for task in pool}
+
+
+def test_draws_are_uniform_whatever_was_drawn_before_and_whenever_a_task_was_born():
     pool, rng = filled(6), np.random.default_rng(0)
-    first = names(pool.sample(4, rng))
+    pool.sample(6, rng)
     filled(2, born=10, prefix="new", pool=pool)
-    second = names(pool.sample(4, rng))
-    assert set(second) == {"t0", "t1", "t2", "t3", "t4", "t5", "new0", "new1"} - set(first)
+    shares = drawn(pool, 4)
+    assert all(abs(share - 4 / 8) < 0.03 for share in shares.values()), shares
 
 
-def test_new_share_reserves_part_of_every_batch_and_still_visits_the_old():
-    pool, rng = filled(20), np.random.default_rng(1)
-    filled(4, born=10, prefix="new", pool=pool)
-    assert names(pool.newest) == ["new0", "new1", "new2", "new3"]
-    batches = [names(pool.sample(8, rng, new_share=0.25)) for _ in range(12)]
-    for batch in batches:
-        assert len(set(batch)) == 8
-        assert sum(name.startswith("new") for name in batch) >= 2
-    drawn = Counter(name for batch in batches for name in batch)
-    old, new = [drawn[f"t{i}"] for i in range(20)], [drawn[f"new{i}"] for i in range(4)]
-    assert min(old) >= 1 and max(old) - min(old) <= 1
-    assert max(new) - min(new) <= 2 and min(new) > max(old)
+def test_new_share_reserves_a_part_for_all_that_evolution_made():
+    pool = filled(20)
+    for born in (5, 10):  # the earlier evolution is not forgotten
+        evolved(3, born, pool)
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        batch = names(pool.sample(8, rng, new_share=0.25))
+        assert len(set(batch)) == 8 and sum(name.startswith("new") for name in batch) >= 2
+    shares = drawn(pool, 8, new_share=0.5)
+    new = [share for name, share in shares.items() if name.startswith("new")]
+    assert max(new) - min(new) < 0.05 and min(new) > 0.6 and sum(new) >= 4
+    everything = names(evolved(3, 5, filled(5)).sample(4, rng, new_share=1.0))
+    assert {"new5-0", "new5-1", "new5-2"} < set(everything) and len(set(everything)) == 4
 
 
-def test_the_reserved_part_and_the_rest_know_of_each_other_within_an_epoch():
-    pool, rng = filled(2, born=10, prefix="new", pool=filled(6)), np.random.default_rng(2)
-    first = set(names(pool.sample(4, rng, new_share=0.5)))
-    assert {"new0", "new1"} < first
-    assert set(names(pool.sample(4, rng))) == {f"t{i}" for i in range(6)} - first
-
-    pool = filled(4, born=10, prefix="new", pool=filled(4))
-    first_new = {name for name in names(pool.sample(4, rng)) if name.startswith("new")}
-    assert 0 < len(first_new) < 4
-    rest = set(names(pool.sample(4 - len(first_new), rng, new_share=1.0)))
-    assert rest == {f"new{i}" for i in range(4)} - first_new
+def evolved(n, born, pool):
+    pool.add(
+        [dataclasses.replace(task(f"new{born}-{i}"), lineage=Lineage("signal", step=born)) for i in range(n)]
+    )
+    return pool
 
 
-def test_new_share_one_trains_on_the_new_only_as_far_as_they_reach():
-    pool = filled(3, born=5, prefix="new", pool=filled(5))
-    batch = names(pool.sample(4, np.random.default_rng(0), new_share=1.0))
-    assert {"new0", "new1", "new2"} < set(batch) and len(set(batch)) == 4
+def test_weights_by_record_and_tasks_that_are_left_out():
+    pool = filled(4)
+    pool.record({"t0": 1.0, "t1": 0.5, "t2": 0.25})
+    weight = lambda r: {None: 1.0, 1.0: 0.0, 0.5: 1.0, 0.25: 0.5}[r.last_score]
+    shares = drawn(pool, 1, weight=weight)
+    assert shares["t0"] == 0 and abs(shares["t1"] - 0.4) < 0.03 and abs(shares["t2"] - 0.2) < 0.03
+    rng = np.random.default_rng(0)
+    assert set(names(pool.sample(3, rng, weight=weight))) == {"t1", "t2", "t3"}
+    assert set(names(pool.sample(4, rng, weight=weight))) == {"t0", "t1", "t2", "t3"}
+    assert set(names(pool.sample(9, rng, apart_from={"t1", "t3"}))) == {"t0", "t2"}
+    assert pool.sample(2, rng, apart_from={"t0", "t1", "t2", "t3"}) == []
+
+
+def test_tasks_that_are_always_or_never_solved_settle():
+    pool, seen = filled(1), []
+    for score in (1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 1.0):
+        pool.record({"t0": score})
+        seen.append(reload(pool).records["t0"].settled)
+    assert seen == [1, 2, 0, 1, 2, 3, 1]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 6))
 def test_state_continues_exactly(size, n, share, cut):
-    pool, rng = filled(3, born=7, prefix="new", pool=filled(size)), np.random.default_rng(3)
+    pool, rng = evolved(3, 7, filled(size)), np.random.default_rng(3)
     for _ in range(cut):
         pool.record({t.id: 1 / 3 for t in pool.sample(n, rng, new_share=share)})
     copy, copy_rng = reload(pool), np.random.default_rng()
@@ -167,10 +179,8 @@ def test_records():
 
 def test_json_lines(tmp_path):
     path, pool = tmp_path / "tasks.jsonl", filled(2)
+    pool.add([task("new", born=3, query="größer")])
     pool.write(path)
-    new = [task("new", born=3, query="größer")]
-    pool.add(new)
-    pool.append(path, new)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [Task.from_json(line) for line in lines] == list(pool)
     assert lines[2]["record"]["born"] == 3

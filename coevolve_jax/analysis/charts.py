@@ -107,7 +107,7 @@ def learning(run: Run) -> str:
     def bars(ax):
         for shift, when, colour in ((-0.2, "before", GREY), (0.2, "after", BLUE)):
             known = {x: calls[when][n] for x, n in enumerate(numbers) if calls[when].get(n, [0, 0])[1]}
-            rates = [stats.wilson(*counts) for counts in known.values()]
+            rates = [stats.Estimate(*[s / n] * 3) for s, n in known.values()]
             ax.bar(
                 [x + shift for x in known],
                 [e.value for e in rates],

@@ -1,21 +1,20 @@
-"""Interval estimates and tests for success rates. Pure functions; what is random takes a seed.
+"""Interval estimates and tests. Pure functions over numpy and scipy; what is random takes a seed.
 
-The unit of evidence is the task, not the sample: the s samples of one task
-are correlated, so intervals and tests over n tasks x s samples resample tasks.
+Samples of one task are alike, and so are tasks of one scenario (files, users, texts): the unit of evidence within a run is
+the scenario. Over runs it is the seed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
+from scipy import stats
 
-_CHUNK = 1 << 22  # numbers held at once by a resampling loop (32 MiB of float64)
+RESAMPLES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,112 +28,132 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Mean difference after - before over tasks, its interval, and the two-sided p value.
-
-    exact: every assignment of signs was enumerated.
-    """
+    """Mean difference after - before over tasks, its interval, and the two-sided p value. clusters: scenarios."""
 
     difference: Estimate
     p: float
     tasks: int
-    exact: bool
+    clusters: int
 
 
-def wilson(successes: float, trials: float, confidence: float = 0.95) -> Estimate:
-    """Score interval for a proportion of independent trials.
-
-    Source: Wilson, JASA 22 (1927). It stays in [0, 1] and is sound at 0 and 1,
-    where the normal interval has width 0. Raises ValueError unless 0 <= successes <= trials, trials > 0.
-    """
-    if not 0 <= successes <= trials or trials <= 0:
-        raise ValueError(f"wilson needs 0 <= successes <= trials, trials > 0; got {successes} of {trials}.")
-    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    p = successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    # At 0 and 1 one bound equals p in exact arithmetic; rounding must not push it past p.
-    return Estimate(p, min(p, max(0.0, centre - half)), max(p, min(1.0, centre + half)))
+def resample(clusters: int, rng: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:
+    """How often each cluster comes in each bootstrap sample: int [resamples, clusters], rows sum to `clusters`."""
+    return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=resamples)
 
 
-def bootstrap_mean(
-    values: ArrayLike, seed: int = 0, confidence: float = 0.95, resamples: int = 10_000
-) -> Estimate:
-    """Mean of values [n] with the percentile bootstrap interval (Efron, Annals of Statistics 7, 1979)."""
-    return clustered_success(values, np.ones(np.size(values)), seed, confidence, resamples)
-
-
-def clustered_success(
-    successes: ArrayLike,
-    trials: ArrayLike,
+def clustered_ratio(
+    parts: ArrayLike,
+    wholes: ArrayLike,
+    clusters: Sequence[object] | None = None,
+    *,
     seed: int = 0,
     confidence: float = 0.95,
-    resamples: int = 10_000,
 ) -> Estimate:
-    """Success rate of n tasks; successes [n] of trials [n] samples each; the interval resamples tasks.
+    """sum(parts) / sum(wholes) over n tasks with a percentile interval that resamples clusters of them.
 
-    Source: cluster bootstrap, Davison and Hinkley (1997), section 3.8; Miller, "Adding Error Bars to
-    Evals" (arXiv 2411.00640), section 2.2.
-    Raises ValueError on unequal lengths, no task or a task without trials.
+    parts: such as successes [n]. wholes: such as trials [n], all above 0. clusters: a label of each task [n]; by
+    default each is one of its own. Source: cluster bootstrap, Davison and Hinkley (1997), section 3.8; Miller, "Adding
+    Error Bars to Evals" (arXiv 2411.00640), section 2.2. Raises ValueError on unequal lengths, or no task.
     """
-    s, t = np.asarray(successes, np.float64), np.asarray(trials, np.float64)
-    if s.shape != t.shape or s.ndim != 1 or not s.size or not (t > 0).all():
+    p, w = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
+    labels = range(p.size) if clusters is None else clusters
+    if p.shape != w.shape or p.ndim != 1 or not p.size or not (w > 0).all() or len(labels) != p.size:
         raise ValueError(
-            f"Expected as many successes as trials, at least one, all trials > 0; got {s.shape}, {t.shape}."
+            f"Expected parts, wholes and clusters of as many tasks, at least one, all wholes > 0; got {p.shape}, "
+            f"{w.shape} and {len(labels)} clusters."
         )
-    rng = np.random.default_rng(seed)
-    rates = []
-    for rows in _chunks(resamples, s.size):
-        drawn = rng.integers(0, s.size, (rows, s.size))
-        rates.append(s[drawn].sum(1) / t[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(rates), [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Estimate(float(s.sum() / t.sum()), float(low), float(high))
+    p, w = by_cluster(p, labels), by_cluster(w, labels)
+    drawn = resample(len(p), np.random.default_rng(seed))
+    rates = (drawn @ p) / (drawn @ w)
+    low, high = np.quantile(rates, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return Estimate(float(p.sum() / w.sum()), float(low), float(high))
 
 
-def paired_permutation(
-    before: ArrayLike,
-    after: ArrayLike,
-    seed: int = 0,
-    resamples: int = 20_000,
-    exact_up_to: int = 16,
+def by_cluster(values: ArrayLike, clusters: Sequence[object]) -> np.ndarray:
+    """Sums of values [n] over the tasks of each cluster, in order of its first task: [C]."""
+    place = {label: i for i, label in enumerate(dict.fromkeys(clusters))}
+    return np.bincount([place[label] for label in clusters], np.asarray(values, np.float64), len(place))
+
+
+def paired_by_task(
+    before: ArrayLike, after: ArrayLike, clusters: Sequence[object] | None = None, *, seed: int = 0
 ) -> Paired:
-    """Sign-flip test of the mean difference between two per-task means, before [n] and after [n].
+    """Mean difference between per-task means before [n] and after [n]; the tasks of a cluster stand or fall together.
 
-    Under the null hypothesis each task's difference is as likely negative as positive. Tasks without a
-    difference do not change the count, so they are left out of the enumeration. Up to `exact_up_to` changed
-    tasks all 2^n sign vectors are counted; beyond, the Monte Carlo p value is (1 + hits) / (1 + resamples).
-    Source: Fisher (1935), section 21; Phipson and Smyth (2010) for the + 1. Interval: `bootstrap_mean`.
+    The test flips the sign of whole clusters (Fisher, 1935): all sign vectors where there are few, else a sample.
     """
     b, a = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if b.shape != a.shape or b.ndim != 1 or not b.size:
         raise ValueError(f"A paired test needs the same tasks before and after, got {b.shape} and {a.shape}.")
-    difference = bootstrap_mean(a - b, seed)
-    d = (a - b)[a != b]
-    threshold = abs(d.sum()) * (1 - 1e-9)  # equal sums in another order of addition must count as equal
-    exact = d.size <= exact_up_to
-    if exact:
-        codes = np.arange(1 << d.size)[:, None] >> np.arange(d.size)
-        p = float((abs((1 - 2 * (codes & 1)) @ d) >= threshold).mean())
-    else:
-        rng = np.random.default_rng(seed)
-        hits = sum(
-            int((abs(rng.choice([-1.0, 1.0], (rows, d.size)) @ d) >= threshold).sum())
-            for rows in _chunks(resamples, d.size)
-        )
-        p = (1 + hits) / (1 + resamples)
-    return Paired(difference, p, b.size, exact)
+    labels = list(range(b.size)) if clusters is None else list(clusters)
+    difference = clustered_ratio(a - b, np.ones(b.size), labels, seed=seed)
+    sums = by_cluster(a - b, labels)
+    if not sums.any():
+        return Paired(difference, 1.0, b.size, len(sums))
+    p = stats.permutation_test(
+        (sums, np.zeros_like(sums)),
+        lambda x, y, axis: np.sum(x - y, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(seed),
+    ).pvalue
+    return Paired(difference, float(p), b.size, len(sums))
 
 
-def mean_over_seeds(values: ArrayLike, confidence: float = 0.95) -> tuple[Estimate, float]:
-    """Mean over seeds with Student's t interval, and the sample standard deviation (n - 1).
-
-    Source: Student, Biometrika 6 (1908). Raises ValueError below two seeds: one run has no spread.
-    """
+def over_seeds(values: ArrayLike, confidence: float = 0.95) -> Estimate:
+    """Mean over seeds [n] with Student's t interval. Raises ValueError below two seeds: one run has no spread."""
     x = np.asarray(values, np.float64)
     if x.size < 2:
         raise ValueError(f"A t interval needs at least 2 seeds, got {x.size}; run more seeds.")
-    mean, sd = float(x.mean()), float(x.std(ddof=1))
-    half = float(special.stdtrit(x.size - 1, 0.5 + confidence / 2)) * sd / math.sqrt(x.size)
-    return Estimate(mean, mean - half, mean + half), sd
+    mean = float(x.mean())
+    if np.ptp(x) == 0:
+        return Estimate(mean, mean, mean)
+    low, high = stats.ttest_1samp(x, 0.0).confidence_interval(confidence)
+    return Estimate(mean, float(low), float(high))
+
+
+def interquartile_mean(values: ArrayLike) -> float:
+    """Mean of the middle half (Agarwal et al., arXiv 2108.13264)."""
+    return float(stats.trim_mean(np.asarray(values, np.float64), 0.25))
+
+
+def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """P(a run of ours beats a run of theirs), ties half (Agarwal et al., arXiv 2108.13264)."""
+    x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return float(stats.mannwhitneyu(x, y).statistic / (x.size * y.size))
+
+
+def paired_p(differences: ArrayLike) -> float:
+    """Two-sided p value of a paired t test, from the differences by seed; 1 where there is none."""
+    d = np.asarray(differences, np.float64)
+    if np.ptp(d) == 0:
+        return 1.0 if d[0] == 0 else 0.0
+    return float(stats.ttest_1samp(d, 0.0).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values adjusted for the family (Holm, Scandinavian Journal of Statistics 6, 1979)."""
+    adjusted, least = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = least
+    return adjusted
+
+
+def seeds_needed(
+    sd: float, effect: float, power: float = 0.8, alpha: float = 0.05, most: int = 10_000
+) -> int:
+    """Seeds with which a two-sided paired t test finds `effect` with probability `power`, where differences by seed
+    have the standard deviation `sd` (in the unit of the effect); `most` where more would be needed."""
+    if not effect > 0:
+        raise ValueError(f"The effect is {effect}: it must be above 0.")
+    for n in range(2, most):
+        shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
+        found = stats.nct.sf(bound, n - 1, shift)
+        if found >= power or not np.isfinite(found):
+            return n
+    return most
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
@@ -153,39 +172,35 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Held-out success before and after training, as summary.json records it.
-
-    paired compares the tasks with valid samples on both sides; None where results by task are not recorded.
-    """
+    """Held-out success before and after training, as summary.json records it; paired compares the same tasks."""
 
     before: Estimate
     after: Estimate
-    paired: Paired | None
+    paired: Paired
 
 
 def held_out(summary: Mapping) -> HeldOut | None:
     """Intervals and test from a run's summary; None where it holds no held-out success.
 
-    `held_out.before` / `held_out.after` may hold by_task {task id: [successes, trials]}: intervals are then
-    clustered by task. Without it they are Wilson intervals as if each task were one trial, which is the
-    widest the samples of a task can make them.
+    `held_out.before` and `held_out.after` hold by_task {task id: [successes, trials]} and scenarios {task id:
+    scenario}, which are the clusters.
     """
-    rates = [summary.get("held_out_success_before"), summary.get("held_out_success_after")]
-    tasks = summary.get("held_out_tasks")
-    if None in rates or not tasks:
-        return None
     details = summary.get("held_out") or {}
-    counts = [(details.get(when) or {}).get("by_task") or {} for when in ("before", "after")]
-    if not all(any(n for _, n in c.values()) for c in counts):
-        return HeldOut(*(wilson(rate * tasks, tasks) for rate in rates), paired=None)
+    before, after = (details.get(when) or {} for when in ("before", "after"))
+    counts = [side.get("by_task") or {} for side in (before, after)]
     # A task whose every rollout was invalid says nothing.
-    counts = [{task: c[task] for task in sorted(c) if c[task][1]} for c in counts]
-    before, after = (clustered_success(*zip(*c.values())) for c in counts)
-    both = sorted(counts[0].keys() & counts[1].keys())
+    both = [
+        task
+        for task in sorted(counts[0].keys() & counts[1].keys())
+        if counts[0][task][1] and counts[1][task][1]
+    ]
     if not both:
-        return HeldOut(before, after, paired=None)
+        return None
+    where = before.get("scenarios") or {}
+    labels = [where.get(task, task) for task in both]
+    sides = [clustered_ratio(*zip(*(c[task] for task in both), strict=True), labels) for c in counts]
     means = [[c[task][0] / c[task][1] for task in both] for c in counts]
-    return HeldOut(before, after, paired_permutation(*means))
+    return HeldOut(*sides, paired_by_task(*means, labels))
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -197,9 +212,3 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     total = np.convolve(np.where(known, values, 0), ones, "same")
     begun, going_on = np.maximum.accumulate(known), np.maximum.accumulate(known[::-1])[::-1]
     return np.where(begun & going_on & (count > 0), total / np.maximum(count, 1), np.nan)
-
-
-def _chunks(total: int, width: int) -> list[int]:
-    """Row counts that add up to total, each small enough that rows x width stays below _CHUNK."""
-    rows = max(1, _CHUNK // max(1, width))
-    return [min(rows, total - start) for start in range(0, total, rows)]

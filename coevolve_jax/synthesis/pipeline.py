@@ -67,7 +67,7 @@ class Synthesizer:
     env_pool: EnvPool
     config: ConfigDict
     guard: LeakGuard | None
-    fits: Fits
+    fits: Fits = any_length
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """One context for each piece of evidence, in order."""

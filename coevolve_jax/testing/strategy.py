@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
-from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     Call,
@@ -51,10 +51,13 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     """
     config = copy.deepcopy(config)
     config.strategy = configs.strategy(name)
+    config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
     make = names.module("strategies", name, "strategy.name", ["make"]).make
     strategy, twin = make(config), make(config)
     pools = _pool(config), _pool(config)
-    for step in range(steps or 2 * config.evolution.every):
+    steps = steps or 2 * config.evolution.every
+    config.steps = steps + config.evolution.settle_steps
+    for step in range(steps):
         state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
         twin = make(config, state)
         seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools, strict=True)]
@@ -189,7 +192,10 @@ class MadeUpLab:
 
     config: ConfigDict
     tasks: TaskPool
-    scenarios: Sequence[Task] = ()
+    scenarios: Sequence[Task] = tuple(Task(f"scenario_{i}", "made_up", {"id": i}) for i in range(3))
+
+    def offered(self, scenario: Task) -> frozenset[str]:
+        return frozenset(f"tool_{i}" for i in range(8))
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         return [
@@ -200,18 +206,37 @@ class MadeUpLab:
         ]
 
     def grow(
-        self, contexts: Sequence[Context], *, wanted: int, kind: str, step: int, rng: np.random.Generator
+        self,
+        contexts: Sequence[Context],
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
-        return self._add(min(wanted, len(contexts)), kind, step, rng)
+        return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
 
-    def grow_unguided(self, *, wanted: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+    def grow_unguided(
+        self,
+        *,
+        wanted: int,
+        kind: str,
+        step: int,
+        rng: np.random.Generator,
+        scenarios: Sequence[Task] | None = None,
+    ) -> SynthesisStats:
         return self._add(wanted, kind, step, rng)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
 
-    def _add(self, count: int, kind: str, step: int, rng: np.random.Generator) -> SynthesisStats:
+    def _add(
+        self, count: int, kind: str, step: int, rng: np.random.Generator, admit: Admit | None = None
+    ) -> SynthesisStats:
         new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(count)]
+        if admit is not None:
+            new = [task for task, refusal in zip(new, admit(new), strict=True) if refusal is None]
         added = sum(refusal is None for refusal in self.tasks.add(new))
         return SynthesisStats(proposed=count, accepted=added, added=added)
 

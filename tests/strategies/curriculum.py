@@ -47,7 +47,8 @@ class Curriculum:
         if (step + 1) % c.every:
             return None
         grown = lab.grow_unguided(wanted=c.tasks, kind="random", step=step, rng=rng)
-        self.observe(step, lab.probe(lab.tasks.newest, 2, step))
+        new = [t for t in lab.tasks if (t.lineage.kind, t.lineage.step) == ("random", step)]
+        self.observe(step, lab.probe(new, 2, step))
         return grown
 
     def to_json(self):

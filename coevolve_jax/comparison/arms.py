@@ -1,0 +1,81 @@
+"""The arms of a comparison by name: what of the config differs, and why one would run it.
+
+All arms of a seed go on from the same beginning: D_0, held-out sets and the first evaluation are the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from coevolve_jax.types import SIGNAL_KINDS
+
+
+class Arm(NamedTuple):
+    """changes: config values by dotted key. why: the question that it answers."""
+
+    changes: Mapping[str, Any]
+    why: str
+
+
+def _coevolve(why: str, **own: Any) -> Arm:
+    return Arm({"strategy.name": "coevolve", **{f"strategy.{k}": v for k, v in own.items()}}, why)
+
+
+ARMS: dict[str, Arm] = {
+    "static": Arm({"strategy.name": "static"}, "no new tasks"),
+    "prioritised": Arm(
+        {"strategy.name": "static", "data.sampling": "variance"}, "no new tasks, batches drawn by p (1 - p)"
+    ),
+    "random": Arm({"strategy.name": "random"}, "as many new tasks, from exploration without signals"),
+    "random_known": Arm(
+        {"strategy.name": "random", "strategy.scenarios": "known"}, "the same, in the scenarios of D_t alone"
+    ),
+    "placebo": _coevolve("the whole method with its signals on tasks drawn at random", shuffled=True),
+    "coevolve": _coevolve("the paper's method"),
+    **{f"only_{kind}": _coevolve(f"{kind} signals alone", signals=kind) for kind in SIGNAL_KINDS},
+    **{
+        f"without_{kind}": _coevolve(
+            f"all signals but {kind}", signals=",".join(k for k in SIGNAL_KINDS if k != kind)
+        )
+        for kind in SIGNAL_KINDS
+    },
+    "without_validation": Arm(
+        {"strategy.name": "coevolve", "evolution.validate": False}, "new tasks are taken as they are proposed"
+    ),
+    "oracle": Arm({"strategy.name": "oracle"}, "exploration of the tools that are known to be weak"),
+    "oracle_probe": Arm(
+        {"strategy.name": "oracle", "strategy.probe": 4}, "the same, of tasks that are solved sometimes"
+    ),
+    "coevolve_probe": _coevolve("only tasks that 4 rollouts solve sometimes", probe=4),
+    "coevolve_unsolved": _coevolve("no signals of tasks that were solved since", unsolved=True),
+    "coevolve_prioritised": Arm(
+        {"strategy.name": "coevolve", "data.sampling": "variance"}, "batches drawn by p (1 - p)"
+    ),
+    "coevolve_retire": Arm(
+        {"strategy.name": "coevolve", "data.retire_after": 3}, "tasks alike in 3 visits are drawn no more"
+    ),
+    "blame": Arm({"strategy.name": "blame"}, "tools that failed rollouts miss, by p (1 - p)"),
+    "blame_chasing": Arm({"strategy.name": "blame", "strategy.chasing": True}, "the same, by 1 - p"),
+    "blame_probe": Arm({"strategy.name": "blame", "strategy.probe": 4}, "blame and admission by probe"),
+    "blame_prioritised": Arm(
+        {"strategy.name": "blame", "data.sampling": "variance"}, "blame and batches drawn by p (1 - p)"
+    ),
+    "random_prioritised": Arm(
+        {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
+    ),
+}
+
+# The differences that a comparison tests, where both arms are in it; Holm's correction is over these.
+PLANNED = (("coevolve", "placebo"), ("coevolve", "random"), ("random", "static"))
+
+
+def arm(name: str) -> Arm:
+    """Raises ValueError for a name that no arm has; a dotted path of a strategy's module is an arm too."""
+    if name in ARMS:
+        return ARMS[name]
+    if "." in name:
+        return Arm({"strategy.name": name}, "a strategy of yours")
+    raise ValueError(
+        f"There is no arm {name!r}: use {', '.join(ARMS)}, or the dotted path of a strategy's module."
+    )

@@ -1,0 +1,156 @@
+"""Runs cells side by side, each in a process of its own that goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import run
+from coevolve_jax.comparison.arms import arm
+from coevolve_jax.comparison.plan import Cell, start_config
+
+MAIN = Path(__file__).parents[2] / "experiments" / "main.py"
+
+
+class Failure(NamedTuple):
+    """A run that ended without a summary. why: the last line of its log."""
+
+    name: str
+    why: str
+    log: Path
+
+
+def command(workdir: Path, *flags: str) -> list[str]:
+    """What goes on with the run in `workdir`."""
+    return [sys.executable, str(MAIN), f"--workdir={workdir}", *flags]
+
+
+def shell_command(workdir: Path) -> str:
+    return shlex.join(["python", "experiments/main.py", f"--workdir={workdir}"])
+
+
+def finished(workdir: Path) -> bool:
+    return (workdir / "summary.json").exists()
+
+
+def begun(start: Path) -> bool:
+    """Whether the beginning of a seed is there: a checkpoint of step 0."""
+    return (start / "evaluations.jsonl").exists() and any((start / "checkpoints").glob("*0"))
+
+
+def prepare(folder: Path, config: ConfigDict, cell: Cell) -> Path:
+    """The workdir of a cell, forked from its beginning unless it is there."""
+    workdir = cell.workdir(folder)
+    if not workdir.exists():
+        run.fork(cell.start(folder), 0, workdir, arm(cell.arm).changes)
+    return workdir
+
+
+def run_all(
+    folder: Path,
+    config: ConfigDict,
+    cells: Sequence[Cell],
+    jobs: int,
+    on_done: Callable[[Cell, Failure | None], object] = lambda cell, failure: None,
+) -> list[Failure]:
+    """Begins each seed, then runs its cells; `jobs` processes at once, which share the processor's cores evenly.
+
+    Returns what failed; a cell whose beginning failed is not run and is among them.
+    """
+    starts: dict[Path, list[Cell]] = {}
+    for cell in cells:
+        if not finished(cell.workdir(folder)):
+            starts.setdefault(cell.start(folder), []).append(cell)
+    failures: list[Failure] = []
+    with ThreadPoolExecutor(
+        jobs, initializer=_take_cores, initargs=(_shares(jobs), threading.Lock())
+    ) as threads:
+
+        def begin(start: Path, config: ConfigDict) -> Failure | None:
+            if begun(start):
+                return None
+            run.claim(start, config)
+            return _run(start, folder, "--until=0")
+
+        def go_on(cell: Cell) -> Failure | None:
+            return _run(prepare(folder, config, cell), folder)
+
+        waiting: dict[Future, Path | Cell] = {
+            threads.submit(begin, start, start_config(config, own[0])): start for start, own in starts.items()
+        }
+        while waiting:
+            future = next(as_completed(waiting))
+            what, failure = waiting.pop(future), future.result()
+            failures += [failure] if failure else []
+            if isinstance(what, Cell):
+                on_done(what, failure)
+            elif failure:
+                for cell in starts[what]:
+                    on_done(cell, failure)
+            else:
+                waiting |= {threads.submit(go_on, cell): cell for cell in starts[what]}
+    return failures
+
+
+def _shares(jobs: int) -> list[set[int]]:
+    """The cores of each of `jobs` processes: all where there are fewer cores than processes."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    each = len(cores) // jobs
+    return [set(cores[i * each : (i + 1) * each] if each else cores) for i in range(jobs)]
+
+
+def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
+    """Keeps this thread, and so the processes that it starts, on cores of their own."""
+    with lock:
+        mine = shares.pop()
+    if mine:
+        os.sched_setaffinity(0, mine)
+
+
+def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
+    """Runs a workdir to its end; once more where its process was killed."""
+    log = workdir.with_name(workdir.name + ".log")
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    status = -1
+    for _ in range(2):
+        with open(log, "ab") as output:
+            status = subprocess.run(
+                command(workdir, *flags), stdout=output, stderr=subprocess.STDOUT, env=environment
+            ).returncode
+        if status >= 0:
+            break
+    if status == 0 and (begun(workdir) if flags else finished(workdir)):
+        return None
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    why = lines[-1] if lines else "its log is empty"
+    return Failure(str(workdir.relative_to(folder)), f"exit status {status}: {why}", log)
+
+
+def machine() -> str:
+    """The processor and its cores that may be used, for the record."""
+    model = "unknown processor"
+    if Path("/proc/cpuinfo").exists():
+        lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        model = lines[0].partition(":")[2].strip() if lines else model
+    return f"{len(os.sched_getaffinity(0))} cores of {model}"
+
+
+def read_plan(folder: Path) -> dict:
+    """Raises ValueError where the folder holds no comparison."""
+    if not (folder / "plan.json").exists():
+        raise ValueError(f"{folder} holds no comparison (no plan.json): name the --workdir of one.")
+    return json.loads((folder / "plan.json").read_text())

@@ -1,0 +1,144 @@
+"""What a comparison runs: a cell for each arm, setting and seed, and the beginning that the arms of a seed share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+from scipy.stats import qmc
+
+from coevolve_jax import config as configs
+from coevolve_jax.comparison.arms import arm
+
+
+class Cell(NamedTuple):
+    """One run. setting: values of the config that a grid or a search varies, the same in its beginning."""
+
+    arm: str
+    seed: int
+    setting: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def column(self) -> str:
+        """What is averaged over seeds: the arm with its setting."""
+        return "+".join([self.arm, *(f"{key.rpartition('.')[2]}={value}" for key, value in self.setting)])
+
+    def workdir(self, folder: Path) -> Path:
+        return folder / "cells" / self.column.replace("/", "_") / f"seed_{self.seed}"
+
+    def start(self, folder: Path) -> Path:
+        """Workdir of the beginning that it shares with the other arms."""
+        setting = "+".join(f"{key}={value}" for key, value in self.setting) or "common"
+        return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
+
+
+def cells(
+    arms: Sequence[str], seeds: Sequence[int], settings: Sequence[Mapping[str, Any]] = ({},)
+) -> list[Cell]:
+    """All of them, seed by seed, so that whole comparisons are there as early as can be."""
+    for name in arms:
+        arm(name)
+    repeated = sorted({name for name in arms if list(arms).count(name) > 1})
+    if repeated or not arms or not seeds:
+        raise ValueError(
+            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, and none twice."
+        )
+    return [
+        Cell(name, seed, tuple(setting.items())) for seed in seeds for setting in settings for name in arms
+    ]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0:5" or "0,3,7"."""
+    try:
+        if ":" in text:
+            first, last = text.split(":")
+            return list(range(int(first), int(last)))
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"--seeds={text!r} is neither a range such as 0:5 nor a list such as 0,3,7."
+        ) from None
+
+
+def parse_value(config: ConfigDict, key: str, text: str) -> Any:
+    """A value from its text, of the type that config.<key> has. Raises ValueError where it is none."""
+    present: Any = config
+    for part in key.split("."):
+        if not isinstance(present, ConfigDict) or part not in present:
+            raise ValueError(
+                f"The config has no key {key!r}: the keys and their meaning stand in the config file."
+            )
+        present = present[part]
+    try:
+        if isinstance(present, bool):
+            return {"true": True, "false": False}[text.lower()]
+        if isinstance(present, (tuple, list)):
+            return tuple(filter(None, text.split("+")))
+        return type(present)(text)
+    except (KeyError, ValueError, TypeError):
+        raise ValueError(f"config.{key} cannot be {text!r}: it is a {type(present).__name__}.") from None
+
+
+def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Settings from "evolution.every=2,5,10", ...: all combinations."""
+    axes = []
+    for text in texts:
+        key, _, values = text.partition("=")
+        axes.append([(key, parse_value(config, key, value)) for value in values.split(",")])
+    return [dict(point) for point in itertools.product(*axes)]
+
+
+def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) -> list[dict[str, Any]]:
+    """`samples` settings spread over ranges, by a Latin hypercube. texts: "learner.learning_rate=1e-4:1e-3:log", ...;
+    without :log the values are spread evenly, and rounded where the config has an integer."""
+    axes = []
+    for text in texts:
+        key, _, span = text.partition("=")
+        try:
+            low, high, *how = span.split(":")
+            axes.append((key, float(low), float(high), how == ["log"]))
+        except ValueError:
+            raise ValueError(
+                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log."
+            ) from None
+    points = qmc.LatinHypercube(len(axes), seed=seed).random(samples)
+    settings = []
+    for point in points:
+        setting = {}
+        for (key, low, high, log), share in zip(axes, point.tolist()):
+            value = (
+                math.exp(math.log(low) + share * math.log(high / low)) if log else low + share * (high - low)
+            )
+            whole = isinstance(parse_value(config, key, "1"), int)
+            setting[key] = round(value) if whole else float(f"{value:.4g}")
+        settings.append(setting)
+    return settings
+
+
+def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
+    """Of the beginning: no arm's own."""
+    return configs.override(config, {**dict(cell.setting), "seed": cell.seed, "strategy.name": "static"})
+
+
+def write(folder: Path, plan: Mapping[str, Any]) -> None:
+    """Writes plan.json, or checks that the folder's is of the same config. ValueError where it is not."""
+    path = folder / "plan.json"
+    if path.exists():
+        theirs = json.loads(path.read_text())
+        if theirs["config"] != plan["config"]:
+            raise ValueError(
+                f"{folder} holds a comparison of another config ({configs.difference(theirs['config'], plan['config'])}): "
+                "choose another --workdir."
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(
+            f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plan, indent=1))

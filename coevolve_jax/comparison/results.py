@@ -1,0 +1,321 @@
+"""Reads the cells of a comparison: every raw number as CSV, and what they say as comparison.json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.comparison.arms import PLANNED
+from coevolve_jax.comparison.plan import Cell
+
+OUTCOMES = ("arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials")
+EFFECT = 0.03  # the difference that the sizing asks for
+EQUAL = 0.01  # budgets that differ by no more count as equal
+
+
+class Metric(NamedTuple):
+    """What is compared: success of a held-out set after the last step. group: "weak": the mean over the weak tools
+    of the success on the tasks that call them; "others": on those that call none; "all"."""
+
+    name: str
+    set: str
+    group: str
+
+
+METRICS = {
+    "weak": Metric(
+        "macro success on tasks with weak tools, tool-balanced set, last step", "balanced", "weak"
+    ),
+    "others": Metric(
+        "success on tasks without weak tools, tool-balanced set, last step", "balanced", "others"
+    ),
+    "iid": Metric("success on the i.i.d. held-out set, last step", "iid", "all"),
+}
+
+
+def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """A row for each evaluation of each held-out task: OUTCOMES. calls, weak: names joined by ";"."""
+    rows = []
+    for cell in cells:
+        workdir = cell.workdir(folder)
+        tasks = {t["id"]: t for t in _lines(workdir / "held_out.jsonl")}
+        called = {i: [c["name"] for turn in t["turns"] for c in turn["calls"]] for i, t in tasks.items()}
+        for row in _lines(workdir / "evaluations.jsonl"):
+            weak = row.get("weak_tools", {})
+            for task, (successes, trials) in row["by_task"].items():
+                names = sorted(set(called[task]))
+                values = (
+                    cell.column, cell.seed, row["set"], row["split"], row["step"], task, row["scenarios"][task],
+                    ";".join(names), ";".join(n for n in names if n in weak), successes, trials,
+                )  # fmt: skip
+                rows.append(dict(zip(OUTCOMES, values, strict=True)))
+    return rows
+
+
+def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """A row for each cell: what it has cost and what the learner saw."""
+    rows = []
+    for cell in cells:
+        workdir = cell.workdir(folder)
+        summary, ledger = (
+            json.loads((workdir / f"{name}.json").read_text()) for name in ("summary", "ledger")
+        )
+        metrics, tasks = _lines(workdir / "metrics.jsonl"), _lines(workdir / "tasks.jsonl")
+        costs = ledger["costs"]
+        total = lambda prefix, costs=costs: sum(n for key, n in costs.items() if key.startswith(prefix))
+        new = [t for t in tasks if t["lineage"]["kind"] != "initial"]
+        visits = sum(t["record"]["trained"] for t in tasks)
+        rows.append(
+            {
+                "arm": cell.column,
+                "seed": cell.seed,
+                "rollouts": total("rollouts/"),
+                "sampled_tokens": total("sampled_tokens/"),
+                "learned_trajectories": costs.get("learned_trajectories", 0),
+                "learned_tokens": costs.get("learned_tokens", 0),
+                "explorer_steps": total("environment_steps/"),
+                "llm_tokens": ledger["llm_tokens"],
+                "money": ledger.get("money", 0.0),
+                "new_tasks": len(new),
+                "new_tasks_never_visited": sum(t["record"]["trained"] == 0 for t in new),
+                "new_share_of_visits": sum(t["record"]["trained"] for t in new) / visits if visits else 0.0,
+                "calls_per_new_task": _mean(sum(len(turn["calls"]) for turn in t["turns"]) for t in new),
+                "live_groups": _mean(
+                    row["groups"]["learned_from"] / row["groups"]["rolled_out"] for row in metrics
+                ),
+                "live_at_first_visit": _mean(
+                    0 < t["record"]["first_score"] < 1 for t in new if t["record"]["first_score"] is not None
+                ),
+                "initial_digest": _digest(t["id"] for t in tasks if t["lineage"]["kind"] == "initial"),
+                "seconds": sum(summary["seconds"].values()),
+            }
+        )
+    return rows
+
+
+# What arms should not differ in; the rest of `budgets` is what they differ by.
+BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
+
+
+class Counts(NamedTuple):
+    """Of one run, by row (weak tool, or one for all) and scenario: successes and trials, [rows, scenarios]."""
+
+    successes: np.ndarray
+    trials: np.ndarray
+
+    def value(self, weights: np.ndarray | None = None) -> np.ndarray | float:
+        """Mean over the rows of their success rates. weights: [B, scenarios], how often each scenario counts: [B]."""
+        w = np.ones((1, self.trials.shape[1])) if weights is None else weights
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rates = (w @ self.successes.T) / (w @ self.trials.T)
+        means = np.nanmean(rates, axis=1)
+        return float(means[0]) if weights is None else means
+
+
+def counts(
+    rows: Iterable[Mapping[str, Any]], metric: Metric, step: int | None = None
+) -> dict[tuple[str, int], Counts]:
+    """By (arm, seed). step: of the evaluation; None: the last of each run. Tasks without a valid rollout are left out."""
+    rows = [r for r in rows if r["set"] == metric.set]
+    last: dict[tuple[str, int], int] = {}
+    for r in rows:
+        key = (r["arm"], int(r["seed"]))
+        last[key] = max(last.get(key, 0), int(r["step"]))
+    scenarios = {s: i for i, s in enumerate(sorted({r["scenario"] for r in rows}))}
+    tools = sorted({tool for r in rows for tool in r["weak"].split(";") if tool})
+    names = tools if metric.group == "weak" else [metric.group]
+    found: dict[tuple[str, int], Counts] = {}
+    for r in rows:
+        key = (r["arm"], int(r["seed"]))
+        if int(r["step"]) != (last[key] if step is None else step):
+            continue
+        weak = [tool for tool in r["weak"].split(";") if tool]
+        own = weak if metric.group == "weak" else [metric.group] if metric.group == "all" or not weak else []
+        c = found.setdefault(key, Counts(*np.zeros((2, len(names), len(scenarios)))))
+        for name in own:
+            c.successes[names.index(name), scenarios[r["scenario"]]] += int(r["successes"])
+            c.trials[names.index(name), scenarios[r["scenario"]]] += int(r["trials"])
+    return found
+
+
+def difference(found: Mapping[tuple[str, int], Counts], a: str, b: str, seed: int = 0) -> dict[str, Any]:
+    """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed."""
+    seeds = sorted({s for arm, s in found if arm == a} & {s for arm, s in found if arm == b})
+    mine, theirs = ([found[arm, s] for s in seeds] for arm in (a, b))
+    values = [[c.value() for c in side] for side in (mine, theirs)]
+    d = np.subtract(*values)
+    row: dict[str, Any] = {
+        "a": a,
+        "b": b,
+        "n": len(seeds),
+        "difference": float(np.mean(d)) if seeds else None,
+    }
+    if len(seeds) < 2:
+        return row | {"note": "an interval needs 2 seeds"}
+    t, rng = stats.over_seeds(d), np.random.default_rng(seed)
+    size = 2000
+    where = stats.resample(mine[0].trials.shape[1], rng, size)
+    by_seed = np.stack([x.value(where) - y.value(where) for x, y in zip(mine, theirs)])  # [S, B]
+    drawn = stats.resample(len(seeds), rng, size) / len(seeds)
+    low, high = np.quantile(np.einsum("sb,bs->b", by_seed, drawn), [0.025, 0.975])
+    sd = statistics.stdev(d.tolist())
+    return row | {
+        "low": t.low,
+        "high": t.high,
+        "boot_low": float(low),
+        "boot_high": float(high),
+        "p": stats.paired_p(d),
+        "p_improvement": stats.probability_of_improvement(*values),
+        "sd": sd,
+        "seeds_for_effect": stats.seeds_needed(sd, EFFECT),
+        "by_seed": dict(zip(map(str, seeds), d.tolist())),
+    }
+
+
+def compare(
+    rows: Sequence[Mapping[str, Any]], metric: Metric, arms: Sequence[str], planned: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Each arm's mean, and the planned differences with Holm's correction over them."""
+    found = counts(rows, metric)
+    table = []
+    for arm in arms:
+        values = {s: float(c.value()) for (name, s), c in sorted(found.items()) if name == arm}
+        entry: dict[str, Any] = {
+            "arm": arm,
+            "n": len(values),
+            "values": {str(s): v for s, v in values.items()},
+        }
+        if values:
+            entry |= {"mean": _mean(values.values()), "iqm": stats.interquartile_mean(list(values.values()))}
+        if len(values) > 1:
+            e = stats.over_seeds(list(values.values()))
+            entry |= {"low": e.low, "high": e.high}
+        table.append(entry)
+    differences = [difference(found, a, b) for a, b in planned]
+    tested = [d for d in differences if "p" in d]
+    for d, p in zip(tested, stats.holm([d["p"] for d in tested]), strict=True):
+        d["p_holm"] = p
+    return {"metric": metric._asdict(), "arms": table, "planned": differences}
+
+
+def curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> dict[str, Any]:
+    """Mean and t interval over seeds at each evaluated step: {metric: {arm: {step, mean, low, high}}}."""
+    found: dict[str, Any] = {}
+    steps = sorted({int(r["step"]) for r in rows})
+    for name in metrics:
+        for step in steps:
+            values: dict[str, list[float]] = {}
+            for (arm, _), c in counts(rows, METRICS[name], step).items():
+                values.setdefault(arm, []).append(float(c.value()))
+            for arm, points in values.items():
+                lone = stats.Estimate(*[points[0]] * 3)
+                e = stats.over_seeds(points) if len(points) > 1 else lone
+                line = found.setdefault(name, {}).setdefault(
+                    arm, {k: [] for k in ("step", "mean", "low", "high")}
+                )
+                for key, value in zip(line, (step, e.value, e.low, e.high), strict=True):
+                    line[key].append(value)
+    return found
+
+
+def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
+    """What a reader must know before believing the table."""
+    said = [f"Read on the {plan['reads']} set."]
+    if missing:
+        said.append(
+            f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
+        )
+    static = {r["arm"] for r in budget if not r["new_tasks"]}
+    for key in BOUND:
+        means = {
+            arm: _mean(r[key] for r in budget if r["arm"] == arm and r[key] is not None)
+            for arm in dict.fromkeys(r["arm"] for r in budget)
+            if key == "rollouts" or arm not in static
+        }
+        known = {arm: m for arm, m in means.items() if m is not None}
+        if known and max(known.values()) - min(known.values()) > EQUAL * max(map(abs, known.values())):
+            low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+            said.append(
+                f"The arms are not equal in {key.replace('_', ' ')}: from {known[low]:.4g} ({low}) to {known[high]:.4g} ({high})."
+            )
+    for seed in sorted({r["seed"] for r in budget}):
+        if len({(r["initial_digest"]) for r in budget if r["seed"] == seed}) > 1 and not plan["settings"][0]:
+            said.append(f"The arms of seed {seed} do not start from the same D_0.")
+    return said
+
+
+def write(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
+    """Writes outcomes.csv, cells.csv and comparison.json of the cells that are finished; returns the last one."""
+    done = [c for c in cells if (c.workdir(folder) / "summary.json").exists()]
+    rows, budget = outcomes(folder, done), budgets(folder, done)
+    missing = [f"{c.column}, seed {c.seed}" for c in cells if c not in done]
+    result = summarise(rows, budget, plan, missing)
+    for name, table in (("outcomes", rows), ("cells", budget)):
+        _write_csv(folder / f"{name}.csv", table)
+    (folder / "comparison.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def summarise(
+    rows: Sequence[Mapping[str, Any]],
+    budget: Sequence[Mapping[str, Any]],
+    plan: Mapping[str, Any],
+    missing: Sequence[str] = (),
+) -> dict[str, Any]:
+    """comparison.json from the raw numbers and the plan alone."""
+    columns = list(dict.fromkeys(r["arm"] for r in budget))
+    chosen = [tuple(p) for p in plan.get("planned") or PLANNED]
+    planned = [(a, b) for a, b in chosen if a in columns and b in columns]
+    metrics = [name for name, m in METRICS.items() if any(r["set"] == m.set for r in rows)]
+    if not any(r["weak"] for r in rows):
+        metrics = [name for name in metrics if name not in ("weak", "others")]
+    tables = [compare(rows, METRICS[name], columns, planned) for name in metrics]
+    primary, *others = tables or [{"metric": None, "arms": [], "planned": []}]
+    for entry in primary["arms"]:
+        own = [r for r in budget if r["arm"] == entry["arm"]]
+        entry["budgets"] = {
+            key: _mean(r[key] for r in own if r[key] is not None)
+            for key in (own[0] if own else {})
+            if key not in ("arm", "seed", "initial_digest")
+        }
+    return {
+        **primary,
+        "secondary": others,
+        "curves": curves(rows, metrics),
+        "notes": notes(plan, budget, missing),
+        "plan": {k: plan[k] for k in ("arms", "seeds", "reads", "machine", "date", "command")},
+    }
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    with open(path, encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        writer = csv.DictWriter(f, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    found = [float(v) for v in values]
+    return statistics.fmean(found) if found else None
+
+
+def _digest(ids: Iterable[str]) -> str:
+    import hashlib
+
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]

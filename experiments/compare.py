@@ -1,0 +1,123 @@
+"""Runs several methods on the same tasks, seeds and budget, and says what differs.
+
+    python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,placebo,coevolve,oracle \\
+        --seeds=0:5 --workdir=runs/pilot
+    python experiments/compare.py --config=configs/bfcl_tiny.py --arms=coevolve --grid=evolution.every=5,10,20 \\
+        --seeds=0:3 --workdir=runs/every
+
+Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells; the arms of a seed share their beginning (D_0, held-out
+sets, first evaluation). The same command again goes on where it was stopped. WORKDIR/outcomes.csv has every raw number,
+comparison.json the statistics, report.html shows both. --arms=help lists the arms.
+"""
+
+import datetime
+import fcntl
+import os
+import shlex
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags
+
+_CONFIG = flags.DEFINE_string(
+    "config", None, "Config file, with its argument if any, e.g. configs/bfcl_headroom.py."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the comparison writes.")
+_ARMS = flags.DEFINE_list(
+    "arms", [], "Arms by name; help lists them. A dotted path of a strategy's module is one too."
+)
+_SEEDS = flags.DEFINE_string("seeds", "0:3", "A range such as 0:3, or a list such as 0,3,7.")
+_SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all cells.")
+_GRID = flags.DEFINE_multi_string(
+    "grid", [], "KEY=VALUE,VALUE,...: every arm with every combination of these."
+)
+_SEARCH = flags.DEFINE_multi_string(
+    "search", [], "KEY=LOW:HIGH[:log]: every arm with --samples random settings."
+)
+_SAMPLES = flags.DEFINE_integer("samples", 8, "Settings of --search.", lower_bound=1)
+_PLANNED = flags.DEFINE_list(
+    "planned", [], "Differences to test, such as oracle-random; none: the usual ones."
+)
+_JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+_ONLY_READ = flags.DEFINE_bool("only_read", False, "Run nothing: write the tables of what is finished.")
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    if _ARMS.value == ["help"]:
+        from coevolve_jax.comparison.arms import ARMS
+
+        sys.exit("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
+    try:
+        failures = run()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    if failures:
+        lines = [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
+        sys.exit(
+            "\n".join([f"{len(failures)} of the runs failed; the same command tries them again:", *lines])
+        )
+
+
+def run() -> list:
+    for flag in (_CONFIG, _WORKDIR, _ARMS):
+        if not flag.value:
+            raise ValueError(f"Give --{flag.name}, see --help.")
+    from tqdm import tqdm
+
+    from coevolve_jax import config as configs
+    from coevolve_jax.comparison import cells, plan, results
+    from coevolve_jax.comparison.table import table
+
+    folder = Path(_WORKDIR.value)
+    path, _, arg = _CONFIG.value.partition(":")
+    config = configs.load_file(path, arg)
+    changes = dict(text.partition("=")[::2] for text in _SET.value)
+    config = configs.override(config, {k: plan.parse_value(config, k, v) for k, v in changes.items()})
+    configs.check(config)
+    if _SEARCH.value:
+        settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
+    else:
+        settings = plan.grid(config, _GRID.value)
+    chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
+    made = {
+        "config": configs.numbers(config.to_dict()),
+        "arms": _ARMS.value,
+        "seeds": plan.parse_seeds(_SEEDS.value),
+        "settings": settings,
+        "planned": [tuple(p.split("-")) for p in _PLANNED.value],
+        "reads": config.environment.eval_split,
+        "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
+        "date": f"{datetime.date.today()}",
+        "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
+    }
+    plan.write(folder, made)
+    failures = []
+    if not _ONLY_READ.value:
+        with open(folder / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"Another process runs the comparison in {folder}.") from None
+            with tqdm(
+                total=len(chosen), initial=sum(cells.finished(c.workdir(folder)) for c in chosen), unit="run"
+            ) as bar:
+
+                def on_done(cell, failure):
+                    bar.update(failure is None)
+                    bar.write(
+                        f"{cell.column}, seed {cell.seed}: {failure.why if failure else 'done'}",
+                        file=sys.stderr,
+                    )
+                    results.write(folder, made, chosen)
+
+                failures = cells.run_all(folder, config, chosen, _JOBS.value, on_done)
+    print(table(results.write(folder, made, chosen)))
+    return failures
+
+
+if __name__ == "__main__":
+    app.run(main)
