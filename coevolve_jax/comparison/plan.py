@@ -128,7 +128,7 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
 
 def write(folder: Path, plan: Mapping[str, Any]) -> None:
     """Writes plan.json, or checks that the folder's is of the same config. ValueError where it is not."""
-    path = folder / "plan.json"
+    path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # as it is read back
     if path.exists():
         theirs = json.loads(path.read_text())
         if theirs["config"] != plan["config"]:

@@ -1,0 +1,283 @@
+"""Comparisons: the plan, the statistics against other code, and cells that run, fail and go on for real."""
+
+import csv
+import json
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.comparison import cells, plan, results
+from coevolve_jax.comparison.arms import ARMS, arm
+from coevolve_jax.comparison.plan import Cell
+from coevolve_jax.comparison.table import table
+from coevolve_jax.config import check, load_file, override
+
+ROOT = Path(__file__).parents[1]
+TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
+
+
+# The plan
+
+
+def test_every_arm_is_a_config_that_can_be_run():
+    for name in ARMS:
+        check(override(TINY, arm(name).changes))
+    assert arm("tests.strategies.memory").changes == {"strategy.name": "tests.strategies.memory"}
+    with pytest.raises(ValueError, match="There is no arm 'hope': use static, .*blame"):
+        plan.cells(["hope"], [0])
+
+
+def test_cells_are_arms_times_settings_times_seeds(tmp_path):
+    settings = plan.grid(TINY, ["evolution.every=5,10", "data.sampling=uniform,variance"])
+    assert settings[1] == {"evolution.every": 5, "data.sampling": "variance"} and len(settings) == 4
+    found = plan.cells(["static", "random"], plan.parse_seeds("3:5"), settings)
+    assert len(found) == 16 == len({c.workdir(tmp_path) for c in found})
+    assert len({c.start(tmp_path) for c in found}) == 8  # the arms share it
+    assert found[0].column == "static+every=5+sampling=uniform"
+    assert plan.cells(["static"], [7]) == [Cell("static", 7)]
+    start = plan.start_config(TINY, found[2])
+    assert (start.seed, start.strategy.name, start.evolution.every) == (3, "static", 5)
+    with pytest.raises(ValueError, match="must each name"):
+        plan.cells(["static", "static"], [0])
+    for text in ("1-3", "", "a:b"):
+        with pytest.raises(ValueError, match="neither a range"):
+            plan.parse_seeds(text)
+    for text, why in (("learner.nothing=1", "no key"), ("steps=many", "cannot be 'many': it is a int")):
+        with pytest.raises(ValueError, match=why):
+            plan.grid(TINY, [text])
+    with pytest.raises(ValueError, match="is no range"):
+        plan.search(TINY, ["steps=1"], 2, 0)
+
+
+def test_a_search_spreads_over_its_ranges_and_is_seeded():
+    texts = ["learner.learning_rate=1e-4:1e-2:log", "evolution.every=2:20"]
+    found = plan.search(TINY, texts, 20, seed=1)
+    rates = sorted(s["learner.learning_rate"] for s in found)
+    assert rates[0] < 2e-4 and rates[-1] > 5e-3 and sum(r < 1e-3 for r in rates) == 10
+    assert all(isinstance(s["evolution.every"], int) and 2 <= s["evolution.every"] <= 20 for s in found)
+    assert found == plan.search(TINY, texts, 20, seed=1) != plan.search(TINY, texts, 20, seed=2)
+
+
+# Statistics
+
+
+def test_estimates_against_known_values():
+    assert stats.interquartile_mean([0, 1, 2, 3, 4, 5, 6, 100]) == 3.5
+    assert stats.probability_of_improvement([3, 4], [1, 3]) == (1 + 0.5 + 1 + 1) / 4
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    # Sample sizes of the two-sided paired t test at 80% power, as in Cohen (1988), table 2.4.1 and G*Power.
+    assert [stats.seeds_needed(1.0, d) for d in (1.0, 0.5, 0.2)] == [10, 34, 199]
+    e = stats.over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])  # t(4) quantile 2.7764451
+    assert (e.low, e.high) == pytest.approx((3 - 2.7764451 * 0.70710678, 3 + 2.7764451 * 0.70710678))
+    assert stats.paired_p([0.1, 0.1, 0.1]) == 0.0 and stats.paired_p([0.0, 0.0]) == 1.0
+
+
+def test_tasks_of_a_scenario_stand_or_fall_together():
+    alone = stats.clustered_ratio([1, 0] * 20, [1] * 40)
+    alike = stats.clustered_ratio([1] * 20 + [0] * 20, [1] * 40, [i // 10 for i in range(40)])
+    assert alone.value == alike.value == 0.5 and alike.high - alike.low > 2 * (alone.high - alone.low)
+    one = stats.paired_by_task([0] * 12, [1] * 12)
+    few = stats.paired_by_task([0] * 12, [1] * 12, [i // 4 for i in range(12)])
+    assert one.p == 2 / 2**12 and few.p == 2 / 2**3 and few.clusters == 3
+    assert stats.paired_by_task([1, 0], [1, 0]).p == 1.0
+
+
+def made_up(effect: float, seeds=8, arms=("static", "random"), scenarios=12, tools=("a", "b")):
+    """Rows of outcomes.csv: the second arm succeeds more often on tasks with weak tools."""
+    rng, rows = np.random.default_rng(0), []
+    for arm_index, name in enumerate(arms):
+        for seed in range(seeds):
+            luck = 0.05 * np.random.default_rng(seed).standard_normal()
+            for i in range(60):
+                weak = tools[i % 3] if i % 3 < len(tools) else ""
+                p = 0.5 + luck + 0.1 * ((i % scenarios) / scenarios) + effect * arm_index * bool(weak)
+                done = (
+                    name,
+                    seed,
+                    "balanced",
+                    "development",
+                    40,
+                    f"t{i}",
+                    f"s{i % scenarios}",
+                    f"{weak};x",
+                    weak,
+                )
+                rows.append(dict(zip(results.OUTCOMES, (*done, int(rng.binomial(8, p)), 8))))
+    return rows
+
+
+def by_hand(rows, arm, seed):
+    """Macro success on weak tools, once more."""
+    rates = []
+    for tool in "ab":
+        own = [r for r in rows if (r["arm"], r["seed"]) == (arm, seed) and tool in r["weak"].split(";")]
+        rates.append(sum(r["successes"] for r in own) / sum(r["trials"] for r in own))
+    return statistics.fmean(rates)
+
+
+def test_the_table_is_what_other_code_computes():
+    rows = made_up(0.15)
+    found = results.compare(rows, results.METRICS["weak"], ["static", "random"], [("random", "static")])
+    for entry in found["arms"]:
+        for seed, value in entry["values"].items():
+            assert value == pytest.approx(by_hand(rows, entry["arm"], int(seed)))
+    (d,) = found["planned"]
+    pairs = [by_hand(rows, "random", s) - by_hand(rows, "static", s) for s in range(8)]
+    assert d["difference"] == pytest.approx(statistics.fmean(pairs)) and d["sd"] == pytest.approx(
+        statistics.stdev(pairs)
+    )
+    half = 2.3646243 * statistics.stdev(pairs) / 8**0.5
+    assert (d["low"], d["high"]) == pytest.approx((d["difference"] - half, d["difference"] + half))
+    assert d["boot_low"] == pytest.approx(slow_bootstrap(rows)[0], abs=0.02)
+    assert d["boot_high"] == pytest.approx(slow_bootstrap(rows)[1], abs=0.02)
+    assert d["p"] < 0.01 and d["p_holm"] == d["p"] and d["p_improvement"] > 0.9
+    others = results.compare(rows, results.METRICS["others"], ["static", "random"], [("random", "static")])
+    assert abs(others["planned"][0]["difference"]) < 0.05
+
+
+def slow_bootstrap(rows, times=400):
+    """Over seeds and scenarios, drawn anew for each sample."""
+    chance, found = random.Random(0), []
+    by_cell = {}
+    for r in rows:
+        for tool in filter(None, r["weak"].split(";")):
+            by_cell.setdefault((r["arm"], r["seed"], r["scenario"]), []).append(
+                (tool, r["successes"], r["trials"])
+            )
+    for _ in range(times):
+        where, seeds = chance.choices([f"s{i}" for i in range(12)], k=12), chance.choices(range(8), k=8)
+        value = {}
+        for name in ("random", "static"):
+            for seed in set(seeds):
+                rates = []
+                for tool in "ab":
+                    own = [x for s in where for x in by_cell.get((name, seed, s), []) if x[0] == tool]
+                    rates += [sum(x[1] for x in own) / sum(x[2] for x in own)] if own else []
+                value[name, seed] = statistics.fmean(rates)
+        found.append(statistics.fmean(value["random", s] - value["static", s] for s in seeds))
+    found.sort()
+    return found[int(0.025 * times)], found[int(0.975 * times)]
+
+
+def test_no_effect_is_mostly_not_found():
+    rng = np.random.default_rng(1)
+    found = [stats.paired_p(rng.standard_normal(6)) < 0.05 for _ in range(400)]
+    assert 0.02 < np.mean(found) < 0.09
+
+
+PLAN = {
+    "arms": ["static", "random"], "seeds": [0], "reads": "development", "machine": "m", "date": "d", "command": "c",
+    "settings": [{}], "planned": [],
+}  # fmt: skip
+
+
+def budget(name, seed, **changes):
+    same = dict.fromkeys(results.BOUND, 1.0)
+    return {"arm": name, "seed": seed, **same, "initial_digest": "x", **changes}
+
+
+def test_what_is_not_equal_is_said():
+    rows = [
+        budget("random", 0, new_tasks=8),
+        budget("coevolve", 0, new_tasks=6),
+        budget("static", 0, new_tasks=0),
+    ]
+    said = results.notes(PLAN, rows, ["oracle, seed 0"])
+    assert "Read on the development set." in said and any("oracle, seed 0" in note for note in said)
+    assert [n for n in said if "not equal" in n] == [
+        "The arms are not equal in new tasks: from 6 (coevolve) to 8 (random)."
+    ]
+    rows[1] = budget("coevolve", 0, new_tasks=8, initial_digest="y", rollouts=2.0)
+    said = results.notes(PLAN, rows, [])
+    assert any("not start from the same D_0" in n for n in said) and any(
+        "equal in rollouts" in n for n in said
+    )
+
+
+def test_a_table_of_one_seed_has_no_intervals():
+    rows = made_up(0.1, seeds=1)
+    found = results.summarise(
+        rows, [budget("static", 0), budget("random", 0)], {**PLAN, "planned": [["random", "static"]]}
+    )
+    text = table(found)
+    assert "random - static: 1 seeds in common" in text and "interval" in text
+    assert "No run is finished yet." == table(results.summarise([], [], PLAN))
+
+
+# Cells
+
+
+SMALL = [
+    "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=2", "evolution.every=1",
+    "evolution.settle_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.samples=1", "environment.workers=1",
+    "engine.max_concurrency=4", "learner.rows_per_microbatch=1", "evaluation.balanced_tasks=2", "evaluation.every=1",
+    "evaluation.balanced_candidates=4", f"model={ROOT / 'models' / 'tiny_qwen3'}",
+]  # fmt: skip
+
+
+def compare(workdir, *flags):
+    flags = [f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", f"--workdir={workdir}", *flags]
+    script = [
+        sys.executable,
+        ROOT / "experiments" / "compare.py",
+        *flags,
+        *(f"--set={text}" for text in SMALL),
+    ]
+    return subprocess.run(script, capture_output=True, text=True, timeout=900)
+
+
+def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch):
+    folder = tmp_path / "comparison"
+    changes = dict(text.split("=", 1) for text in SMALL)
+    config = override(TINY, {k: plan.parse_value(TINY, k, v) for k, v in changes.items()})
+    # A run that does not come to its end: named, not counted, and gone on with below.
+    monkeypatch.setattr(cells, "MAIN", ROOT / "experiments" / "main.py")
+    whole = cells.command
+    monkeypatch.setattr(cells, "command", lambda workdir, *flags: whole(workdir, *(flags or ["--until=1"])))
+    cell = Cell("random", 0)
+    (failure,) = cells.run_all(folder, config, [cell], 1)
+    print(failure)
+    assert failure.name == "cells/random/seed_0" and failure.why.startswith("exit status 0")
+    first = (cell.workdir(folder) / "metrics.jsonl").read_text()
+    assert first.count("\n") == 1 and not cells.finished(cell.workdir(folder))
+    (folder / "plan.json").write_text(json.dumps({"config": _plain(config)}))
+
+    done = compare(folder, "--arms=random,static,oracle", "--seeds=0", "--jobs=2")
+    assert done.returncode == 1, done.stderr
+    assert "1 of the runs failed" in done.stderr and "config.testbed.weak_tools names no tools" in done.stderr
+    again = (cell.workdir(folder) / "metrics.jsonl").read_text()
+    assert again.startswith(first) and again.count("\n") == 2  # it went on, and began nothing again
+    with open(folder / "outcomes.csv") as f:
+        rows = list(csv.DictReader(f))
+    assert {(r["arm"], r["set"], r["step"]) for r in rows} == {
+        (a, s, n) for a in ("random", "static") for s in ("iid", "balanced") for n in ("0", "1", "2")
+    }
+    sides = {a: [r for r in rows if r["arm"] == a and r["step"] == "0"] for a in ("random", "static")}
+    for a, b in zip(
+        *sides.values(), strict=True
+    ):  # one beginning: the same tasks and the same first evaluation
+        assert {k: v for k, v in a.items() if k != "arm"} == {k: v for k, v in b.items() if k != "arm"}
+    tasks = {a: (folder / "cells" / a / "seed_0" / "tasks.jsonl").read_text() for a in ("random", "static")}
+    ids = {a: [json.loads(line)["id"] for line in text.splitlines()] for a, text in tasks.items()}
+    assert ids["random"][:4] == ids["static"] and len(ids["random"]) == 6
+    with open(folder / "cells.csv") as f:
+        costs = {r["arm"]: r for r in csv.DictReader(f)}
+    assert costs["random"]["rollouts"] == costs["static"]["rollouts"] == "8"
+    assert (costs["random"]["new_tasks"], costs["static"]["new_tasks"]) == ("2", "0")
+
+    read = compare(folder, "--arms=random,static", "--seeds=0", "--only_read")
+    assert read.returncode == 0 and "random - static: 1 seeds in common" in read.stdout, read.stderr
+    other = compare(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5")
+    assert other.returncode == 1 and "comparison of another config (config.learner.kl_coef" in other.stderr
+
+
+def _plain(config):
+    from coevolve_jax import config as configs
+
+    return json.loads(json.dumps(configs.numbers(config.to_dict())))
