@@ -46,6 +46,7 @@ def learner_config(**changes) -> ConfigDict:
                 clip_high=0.2,
                 kl="k3",
                 kl_coef=0.1,
+                kl_bound=0.0,
                 tis_cap=0.0,
                 epochs=1,
                 router_balance=0.0,

@@ -99,10 +99,11 @@ def test_what_a_strategy_remembers_is_bounded_and_without_tokens():
         config = settings_of(name, **{"steps": 1000, "evolution.every": 500})
         strategy, tasks = build.strategy(config), TaskPool()
         tasks.add([made_up_task(f"initial-0-{i}", np.random.default_rng(i)) for i in range(20)])
-        for step in range(60):
+        for step in range(30):
             strategy.observe(step, strategy.collect(step, tasks, MadeUpRoll(config, step)))
-            sizes.setdefault(name, []).append(len(json.dumps(strategy.to_json())))
-    assert sizes["static"][-1] < sizes["static"][30] * 1.1 < 20_000 < sizes["coevolve"][-1]
+            if step in (14, 29):
+                sizes.setdefault(name, []).append(len(json.dumps(strategy.to_json())))
+    assert sizes["static"][1] < sizes["static"][0] * 1.2 < 20_000 < sizes["coevolve"][0]
     assert not strategy._evidence == [] and not any(
         t.ids.size or t.logprobs.size for e in strategy._evidence for t in e.group.trajectories
     )

@@ -6,58 +6,45 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from coevolve_jax.analysis import stats
 
 RATES = st.sampled_from([0, 0.25, 0.5, 1])
 
 
-def test_wilson_matches_a_published_value():
-    # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
-    interval = stats.wilson(81, 263)
-    assert (interval.low, interval.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert stats.wilson(0, 20).low == 0 and stats.wilson(0, 20).high == pytest.approx(0.1611, abs=5e-5)
-    assert stats.wilson(20, 20).high == 1
-
-
-@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_holds_the_proportion_and_mirrors(counts):
-    successes, trials = counts
-    interval, mirror = stats.wilson(successes, trials), stats.wilson(trials - successes, trials)
-    assert 0 <= interval.low <= interval.value <= interval.high <= 1
-    assert (interval.low, interval.high) == pytest.approx((1 - mirror.high, 1 - mirror.low))
-
-
-@pytest.mark.parametrize("successes, trials", [(0, 0), (-1, 3), (4, 3)])
-def test_wilson_refuses_impossible_counts(successes, trials):
-    with pytest.raises(ValueError, match="successes <= trials"):
-        stats.wilson(successes, trials)
-
-
 def test_bootstrap_agrees_with_the_normal_interval_on_many_values():
     values = np.random.default_rng(1).normal(3.0, 2.0, 400)
-    interval = stats.bootstrap_mean(values, seed=5)
+    ones = np.ones(400)
+    interval = stats.clustered_ratio(values, ones, seed=5)
     half = 1.96 * values.std() / 20
     assert interval.value == pytest.approx(values.mean())
     expected = (values.mean() - half, values.mean() + half)
     assert (interval.low, interval.high) == pytest.approx(expected, abs=0.03)
-    assert interval == stats.bootstrap_mean(values, seed=5) != stats.bootstrap_mean(values, seed=6)
+    assert (
+        interval == stats.clustered_ratio(values, ones, seed=5) != stats.clustered_ratio(values, ones, seed=6)
+    )
 
 
 def test_samples_of_one_task_do_not_count_as_independent():
     """30 tasks, each all right or all wrong on 8 samples: the evidence is 30 trials, not 240."""
     successes = [8] * 15 + [0] * 15
-    clustered = stats.clustered_success(successes, [8] * 30)
-    naive = stats.wilson(120, 240)
+    clustered = stats.clustered_ratio(successes, [8] * 30)
     assert clustered.value == 0.5
     assert clustered.high - clustered.low == pytest.approx(2 * 1.96 * np.sqrt(0.25 / 30), rel=0.1)
+    naive = binomtest(120, 240).proportion_ci(method="wilson")
     assert clustered.high - clustered.low > 2 * (naive.high - naive.low)
 
 
-def test_clustered_success_refuses_what_it_cannot_estimate():
-    for successes, trials in (([], []), ([1], [0]), ([1, 2], [3])):
-        with pytest.raises(ValueError, match="as many successes as trials"):
-            stats.clustered_success(successes, trials)
+def test_a_ratio_refuses_what_it_cannot_estimate():
+    for successes, trials, clusters in (
+        ([], [], None),
+        ([1], [0], None),
+        ([1, 2], [3], None),
+        ([1], [1], ["a", "b"]),
+    ):
+        with pytest.raises(ValueError, match="parts, wholes and clusters of as many tasks"):
+            stats.clustered_ratio(successes, trials, clusters)
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,34 +53,34 @@ def test_exact_permutation_is_the_enumeration(pairs):
     before, after = zip(*pairs)
     d = np.subtract(after, before)
     sums = [abs(np.dot(signs, d)) for signs in itertools.product((1, -1), repeat=len(d))]
-    result = stats.paired_permutation(before, after)
-    assert result.exact and result.tasks == len(pairs)
+    result = stats.paired_by_task(before, after)
+    assert result.tasks == result.clusters == len(pairs)
     assert result.p == pytest.approx(np.mean([s >= abs(d.sum()) - 1e-12 for s in sums]))
-    swapped = stats.paired_permutation(after, before)
-    assert swapped.p == result.p and swapped.difference.value == pytest.approx(-result.difference.value)
+    swapped = stats.paired_by_task(after, before)
+    assert swapped.p == pytest.approx(result.p) and swapped.difference.value == pytest.approx(
+        -result.difference.value
+    )
 
 
 def test_permutation_on_darwins_maize():
     """Fisher, The Design of Experiments (1935), section 21: 15 pairs, 1726 of 32768 sums are as extreme."""
     d = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-    assert stats.paired_permutation([0] * 15, d).p == 1726 / 32768
-    sampled = stats.paired_permutation([0] * 15, d, exact_up_to=0, seed=3)
-    assert not sampled.exact and sampled.p == pytest.approx(1726 / 32768, abs=0.006)
-    assert sampled == stats.paired_permutation([0] * 15, d, exact_up_to=0, seed=3)
+    assert stats.paired_by_task([0] * 15, d).p == pytest.approx(1726 / 32768)
+    many = stats.paired_by_task([0] * 60, d * 4, seed=3)
+    assert many == stats.paired_by_task([0] * 60, d * 4, seed=3) and many.p < 1e-3
 
 
 def test_no_change_is_no_evidence():
-    result = stats.paired_permutation([0.5, 0.25], [0.5, 0.25])
+    result = stats.paired_by_task([0.5, 0.25], [0.5, 0.25])
     assert result.p == 1 and result.difference == stats.Estimate(0, 0, 0)
 
 
 def test_t_interval_over_seeds():
     # t(0.975, 4) = 2.7764; values 1..5 have sd sqrt(2.5).
-    estimate, sd = stats.mean_over_seeds([1, 2, 3, 4, 5])
-    assert sd == pytest.approx(2.5**0.5)
+    estimate = stats.over_seeds([1, 2, 3, 4, 5])
     assert estimate.value == 3 and estimate.high - 3 == pytest.approx(2.7764 * (2.5 / 5) ** 0.5, rel=1e-4)
     with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
-        stats.mean_over_seeds([0.3])
+        stats.over_seeds([0.3])
 
 
 @settings(max_examples=40, deadline=None)
@@ -122,11 +109,13 @@ def test_held_out_uses_tasks_where_they_are_listed():
     result = stats.held_out(summary)
     assert result.paired.difference.value == pytest.approx(0.25) and result.paired.p == 2 / 2**12
     assert result.before.value == pytest.approx(18 / 48)
-    assert stats.held_out({**summary, "held_out": {}}).paired is None
-    assert stats.held_out({**summary, "held_out": {}}).before == stats.wilson(4.5, 12)
+    assert stats.held_out({**summary, "held_out": {}}) is stats.held_out({}) is None
     other = {"before": {"by_task": tasks}, "after": {"by_task": {"x": [1, 1]}}}
-    assert stats.held_out({**summary, "held_out": other}).paired is None
-    assert stats.held_out({}) is None
+    assert stats.held_out({**summary, "held_out": other}) is None
+    # Tasks of four scenarios are four pieces of evidence.
+    where = {"before": {"by_task": tasks, "scenarios": {name: f"s{int(name[1:]) % 4}" for name in tasks}}}
+    clustered = stats.held_out({**summary, "held_out": {**summary["held_out"], **where}})
+    assert clustered.paired.clusters == 4 and clustered.paired.p == 2 / 2**4
     # t0 had no valid rollout afterwards: it is out of the comparison and out of the rate.
     invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
     result = stats.held_out({**summary, "held_out": invalid})

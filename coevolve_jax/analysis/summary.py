@@ -68,7 +68,10 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
     total, fired = sum(seconds.values()), sum(signals.values())
     share = summary.get("evolution_share")
     blocks = [
-        (f"Held-out success ({summary['held_out_tasks']} tasks)", _held_out_lines(summary)),
+        (
+            f"Held-out success ({summary['held_out_tasks']} {summary.get('held_out_split', '')} tasks)",
+            _held_out_lines(summary),
+        ),
         ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
         ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
         (
@@ -101,13 +104,14 @@ def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (when, f"{e.value:>6.1%}", f"95% interval {e.low:.1%} to {e.high:.1%}")
         for when, e in (("before", result.before), ("after", result.after))
     ]
-    points = 100 * (result.after.value - result.before.value)
-    if result.paired is None:
-        return lines + [("gain", f"{points:>+5.1f} points", "no paired test: results by task not recorded")]
-    d = result.paired.difference
+    points, d = 100 * (result.after.value - result.before.value), result.paired.difference
     return lines + [
         ("gain", f"{points:>+5.1f} points", f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}"),
-        ("paired permutation test", f" {p_value(result.paired.p)}", f"over {result.paired.tasks} tasks"),
+        (
+            "paired permutation test",
+            f" {p_value(result.paired.p)}",
+            f"over {result.paired.tasks} tasks in {result.paired.clusters} scenarios",
+        ),
     ]
 
 
