@@ -107,6 +107,7 @@ class Run:
     def save(self, learner: Any, arrays: Any, strategy: Strategy) -> None:
         """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py)."""
         state, folder = self.state, self.workdir / "checkpoints"
+        state.tasks.write(self.workdir / "tasks.jsonl")  # their records
         if checkpoint.latest_step(folder) == state.step:
             return
         with timed(state.seconds, "checkpoint"):

@@ -21,6 +21,7 @@ SMALL = {
     "engine.max_concurrency": 8,
     "learner.rows_per_microbatch": 2,
     "evolution.every": 2,
+    "evolution.settle_steps": 1,
     "evolution.tasks": 3,
     "evolution.contexts": 4,
     "evaluation.tasks": 6,
@@ -115,12 +116,12 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
         assert (
             lineage["verdict"] in ("accept", "retain")
             and lineage["triplets"]
-            and lineage["step"] in (1, 3, 5)
+            and lineage["step"] in (1, 3)
         )
         assert 0 <= lineage["similarity"] < 0.9 and lineage["nearest"]
     sizes = [m["tasks"] for m in metrics]
     assert sizes == sorted(sizes) and sizes[-1] == len(tasks)
-    assert [m["evolution"] is not None for m in metrics] == [False, True] * 3
+    assert [m["evolution"] is not None for m in metrics] == [False, True, False, True, False, False]
 
 
 def test_held_out_tasks_lie_in_scenarios_that_are_never_trained_on(finished):
@@ -226,7 +227,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     "changes, why",
     [
         ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
-        ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, random, static"),
+        ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, .*random, static"),
         ({"evolution.mode": "random"}, "'evolution.mode' is called 'strategy.name' now"),
         ({"learner.row_length": 100}, "config.learner.row_length is 100"),
         ({"model": "no/such/folder"}, "no/such/folder"),
@@ -284,7 +285,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
 @pytest.mark.parametrize("strategy", ["random", "static"])
 def test_the_other_strategies(tmp_path, environ, strategy):
     workdir = tmp_path / strategy
-    done = run(command(workdir, config=f"configs/bfcl_tiny.py:strategy={strategy}", steps=2), environ)
+    done = run(command(workdir, config=f"configs/bfcl_tiny.py:strategy={strategy}", steps=3), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     kinds = [t["lineage"]["kind"] for t in rows(workdir, "tasks.jsonl")]
     assert kinds == ["initial"] * 8 + ["random"] * (3 if strategy == "random" else 0)

@@ -1,5 +1,7 @@
 """Interval estimates and tests. Pure functions over numpy and scipy; what is random takes a seed.
 
+scipy.stats takes half a second to import, so only what computes a test or an interval does.
+
 Samples of one task are alike, and so are tasks of one scenario (files, users, texts): the unit of evidence within a run is
 the scenario. Over runs it is the seed.
 """
@@ -12,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
 
 RESAMPLES = 10_000
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
@@ -83,6 +84,8 @@ def paired_by_task(
 
     The test flips the sign of whole clusters (Fisher, 1935): all sign vectors where there are few, else a sample.
     """
+    from scipy import stats
+
     b, a = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if b.shape != a.shape or b.ndim != 1 or not b.size:
         raise ValueError(f"A paired test needs the same tasks before and after, got {b.shape} and {a.shape}.")
@@ -104,6 +107,8 @@ def paired_by_task(
 
 def over_seeds(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean over seeds [n] with Student's t interval. Raises ValueError below two seeds: one run has no spread."""
+    from scipy import stats
+
     x = np.asarray(values, np.float64)
     if x.size < 2:
         raise ValueError(f"A t interval needs at least 2 seeds, got {x.size}; run more seeds.")
@@ -116,17 +121,23 @@ def over_seeds(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 def interquartile_mean(values: ArrayLike) -> float:
     """Mean of the middle half (Agarwal et al., arXiv 2108.13264)."""
+    from scipy import stats
+
     return float(stats.trim_mean(np.asarray(values, np.float64), 0.25))
 
 
 def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
     """P(a run of ours beats a run of theirs), ties half (Agarwal et al., arXiv 2108.13264)."""
+    from scipy import stats
+
     x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return float(stats.mannwhitneyu(x, y).statistic / (x.size * y.size))
 
 
 def paired_p(differences: ArrayLike) -> float:
     """Two-sided p value of a paired t test, from the differences by seed; 1 where there is none."""
+    from scipy import stats
+
     d = np.asarray(differences, np.float64)
     if np.ptp(d) == 0:
         return 1.0 if d[0] == 0 else 0.0
@@ -147,6 +158,8 @@ def seeds_needed(
 ) -> int:
     """Seeds with which a two-sided paired t test finds `effect` with probability `power`, where differences by seed
     have the standard deviation `sd` (in the unit of the effect); `most` where more would be needed."""
+    from scipy import stats
+
     if not effect > 0:
         raise ValueError(f"The effect is {effect}: it must be above 0.")
     for n in range(2, most):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
-from scipy.stats import qmc
 
 from coevolve_jax import config as configs
 from coevolve_jax.comparison.arms import arm
@@ -97,6 +96,8 @@ def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
 def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) -> list[dict[str, Any]]:
     """`samples` settings spread over ranges, by a Latin hypercube. texts: "learner.learning_rate=1e-4:1e-3:log", ...;
     without :log the values are spread evenly, and rounded where the config has an integer."""
+    from scipy.stats import qmc
+
     axes = []
     for text in texts:
         key, _, span = text.partition("=")
