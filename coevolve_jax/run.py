@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint
+from coevolve_jax import checkpoint, health
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
@@ -100,6 +100,7 @@ class Run:
         self.config, self.workdir, self.state = config, workdir, state
         self._logs = MetricsWriter(workdir, saved and saved["sizes"])
         self._progress = Progress(config.steps, state.step)
+        self._watch = health.Watch(config.health)
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         state.tasks.write(workdir / "tasks.jsonl")
@@ -139,6 +140,8 @@ class Run:
             state.tasks.write(self.workdir / "tasks.jsonl")
         for phase in ("rollout", "update", "evolution"):
             state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        values = health.diagnose(groups, samples)
+        raised = health.alerts(values, c.health)
         row = {
             "step": step,
             **describe(groups, step),
@@ -151,6 +154,8 @@ class Run:
             },
             "signals": found.counts,
             "evolution": grown and grown.to_json(),
+            "health": values,
+            "alerts": raised,
             "seconds": seconds,
         }
         self._logs.write_step(row)
@@ -159,6 +164,8 @@ class Run:
             shown = readable(chat, groups, step)[: c.logging.trajectories]
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
+        for sentence in self._watch(values, raised):
+            self._progress.note(sentence)
 
     def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
         """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""

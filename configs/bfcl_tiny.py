@@ -160,6 +160,20 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evaluation.temperature = 1.0
     c.evaluation.seed = 1234  # of the held-out tasks; the same for every run
 
+    # Thresholds beyond which a step raises an alert (coevolve_jax/health.py says of what, and what it means).
+    c.health = ConfigDict()
+    c.health.patience = 3  # steps in a row before it is told in the terminal
+    c.health.dead_groups = 0.7  # the paper's 0.5 and 0.3 are for rewards with more levels
+    c.health.group_std = 0.05
+    c.health.logprob = -0.05
+    c.health.few_steps = 1.0
+    c.health.many_steps = 50.0
+    c.health.truncated = 0.2
+    c.health.kept_groups = 0.2
+    c.health.length_reward = 0.3
+    c.health.malformed = 0.3
+    c.health.invalid = 0.05
+
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 5  # GRPO steps
     c.checkpoint.keep = 2

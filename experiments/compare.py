@@ -41,6 +41,9 @@ _PLANNED = flags.DEFINE_list(
     "planned", [], "Differences to test, such as oracle-random; none: the usual ones."
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
+_SHARD = flags.DEFINE_string(
+    "shard", "0/1", "I/N: run the I-th of N parts of the seeds; experiments/sweep.py prints such."
+)
 _ONLY_READ = flags.DEFINE_bool("only_read", False, "Run nothing: write the tables of what is finished.")
 
 
@@ -97,14 +100,16 @@ def run() -> list:
     plan.write(folder, made)
     failures = []
     if not _ONLY_READ.value:
-        with open(folder / "lock", "w") as lock:
+        index, count = plan.parse_shard(_SHARD.value)
+        seeds = plan.parse_seeds(_SEEDS.value)[index::count]
+        mine = [c for c in chosen if c.seed in seeds]
+        with open(folder / f"lock_{index}_{count}", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"Another process runs the comparison in {folder}.") from None
-            with tqdm(
-                total=len(chosen), initial=sum(cells.finished(c.workdir(folder)) for c in chosen), unit="run"
-            ) as bar:
+            finished = sum(cells.finished(c.workdir(folder)) for c in mine)
+            with tqdm(total=len(mine), initial=finished, unit="run") as bar:
 
                 def on_done(cell, failure):
                     bar.update(failure is None)
@@ -112,9 +117,10 @@ def run() -> list:
                         f"{cell.column}, seed {cell.seed}: {failure.why if failure else 'done'}",
                         file=sys.stderr,
                     )
-                    results.write(folder, made, chosen)
+                    if count == 1:  # of several machines none writes for the others
+                        results.write(folder, made, chosen)
 
-                failures = cells.run_all(folder, config, chosen, _JOBS.value, on_done)
+                failures = cells.run_all(folder, config, mine, _JOBS.value, on_done)
     print(table(results.write(folder, made, chosen)))
     return failures
 

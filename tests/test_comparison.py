@@ -281,3 +281,38 @@ def _plain(config):
     from coevolve_jax import config as configs
 
     return json.loads(json.dumps(configs.numbers(config.to_dict())))
+
+
+def sweep(*flags):
+    own = ["--config=configs/bfcl_tiny.py", "--arms=static,random", "--seeds=0:4", "--workdir=/shared/x y"]
+    script = [sys.executable, ROOT / "experiments" / "sweep.py", *flags, "--", *own]
+    return subprocess.run(script, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("on", ["shell", "slurm", "tpu"])
+def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(on):
+    done = sweep(f"--on={on}", "--machines=3")
+    assert done.returncode == 0, done.stderr
+    # What the shell would run, word by word.
+    spy = 'gcloud() { bash -c "cd() { :; }; python() { printf \'%s|\' \\"\\$@\\"; echo; }; ${6#--command=}"; }; '
+    spy += 'python() { printf \'%s|\' "$@"; echo; }; sbatch() { for SLURM_ARRAY_TASK_ID in 0 1 2; do eval "$(cat)"; done; }; '
+    spy = spy.replace('eval "$(cat)"', 'eval "$script"').replace(
+        "sbatch() {", 'sbatch() { local script="$(cat)";'
+    )
+    ran = subprocess.run(["bash", "-c", f"{spy}\n{done.stdout}\nwait"], capture_output=True, text=True)
+    lines = [line.split("|") for line in ran.stdout.splitlines()]
+    assert all("--workdir=/shared/x y" in line and line[0] == "experiments/compare.py" for line in lines), ran
+    shards = sorted(word for line in lines for word in line if word.startswith("--shard="))
+    assert (
+        shards == [f"--shard={i}/3" for i in range(3)] and sum("--only_read" in line for line in lines) == 1
+    )
+    seeds = [
+        s for i in range(3) for s in plan.parse_seeds("0:4")[slice(*plan.parse_shard(f"{i}/3")[:1], None, 3)]
+    ]
+    assert sorted(seeds) == [0, 1, 2, 3]
+
+
+def test_a_sweep_refuses_what_it_cannot_split():
+    assert "more than the 4 seeds" in sweep("--machines=5").stderr
+    with pytest.raises(ValueError, match="no part such as"):
+        plan.parse_shard("4/4")

@@ -55,6 +55,7 @@ ROOMS = {
     "build": ALL,
     "run": ALL,
     "begin": ALL,
+    "health": ("types",),
     "comparison": ("types", "config", "names", "run", "analysis.stats"),
     "train": ALL,
     "testing": ALL,

@@ -114,9 +114,7 @@ def test_the_training_set_grows_by_validated_tasks_with_lineage(finished):
         lineage = t["lineage"]
         assert lineage["signal"] in ("forgetting", "boundary", "rare") and lineage["parent"] in ids
         assert (
-            lineage["verdict"] in ("accept", "retain")
-            and lineage["triplets"]
-            and lineage["step"] in (1, 3)
+            lineage["verdict"] in ("accept", "retain") and lineage["triplets"] and lineage["step"] in (1, 3)
         )
         assert 0 <= lineage["similarity"] < 0.9 and lineage["nearest"]
     sizes = [m["tasks"] for m in metrics]

@@ -65,6 +65,14 @@ def parse_seeds(text: str) -> list[int]:
         ) from None
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """ "0/4" is the first of four parts. Raises ValueError where it is no such part."""
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise ValueError(f"--shard={text!r} is no part such as 0/4, 1/4, 2/4 or 3/4.")
+    return int(index), int(count)
+
+
 def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     """A value from its text, of the type that config.<key> has. Raises ValueError where it is none."""
     present: Any = config

@@ -1,0 +1,73 @@
+"""Prints the commands that run a comparison on several machines; runs nothing.
+
+    python experiments/sweep.py --on=slurm --machines=8 -- --config=configs/bfcl_headroom.py --arms=static,random,coevolve \\
+        --seeds=0:8 --workdir=/shared/runs/headroom
+    python experiments/sweep.py --on=shell --machines=2 -- ...
+    python experiments/sweep.py --on=tpu --machines=4 --names=coevolve-{} --zone=ZONE -- ...
+
+What follows -- are the flags of experiments/compare.py. Each machine takes its part of the seeds (--shard=I/N), so that the
+arms of a seed share their beginning; --workdir must be a folder that all machines see. The last command writes the tables.
+"""
+
+import shlex
+import sys
+
+from absl import app, flags
+
+_ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where the commands are to be run.")
+_MACHINES = flags.DEFINE_integer(
+    "machines", 1, "Machines, or jobs of an array; each takes some of the seeds.", lower_bound=1
+)
+_HOURS = flags.DEFINE_integer("hours", 24, "Time limit of a Slurm job.", lower_bound=1)
+_NAMES = flags.DEFINE_string("names", "coevolve-{}", "Names of the TPU VMs; {} is the number, from 0.")
+_ZONE = flags.DEFINE_string("zone", "ZONE", "Zone of the TPU VMs.")
+_FOLDER = flags.DEFINE_string("folder", "coevolve_jax", "This checkout on a TPU VM, from its home folder.")
+
+SLURM = """\
+sbatch <<'END'
+#!/bin/bash
+#SBATCH --job-name=compare
+#SBATCH --array=0-{last}
+#SBATCH --gpus-per-task=1
+#SBATCH --time={hours}:00:00
+#SBATCH --requeue
+{command}
+END"""
+
+
+def main(argv) -> None:
+    from coevolve_jax.comparison import plan
+
+    own = argv[1:]
+    given = dict(text.removeprefix("--").partition("=")[::2] for text in own if text.startswith("--"))
+    try:
+        missing = {"config", "arms", "workdir"} - set(given)
+        if missing:
+            raise ValueError(
+                f"After -- the flags of experiments/compare.py lack --{', --'.join(sorted(missing))}."
+            )
+        seeds, count = plan.parse_seeds(given.get("seeds", "0:3")), _MACHINES.value
+        if count > len(seeds):
+            raise ValueError(
+                f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
+            )
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+    whole = ["python", "experiments/compare.py", *own]
+    part = lambda i: shlex.join([*whole, f"--shard={i}/{count}"])
+    if _ON.value == "slurm":
+        command = f'{shlex.join(whole)} --shard="$SLURM_ARRAY_TASK_ID/{count}"'
+        print(SLURM.format(last=count - 1, hours=_HOURS.value, command=command))
+    for i in range(0 if _ON.value == "slurm" else count):
+        if _ON.value == "tpu":
+            there = shlex.quote(f"cd {_FOLDER.value} && {part(i)}")
+            print(
+                f"gcloud compute tpus tpu-vm ssh {_NAMES.value.format(i)} --zone={_ZONE.value} --command={there} &"
+            )
+        else:
+            print(part(i))
+    print(f"# when all have ended:\n{shlex.join([*whole, '--only_read'])}")
+
+
+if __name__ == "__main__":
+    app.run(main)
