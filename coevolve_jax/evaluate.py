@@ -107,8 +107,8 @@ def evaluate_held_out(
         if weak:
             row |= by_weakness(chosen, result.by_task, weak)
         if greedy and name == "iid":
-            how = dict(samples=1, temperature=0.0, seed=c.seed)
-            row["greedy_success"] = evaluate(agent, chosen, **how, title="greedy")[0].success
+            decoded, _ = evaluate(agent, chosen, samples=1, temperature=0.0, seed=c.seed, title="greedy")
+            row["greedy_success"] = decoded.success
         rows.append(row)
     return rows
 

@@ -141,7 +141,8 @@ def paired_p(differences: ArrayLike) -> float:
     d = np.asarray(differences, np.float64)
     if np.ptp(d) == 0:
         return 1.0 if d[0] == 0 else 0.0
-    return float(stats.ttest_1samp(d, 0.0).pvalue)
+    t = d.mean() / (d.std(ddof=1) / math.sqrt(d.size))
+    return float(2 * stats.t.sf(abs(t), d.size - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -212,9 +213,9 @@ def held_out(summary: Mapping) -> HeldOut | None:
         return None
     where = before.get("scenarios") or {}
     labels = [where.get(task, task) for task in both]
-    sides = [clustered_ratio(*zip(*(c[task] for task in both), strict=True), labels) for c in counts]
-    means = [[c[task][0] / c[task][1] for task in both] for c in counts]
-    return HeldOut(*sides, paired_by_task(*means, labels))
+    (s0, n0), (s1, n1) = (np.array([c[task] for task in both], np.float64).T for c in counts)
+    sides = clustered_ratio(s0, n0, labels), clustered_ratio(s1, n1, labels)
+    return HeldOut(*sides, paired_by_task(s0 / n0, s1 / n1, labels))
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:

@@ -104,6 +104,7 @@ def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
 def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) -> list[dict[str, Any]]:
     """`samples` settings spread over ranges, by a Latin hypercube. texts: "learner.learning_rate=1e-4:1e-3:log", ...;
     without :log the values are spread evenly, and rounded where the config has an integer."""
+    import numpy as np
     from scipy.stats import qmc
 
     axes = []
@@ -116,7 +117,7 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
             raise ValueError(
                 f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log."
             ) from None
-    points = qmc.LatinHypercube(len(axes), seed=seed).random(samples)
+    points = qmc.LatinHypercube(len(axes), rng=np.random.default_rng(seed)).random(samples)
     settings = []
     for point in points:
         setting = {}

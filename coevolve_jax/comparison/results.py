@@ -149,8 +149,8 @@ def difference(found: Mapping[tuple[str, int], Counts], a: str, b: str, seed: in
     """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed."""
     seeds = sorted({s for arm, s in found if arm == a} & {s for arm, s in found if arm == b})
     mine, theirs = ([found[arm, s] for s in seeds] for arm in (a, b))
-    values = [[c.value() for c in side] for side in (mine, theirs)]
-    d = np.subtract(*values)
+    ours, other = (np.array([c.value() for c in side]) for side in (mine, theirs))
+    d = ours - other
     row: dict[str, Any] = {
         "a": a,
         "b": b,
@@ -172,7 +172,7 @@ def difference(found: Mapping[tuple[str, int], Counts], a: str, b: str, seed: in
         "boot_low": float(low),
         "boot_high": float(high),
         "p": stats.paired_p(d),
-        "p_improvement": stats.probability_of_improvement(*values),
+        "p_improvement": stats.probability_of_improvement(ours, other),
         "sd": sd,
         "seeds_for_effect": stats.seeds_needed(sd, EFFECT),
         "by_seed": dict(zip(map(str, seeds), d.tolist())),

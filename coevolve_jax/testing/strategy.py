@@ -55,9 +55,9 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     make = names.module("strategies", name, "strategy.name", ["make"]).make
     strategy, twin = make(config), make(config)
     pools = _pool(config), _pool(config)
-    steps = steps or 2 * config.evolution.every
-    config.steps = steps + config.evolution.settle_steps
-    for step in range(steps):
+    count = steps or 2 * config.evolution.every
+    config.steps = count + config.evolution.settle_steps
+    for step in range(count):
         state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
         twin = make(config, state)
         seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools, strict=True)]
