@@ -34,7 +34,7 @@ _STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.")
 flags.mark_flag_as_required("config")
 
 
-BETWEEN = "between rounds: text, tools"
+BETWEEN = "between ticks: text, tools"
 
 
 class Timers:
@@ -92,9 +92,9 @@ def main(_) -> None:
         started = None
         for step in range(_STEPS.value + 2):
             if step == 2:  # two steps have compiled the programs
-                for method in ("prefill", "extend", "decode"):
+                for method in ("fit", "copy", "feed", "decode"):
                     timers.wrap(engine._programs, method, f"engine: {method}")
-                timers.wrap(engine, "_generate", "engine: around its programs")
+                timers.wrap(engine, "_advance", "engine: around its programs")
                 timers.wrap(agent, "rollouts", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
                 started, busy = time.perf_counter(), env_pool.busy

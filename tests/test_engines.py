@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coevolve_jax import build
 from coevolve_jax.rollout import loop
+from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
@@ -78,6 +79,77 @@ def test_the_native_engine_repeats_itself_bit_by_bit(policy):
     for i, p in enumerate(prompts):
         (alone,) = generate(engine, [ask(50 + i, p, seed=i)])
         np.testing.assert_array_equal(alone.ids, together[i].ids)
+
+
+def advance(engine, requests):
+    return loop.run(engine.advance(requests))
+
+
+def test_a_message_that_has_ended_does_not_wait_for_a_longer_one(policy):
+    """Completions come as messages end, each as if its request had been asked alone."""
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    budgets = [2, 40, 20, 3, 30]  # one more than there are slots
+    waiting = {i: ask(i, np.arange(40 + i, 60), seed=i, new=n, stop=()) for i, n in enumerate(budgets)}
+    alone = generate(engine, [dataclasses.replace(r, session=10 + i) for i, r in waiting.items()])
+    engine.release(range(10, 15))
+    ended = []
+    while waiting:
+        for i, c in zip(list(waiting), advance(engine, list(waiting.values())), strict=True):
+            if c:
+                np.testing.assert_array_equal(c.ids, alone[i].ids)
+                np.testing.assert_allclose(c.logprobs, alone[i].logprobs, atol=1e-4)
+                ended.append(i)
+                del waiting[i]
+                engine.release([i])
+    assert ended == [0, 3, 2, 4, 1]
+
+
+def test_a_message_goes_on_with_weights_that_come_between_two_ticks(policy):
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    prompt, other = np.arange(40, 60), suite.moved(policy.params, 0.02)
+    requests = [ask(i, prompt, seed=i, new=n, stop=()) for i, n in enumerate((40, 50))]
+    assert advance(engine, requests) == [None, None]
+    engine.update_weights(other, 7)
+    for r, c in zip(requests, generate(engine, requests), strict=True):
+        assert len(c.ids) == r.sampling.max_new_tokens and set(np.unique(c.versions)) == {0, 7}
+        assert (np.diff(c.versions) >= 0).all()
+        weights = {0: policy.params, 7: other}
+        suite.check_completion(suite.Subject(engine, policy), prompt, c, weights=weights)
+
+
+def test_a_request_that_comes_again_is_answered_again(policy):
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    request = ask(1, np.arange(40, 60), seed=3)
+    (first,), (second,) = generate(engine, [request]), generate(engine, [request])
+    np.testing.assert_array_equal(first.ids, second.ids)
+    np.testing.assert_array_equal(first.logprobs, second.logprobs)
+
+
+def test_another_request_of_a_session_drops_the_message_that_was_under_way(policy):
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    assert advance(engine, [ask(1, np.arange(40, 60), new=64, stop=())]) == [None]
+    prompt = np.arange(40, 55)
+    (c,) = generate(engine, [ask(1, prompt, new=5, stop=())])
+    assert len(c.ids) == 5
+    suite.check_completion(suite.Subject(engine, policy), prompt, c)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "turns_reuse_the_prefix_and_stay_exact",
+        "what_shares_a_batch_does_not_matter",
+        "new_weights_are_used_at_once_and_old_caches_dropped",
+    ],
+)
+def test_a_cache_that_grows_and_shrinks_stays_exact(policy, monkeypatch, check):
+    monkeypatch.setattr(native_engine, "COLUMNS", 32)
+    monkeypatch.setattr(native_engine, "ROWS", 1)
+    made = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    shapes, make_room = set(), made._make_room
+    monkeypatch.setattr(made, "_make_room", lambda serving: (make_room(serving), shapes.add(made._shape)))
+    check_engine(lambda: made, policy, only=[check])
+    assert len(shapes) > 1
 
 
 # ---- Faults that the suite finds: the in-process engine, each time with something wrong around it ------
@@ -194,7 +266,7 @@ class SaysVersionZero(Sound):
 
 class KeepsCachesOfOldWeights(Sound):
     def update_weights(self, params, version):
-        kept = {name: getattr(self.inner, name) for name in ("_cache", "_held", "_free")}
+        kept = {name: getattr(self.inner, name) for name in ("_cache", "_held", "_shape")}
         self.inner.update_weights(params, version)
         vars(self.inner).update(kept)
 

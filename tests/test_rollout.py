@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, parse_calls, render_call
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.types import Call, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
@@ -254,3 +257,44 @@ def test_a_hanging_tool_makes_the_rollout_invalid(policy):
     with ProcessPool("bfcl", workers=1, timeout=1.0) as pool:
         t, _ = play(policy, pool, [hang, "Done.", "Done."], task=task)
     assert t.stop == "environment" and not t.outcome.valid
+
+
+class Slow:
+    """A pool whose answers take each a random time."""
+
+    def __init__(self, pool, seed):
+        self._pool, self._random = pool, random.Random(seed)
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def reset(self, tasks):
+        return self._delayed(self._pool.reset, tasks)
+
+    def step(self, worlds, calls):
+        return self._delayed(self._pool.step, worlds, calls)
+
+    def score(self, worlds):
+        return self._delayed(self._pool.score, worlds)
+
+    def _delayed(self, operation, *args):
+        time.sleep(0.03 * self._random.random())
+        return operation(*args)
+
+
+def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
+    """Seven conversations on four seats, in messages of different lengths."""
+    jobs = [Job(TASK, i, 100 + i) for i in range(7)]
+    limits, runs = Limits(max_length=400, max_new_tokens=48), []
+    for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
+        engine = NativeEngine(
+            policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3
+        )
+        agent = Agent(engine, policy.chat, pool, bfcl.tools, limits, concurrency=4)
+        runs.append(agent.rollouts(jobs, 1.5))
+        agent.close()
+    assert len({len(t.ids) for t in runs[0]}) > 3 and sum(len(t.steps) for t in runs[0]) > 7
+    for run in runs[1:]:
+        for t, expected in zip(run, runs[0], strict=True):
+            for name in ("ids", "mask", "logprobs", "versions"):
+                np.testing.assert_array_equal(getattr(t, name), getattr(expected, name))

@@ -53,7 +53,7 @@ LENGTH = 128
 def make_engine(record=True, params=None):
     params = random_params(MODEL) if params is None else params
     return NativeEngine(
-        MODEL, params, slots=4, max_length=LENGTH, max_new_tokens=8, seed=1, record_routing=record
+        MODEL, params, slots=4, max_length=LENGTH, max_new_tokens=24, seed=1, record_routing=record
     )
 
 
@@ -165,6 +165,18 @@ def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajec
         start = {0: known - 4, 1: known - 34, 2: known - 6}[t.rollout_index]  # with its observation
         np.testing.assert_array_equal(t.routing[:start], before.routing[:start])
         assert (np.sort(t.routing[start:known]) != np.sort(before.routing[start:known])).any()
+
+
+def test_what_was_recorded_stays_when_the_weights_change_within_a_message():
+    engine = make_engine()
+    request = Request(0, np.arange(40, dtype=np.int32), Sampling(1.0, 24))
+    assert loop.run(engine.advance([request])) == [None]
+    engine.update_weights(other_routers(random_params(MODEL)), 1)
+    (c,) = loop.run(engine.generate([request]))
+    known = 40 + int(np.argmax(c.versions)) - 1  # tokens that the first weights were fed
+    (before,) = loop.run(make_engine().generate([request]))
+    np.testing.assert_array_equal(c.routing[:known], before.routing[:known])
+    assert c.routing.shape == (63, A, K) and (c.routing[known:] != before.routing[known:]).any()
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Sampling from logits: the inverse of the distribution function in one step and in two."""
+"""Sampling from logits: the inverse of the distribution function, by one random number and by two."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coevolve_jax.rollout.native import sample_token
 
 ROWS = 4096
-SIZES = pytest.mark.parametrize("size", [40, sample_token.ONE_STEP + 77])
+SIZES = pytest.mark.parametrize("size", [40, sample_token.ONE_NUMBER + 77])
 
 
 def drawn_from(logits, temperature=1.0, rows=ROWS):

@@ -269,19 +269,20 @@ def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
 def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
     """Attention of new tokens to a cache whose columns are positions.
 
-    q: [B, T, H, D]; k, v: [B, K, S, D]; positions: int [B, T]; a token attends to the columns up to
+    q: [B, T, H, D]; k: [B, K, D, S]; v: [B, K, S, D]; positions: int [B, T]; a token attends to the columns up to
     and including its position, so what a column beyond it holds never matters. Returns [B, T, H, D].
     """
-    return _attend(q, k, v, jnp.arange(k.shape[2]) <= positions[:, :, None])
+    return _attend(q, k, v, jnp.arange(v.shape[2]) <= positions[:, :, None], "bkds")
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """q [B, T, H, D], k and v [B, K, S, D], mask [B or 1, T, S] -> [B, T, H, D]; softmax in float32."""
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:
+    """q [B, T, H, D], k [B, K, S, D] (or as `keys` names its axes), v [B, K, S, D], mask [B or 1, T, S] ->
+    [B, T, H, D]; softmax in float32."""
     B, T, H, D = q.shape
-    K, S = k.shape[1:3]
+    K, S = v.shape[1:3]
     # The queries of all heads of a group become rows of one matrix: keys and values are not repeated.
     q = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
-    scores = jnp.einsum("bkmd,bksd->bkms", q, k, preferred_element_type=jnp.float32) * D**-0.5
+    scores = jnp.einsum(f"bkmd,{keys}->bkms", q, k, preferred_element_type=jnp.float32) * D**-0.5
     scores = jnp.where(mask[:, None, None], scores.reshape(B, K, -1, T, S), MASKED).reshape(B, K, -1, S)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     # Normalised after the product, where the numbers are D instead of S.

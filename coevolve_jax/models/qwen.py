@@ -27,30 +27,40 @@ from coevolve_jax.models.moe import MoE, Routing
 class KVCache(NamedTuple):
     """Keys (rotated) and values; column s of row b belongs to the token at position s.
 
-    k, v: one array [B, num_key_value_heads, S, head_dim] per layer. Separate arrays, with the columns of a
-    head together, because XLA then writes new columns in place and feeds the rest to the products
-    uncopied (on a CPU a third less time per token than one stacked array).
+    k: one array [B, num_key_value_heads, head_dim, S] per layer; v: one [B, num_key_value_heads, S, head_dim].
+    Separate arrays, each laid out as its product with a query or with weights reads it, because XLA then writes new
+    columns in place and feeds the rest to the products uncopied.
     """
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
 
-    def take(self, rows: jax.Array, columns: int | None = None) -> KVCache:
-        """The first `columns` columns (all by default) of `rows` [R]; a row that does not exist is zeros."""
-        return jax.tree.map(lambda x: x.at[rows, :, :columns].get(mode="fill", fill_value=0), self)
+    def take(self, rows: jax.Array) -> KVCache:
+        """Those `rows` [R]; a row that does not exist is zeros."""
+        return jax.tree.map(lambda x: x.at[rows].get(mode="fill", fill_value=0), self)
 
     def put(self, rows: jax.Array, part: KVCache) -> KVCache:
-        """Writes `part` to the first columns of `rows` [R]; what goes to no existing row is dropped."""
-        columns = part.k[0].shape[2]
-        return jax.tree.map(lambda x, new: x.at[rows, :, :columns].set(new, mode="drop"), self, part)
+        """Writes `part` to `rows` [R]; what goes to no existing row is dropped."""
+        return jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), self, part)
+
+    def resize(self, columns: int) -> KVCache:
+        """The first `columns` columns; those beyond the last are zeros."""
+        each = lambda arrays, axis: tuple(resize_axis(x, axis, columns) for x in arrays)
+        return KVCache(each(self.k, 3), each(self.v, 2))
+
+
+def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """Cuts or pads x with zeros, at the end of this axis."""
+    x = jax.lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
+    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
 def init_cache(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
     """An empty cache of `capacity` columns (tokens) for each of `rows` rows."""
-    shape = (rows, config.num_key_value_heads, capacity, config.head_dim)
+    heads, dim = config.num_key_value_heads, config.head_dim
     # Every layer has its own buffer: one that is donated must not occur twice.
-    empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
-    return KVCache(empty(), empty())
+    empty = lambda *shape: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return KVCache(empty(rows, heads, dim, capacity), empty(rows, heads, capacity, dim))
 
 
 def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
@@ -184,11 +194,13 @@ class Block(nn.Module):
     def decode(self, x, cos, sin, positions, cache):
         """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        place = jnp.arange(len(positions))[:, None], slice(None), positions
-        real = positions < cache[0].shape[2] if self.sparse else None
-        k, v = (old.at[place].set(new.astype(old.dtype), mode="drop") for old, new in zip(cache, (k, v)))
-        x = x + self.self_attn.output(cached_attention(q, k, v, positions).astype(self.dtype))
-        return *self._feed_forward(x, real, None), [k, v]
+        keys, values = cache
+        rows = jnp.arange(len(positions))[:, None]
+        real = positions < values.shape[2] if self.sparse else None
+        keys = keys.at[rows, :, :, positions].set(k.astype(keys.dtype), mode="drop")
+        values = values.at[rows, :, positions].set(v.astype(values.dtype), mode="drop")
+        x = x + self.self_attn.output(cached_attention(q, keys, values, positions).astype(self.dtype))
+        return *self._feed_forward(x, real, None), [keys, values]
 
     def _feed_forward(self, x, real, routing):
         normed = self.post_attention_layernorm(x)

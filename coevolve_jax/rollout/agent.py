@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,10 +113,13 @@ class _Rollout:
 
 
 class _Rounds:
-    """Asks an engine that serves batches: once every conversation that is going on waits for it."""
+    """Asks an engine that serves batches: once every conversation that is going on waits for it. So a round is the same
+    however long the environment took."""
 
-    def __init__(self, generate: Callable[[Sequence[Request]], Awaitable[list[Completion]]], seats: int):
-        self._generate, self._seats = generate, seats
+    def __init__(
+        self, advance: Callable[[Sequence[Request]], Awaitable[Sequence[Completion | None]]], seats: int
+    ):
+        self._advance, self._seats = advance, seats
         self._waiting: list[tuple[Request, asyncio.Future]] = []
         self._serving: asyncio.Task | None = None
 
@@ -140,16 +144,21 @@ class _Rounds:
 
     async def _serve(self, round: Sequence[tuple[Request, asyncio.Future]]) -> None:
         try:
-            completions = await self._generate([request for request, _ in round])
+            completions = await self._advance([request for request, _ in round])
             answered = list(zip(round, completions, strict=True))
         except BaseException as error:
             for _, answer in round:
                 if not answer.done():
                     answer.set_exception(error)
             return
-        for (_, answer), completion in answered:
-            if not answer.done():
+        for (request, answer), completion in answered:
+            if answer.done():  # it was cancelled
+                continue
+            if completion is None:
+                self._waiting.append((request, answer))
+            else:
                 answer.set_result(completion)
+        self._start_if_complete()
 
 
 class Agent:
@@ -241,7 +250,8 @@ class Agent:
         waiting, done = deque(enumerate(jobs)), {}
         first = self._sessions
         self._sessions += len(jobs)
-        rounds = _Rounds(self._generate, min(self._concurrency, len(jobs)))
+        advance = getattr(self._engine, "advance", self._engine.generate)
+        rounds = _Rounds(partial(self._timed, advance), min(self._concurrency, len(jobs)))
         ask = rounds.ask if self._engine.batches else self._ask
 
         async def seat() -> None:
@@ -262,12 +272,12 @@ class Agent:
         return [done[i] for i in range(len(jobs))]
 
     async def _ask(self, request: Request) -> Completion:
-        return (await self._generate([request]))[0]
+        return (await self._timed(self._engine.generate, [request]))[0]
 
-    async def _generate(self, requests: Sequence[Request]) -> list[Completion]:
+    async def _timed(self, call: Callable[..., Awaitable[Any]], requests: Sequence[Request]) -> Any:
         start = time.perf_counter()
         try:
-            return await self._engine.generate(requests)
+            return await call(requests)
         finally:
             self._asked += len(requests) * (time.perf_counter() - start)
 

@@ -72,7 +72,12 @@ class Engine(Protocol):
     """What generates; every engine passes coevolve_jax/testing/engine.py.
 
     batches: True where it serves one batch after the other, so that one asks for many completions at once;
-    False where requests come and go.
+    False where requests come and go. One that serves batches may have a method more, of which `generate` is then the
+    repetition:
+
+        async def advance(self, requests: Sequence[Request]) -> list[Completion | None]
+
+    goes on with all of them until some are complete; the others, None, come back with the next call, the same objects.
     """
 
     batches: bool

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.qwen import KVCache, init_cache
+from coevolve_jax.models.qwen import KVCache, init_cache, resize_axis
 
 
 class Recorded(NamedTuple):
-    """A KV cache that also remembers the experts of each of its tokens, laid out as the keys are.
+    """A KV cache that also remembers the experts of each of its tokens, laid out as the values are.
 
     experts: int16 [B, A, S, K]; what no token was written to means nothing.
     """
@@ -27,19 +27,21 @@ class Recorded(NamedTuple):
     kv: KVCache
     experts: jax.Array
 
-    def take(self, rows: jax.Array, columns: int | None = None) -> Recorded:
+    def take(self, rows: jax.Array) -> Recorded:
         """As of `KVCache`."""
-        experts = self.experts.at[rows, :, :columns].get(mode="fill", fill_value=-1)
-        return Recorded(self.kv.take(rows, columns), experts)
+        return Recorded(self.kv.take(rows), self.experts.at[rows].get(mode="fill", fill_value=-1))
 
     def put(self, rows: jax.Array, part: Recorded) -> Recorded:
         """As of `KVCache`."""
-        experts = self.experts.at[rows, :, : part.experts.shape[2]].set(part.experts, mode="drop")
-        return Recorded(self.kv.put(rows, part.kv), experts)
+        return Recorded(self.kv.put(rows, part.kv), self.experts.at[rows].set(part.experts, mode="drop"))
+
+    def resize(self, columns: int) -> Recorded:
+        """As of `KVCache`."""
+        return Recorded(self.kv.resize(columns), resize_axis(self.experts, 2, columns))
 
     def write(self, kv: KVCache, positions: jax.Array, experts: jax.Array) -> Recorded:
         """After T more tokens of each row, at `positions` [B, T]: with their keys, which `kv` holds, and their
-        experts, int32 [A, B, T, K]. As with keys, what lies beyond the columns is not written."""
+        experts, int32 [A, B, T, K]. As with these, what lies beyond the columns is not written."""
         place = jnp.arange(len(positions))[:, None], slice(None), positions
         new = experts.transpose(1, 2, 0, 3).astype(self.experts.dtype)
         return Recorded(kv, self.experts.at[place].set(new, mode="drop"))

@@ -1,17 +1,20 @@
-"""The in-process JAX engine: prefill, decode and a KV cache that is kept across turns.
+"""The in-process JAX engine: a KV cache that is kept across turns, and conversations that come and go in it.
 
-Every conversation owns one row ("slot") of the cache. A call of `generate`
-runs three kinds of programs, each compiled for a few fixed shapes:
+Every conversation owns one row of the cache, which has as many rows and columns as are needed now. The engine works in
+ticks, of four kinds of programs (programs.py):
 
-  prefill   the prompts that are new, each distinct one once (K rollouts share it)
-  extend    CHUNK tokens of those rows to which more than CHUNK tokens were added (long observations)
-  decode    the tokens that are left, CHUNK at most, then sampling until every row has stopped
+  fit      the cache gets other numbers of rows or columns
+  copy     a prompt that another conversation has too is copied from its row
+  feed     the tokens that nobody sampled, all but the last, CHUNK of FEED rows at a time
+  decode   all rows go on sampling until some of them have stopped
+
+What a tick does follows from the requests alone, so equal requests give equal bits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import dataclasses
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.engine import Completion, Request, check_request
-from coevolve_jax.rollout.native import sample_token
-from coevolve_jax.rollout.routing import init_recorded
+from coevolve_jax.rollout.native.programs import TICK, Programs
 
-CHUNK = 32  # tokens; most observations are shorter, and padding costs as much as tokens
+FEED, CHUNK = 4, 32  # rows and tokens; most observations are shorter, and padding costs as much as tokens
+PART = 4  # a tick ends when one in PART of its rows has stopped
+ROWS, COLUMNS = 16, 256  # of the smallest cache
 
 
 def bucket(n: int, sizes: Sequence[int]) -> int:
@@ -42,111 +46,54 @@ def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
     return (*sizes, high)
 
 
-@functools.cache
-class Programs:
-    """The jitted programs; engines of equal settings share them, compiled.
+NOWHERE = -1  # the row of a conversation that has none
 
-    slots, max_length, max_new: as of the engine. record: the cache is a `routing.Recorded`, not a `KVCache`.
+
+@dataclasses.dataclass
+class _Conversation:
+    """What is known of a session.
+
+    ids: int32, all its tokens. prompt: those that it came with but the last; ids begin with them. request: what it is
+    answering, or has answered last. row: of the cache. cached: how many of the ids have their keys there.
+    logprobs, versions: of the tokens sampled since. routing: of the first ids, where it was recorded with weights that
+    there are no more.
     """
 
-    def __init__(
-        self, config: QwenConfig, dtype: Any, slots: int, max_length: int, max_new: int, record: bool
-    ):
-        self._config, self._dtype, self._model = config, dtype, Qwen(config, dtype=dtype)
-        self._slots, self._max_length, self._max_new = slots, max_length, max_new
-        self._record = record
-        self.prefill = jax.jit(self._prefill, donate_argnums=1)
-        self.extend = jax.jit(self._extend, donate_argnums=1, static_argnames=("columns",))
-        self.decode = jax.jit(self._decode, donate_argnums=1, static_argnames=("columns",))
+    request: Request
+    ids: np.ndarray
+    prompt: np.ndarray
+    row: int = NOWHERE
+    cached: int = 0
+    answered: bool = False
+    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    versions: list[np.ndarray] = dataclasses.field(default_factory=list)
+    routing: np.ndarray | None = None
 
-    def empty(self, rows: int, columns: int) -> Any:
-        """A cache of `columns` tokens for each of `rows` rows."""
-        return (init_recorded if self._record else init_cache)(self._config, rows, columns, self._dtype)
+    @classmethod
+    def new(cls, request: Request) -> _Conversation:
+        return cls(request, request.ids, request.ids[:-1])
 
-    def _feed(self, params, tokens, positions, cache):
-        """`Qwen.decode`, with any cache of `empty`."""
-        decode = functools.partial(
-            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
-        )
-        if not self._record:
-            return decode(cache)
-        (hidden, kv), told = decode(cache.kv, mutable=["intermediates"])
-        return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts)
+    def begin(self, request: Request) -> None:
+        """Keeps the keys of the tokens that the request's ids begin with, of all but the last at most."""
+        known = min(self.cached, len(request.ids) - 1)
+        other = np.flatnonzero(self.ids[:known] != request.ids[:known])
+        self.cached = int(other[0]) if len(other) else known
+        if self.cached < len(self.prompt):
+            self.prompt = request.ids[:-1]
+        self.request, self.ids, self.answered = request, request.ids, False
+        self.logprobs, self.versions, self.routing = [], [], None
 
-    def _prefill(self, params, cache, tokens, positions, source, slots):
-        """Computes the prompts' keys and values, and copies prompt source[i] into row slots[i]."""
-        count, length = tokens.shape
-        _, prompts = self._feed(params, tokens, positions, self.empty(count, length))
-        return cache.put(slots, prompts.take(source))
+    @property
+    def left(self) -> int:
+        """Tokens that the request's budget still allows."""
+        return len(self.request.ids) + self.request.sampling.max_new_tokens - len(self.ids)
 
-    def _extend(self, params, cache, tokens, positions, slots, *, columns):
-        """Computes the keys and values of `tokens` in the rows `slots`."""
-        rows = cache.take(slots, columns)
-        positions = jnp.minimum(positions, columns)  # padding lies beyond these columns too
-        _, rows = self._feed(params, tokens, positions, rows)
-        return cache.put(slots, rows)
-
-    def _decode(
-        self,
-        params,
-        cache,
-        key,
-        tokens,
-        positions,
-        slots,
-        lengths,
-        seeds,
-        temperatures,
-        budgets,
-        stop_ids,
-        *,
-        columns,
-    ):
-        """Feeds `tokens` to the rows `slots`, then samples until each row stops or its budget is spent."""
-        apply = functools.partial(self._model.apply, {"params": params})
-        rows = cache.take(slots, columns)
-        positions = jnp.minimum(positions, columns)
-        hidden, rows = self._feed(params, tokens, positions, rows)
-        fed = jnp.sum(positions < columns, axis=1)
-        last = jnp.take_along_axis(hidden, jnp.maximum(fed - 1, 0)[:, None, None], axis=1)[:, 0]
-        keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        batch = tokens.shape[0]
-
-        def sample(hidden, position):
-            here = jax.vmap(jax.random.fold_in)(keys, position)
-            return sample_token.sample(apply(hidden, method=Qwen.unembed), temperatures, here, budgets > 0)
-
-        def append(carry, hidden):
-            """Samples one token for each row that goes on."""
-            step, done = carry["step"], carry["done"]
-            token, logprob = sample(hidden, lengths + step)
-            counts = carry["counts"] + ~done
-            return {
-                **carry,
-                "step": step + 1,
-                "token": token,
-                "done": done | jnp.isin(token, stop_ids) | (counts >= budgets),
-                "ids": carry["ids"].at[:, step].set(jnp.where(done, 0, token)),
-                "logprobs": carry["logprobs"].at[:, step].set(jnp.where(done, 0.0, logprob)),
-                "counts": counts,
-            }
-
-        def one_token(carry):
-            place = jnp.where(carry["done"], columns, lengths + carry["step"] - 1)
-            hidden, rows = self._feed(params, carry["token"][:, None], place[:, None], carry["rows"])
-            return append({**carry, "rows": rows}, hidden[:, 0])
-
-        start = {
-            "step": jnp.zeros((), jnp.int32),
-            "done": budgets == 0,
-            "rows": rows,
-            "ids": jnp.zeros((batch, self._max_new), jnp.int32),
-            "logprobs": jnp.zeros((batch, self._max_new), jnp.float32),
-            "counts": jnp.zeros(batch, jnp.int32),
-        }
-        final = jax.lax.while_loop(lambda carry: jnp.any(~carry["done"]), one_token, append(start, last))
-        experts = (final["rows"].experts,) if self._record else ()
-        return cache.put(slots, final["rows"]), (final["ids"], final["logprobs"], final["counts"], *experts)
+    def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
+        """Takes what was sampled; the last one's keys are not cached yet."""
+        self.ids = np.concatenate([self.ids, ids])
+        self.cached = len(self.ids) - 1
+        self.logprobs.append(logprobs)
+        self.versions.append(np.full(len(ids), version, np.int32))
 
 
 class NativeEngine:
@@ -178,32 +125,32 @@ class NativeEngine:
         copies: bool = False,
         record_routing: bool = False,
     ):
-        self._config = model_config
+        self._config, self._copies, self._records = model_config, copies, record_routing
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
-        self._dtype, self._copies = dtype, copies
         self._key = jax.random.key(seed)
-        self._row_sizes = ladder(16, slots, 4)
-        self._column_sizes = ladder(256, max_length, 2)
-        self._programs = Programs(model_config, dtype, slots, max_length, max_new_tokens, record_routing)
-        self._lock = threading.Lock()  # held by whoever uses the cache: a batch is never cut in two
+        self._cache: Any = None
+        self._row_sizes = ladder(ROWS, slots, 4)
+        self._column_sizes = ladder(COLUMNS, max_length, 2)
+        self._programs = Programs(model_config, dtype, record_routing)
+        self._lock = threading.Lock()  # held by whoever uses the cache
+        self._held: dict[int, _Conversation] = {}  # by session, oldest first
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
+            self._held = {  # who is in the middle of a message is fed anew
+                session: dataclasses.replace(c, row=NOWHERE, cached=0, routing=self._routing(c))
+                for session, c in self._held.items()
+                if not c.answered
+            }
             self._params = jax.tree.map(jnp.copy, params) if self._copies else params
             self._version = version
-            self._cache = None
-            self._held: dict[int, tuple[int, np.ndarray]] = {}  # session -> slot, ids whose keys are cached
-            self._free = list(range(self._slots))
+            self._cache, self._shape = None, (0, 0)  # rows and columns
 
     def release(self, sessions: Sequence[int]) -> None:
         with self._lock:
-            self._release(sessions)
-
-    def _release(self, sessions: Sequence[int]) -> None:
-        for session in sessions:
-            if session in self._held:
-                self._free.append(self._held.pop(session)[0])
+            for session in sessions:
+                self._held.pop(session, None)
 
     def close(self) -> None:
         with self._lock:
@@ -211,116 +158,160 @@ class NativeEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
-        for r in requests:
-            check_request(r, self._config.vocab_size, self._max_length, self._max_new)
+        self._check(requests)
         return await asyncio.to_thread(self._generate, requests)
 
+    async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
+        """As of `Engine`: one tick."""
+        self._check(requests)
+        return await asyncio.to_thread(self._advance, requests)
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        for r in requests:
+            check_request(r, self._config.vocab_size, self._max_length, self._max_new)
+
     def _generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions: list[Completion] = []
+        done: dict[int, Completion] = {}
         with self._lock:
-            for start in range(0, len(requests), self._slots):
-                completions += self._generate_wave(requests[start : start + self._slots])
-        return completions
+            while waiting := [i for i in range(len(requests)) if i not in done]:
+                answers = self._tick([requests[i] for i in waiting])
+                done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
+        return [done[i] for i in range(len(requests))]
 
-    # Slots: which rows of the cache hold which conversation.
+    def _advance(self, requests: Sequence[Request]) -> list[Completion | None]:
+        with self._lock:
+            return self._tick(requests)
 
-    def _generate_wave(self, requests: Sequence[Request]) -> list[Completion]:
-        if self._cache is None:
-            self._cache = self._programs.empty(self._slots, self._max_length)
-        self._admit(requests)
-        self._catch_up(requests)
-        rows = bucket(len(requests), self._row_sizes)
-        limit = max(len(r.ids) + r.sampling.max_new_tokens for r in requests)
-        stop_ids = requests[0].sampling.stop_ids
-        per_row = lambda values, fill, dtype: np.asarray([*values, *[fill] * (rows - len(requests))], dtype)
+    def _tick(self, requests: Sequence[Request]) -> list[Completion | None]:
+        """Serves the first `slots` of them."""
+        serving = [self._conversation(r) for r in requests[: self._slots]]
+        self._make_room(serving)
+        copies = self._admit(serving)
+        copying = {c.request.session for c, _ in copies}
+        self._feed([c for c in serving if c.request.session not in copying])
+        self._copy(copies)
+        self._feed(serving)
+        self._decode(serving)
+        return [*(self._answer(c) for c in serving), *[None] * (len(requests) - len(serving))]
+
+    # Which rows of the cache hold which conversation.
+
+    def _conversation(self, request: Request) -> _Conversation:
+        c = self._held.setdefault(request.session, _Conversation.new(request))
+        if c.answered or c.request is not request:
+            c.begin(request)
+        return c
+
+    def _make_room(self, serving: Sequence[_Conversation]) -> None:
+        """Gives the cache the rows and columns that are needed for this tick, no more."""
+        served = {c.request.session for c in serving}
+        for session in [s for s in self._held if s not in served][: max(0, len(self._held) - self._slots)]:
+            del self._held[session]  # the oldest
+        held = self._held.values()
+        columns = [len(c.ids) + min(TICK, c.left) for c in serving] + [c.cached for c in held]
+        shape = bucket(len(held), self._row_sizes), bucket(max(columns), self._column_sizes)
+        if shape == self._shape:
+            return
+        housed = [c for c in held if c.row != NOWHERE]
+        if housed:
+            rows = [*(c.row for c in housed), *[self._shape[0]] * (shape[0] - len(housed))]
+            self._cache = self._programs.fit(self._cache, np.asarray(rows, np.int32), shape[1])
+            for i, c in enumerate(housed):
+                c.row = i
+        else:
+            self._cache = self._programs.empty(*shape)
+        self._shape = shape
+
+    def _admit(self, serving: Sequence[_Conversation]) -> list[tuple[_Conversation, _Conversation]]:
+        """Gives a row to each that has none. Returns those among them whose prompt another one has, with that one."""
+        held = self._held.values()
+        taken = {c.row for c in held}
+        free = (row for row in range(self._shape[0]) if row not in taken)
+        sources = {c.prompt.tobytes(): c for c in held if c.row != NOWHERE and c.cached >= len(c.prompt)}
+        copies = []
+        for c in serving:
+            if c.row == NOWHERE:
+                c.row = next(free)
+                source = sources.setdefault(c.prompt.tobytes(), c)
+                copies += [(c, source)] if source is not c else []
+        return copies
+
+    # What is computed.
+
+    def _copy(self, copies: Sequence[tuple[_Conversation, _Conversation]]) -> None:
+        for group in _groups(copies):
+            pad = [self._shape[0]] * (FEED - len(group))
+            sources = np.asarray([*(source.row for _, source in group), *pad], np.int32)
+            targets = np.asarray([*(c.row for c, _ in group), *pad], np.int32)
+            self._cache = self._programs.copy(self._cache, sources, targets)
+        for c, _ in copies:
+            c.cached = len(c.prompt)
+
+    def _feed(self, conversations: Sequence[_Conversation]) -> None:
+        """Computes the keys of all their tokens but the last."""
+        while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
+            for group in _groups(behind):
+                tokens = np.zeros((FEED, CHUNK), np.int32)
+                positions = np.full((FEED, CHUNK), self._shape[1], np.int32)  # beyond the cache: ignored
+                rows = np.full(FEED, self._shape[0], np.int32)  # no such row: ignored
+                for i, c in enumerate(group):
+                    new = np.arange(c.cached, min(c.cached + CHUNK, len(c.ids) - 1))
+                    tokens[i, : len(new)], positions[i, : len(new)], rows[i] = c.ids[new], new, c.row
+                    c.cached += len(new)
+                self._cache = self._programs.feed(self._params, self._cache, tokens, positions, rows)
+
+    def _decode(self, serving: Sequence[_Conversation]) -> None:
+        rows = [c.row for c in serving]
+        sampling = [c.request.sampling for c in serving]
+
+        def per_row(values, dtype):
+            array = np.zeros(self._shape[0], dtype)
+            array[rows] = values
+            return array
+
+        widest = max(len(s.stop_ids) for s in sampling)
+        stop_ids = np.full((self._shape[0], -(-widest // 4) * 4), -1, np.int32)  # few widths, few programs
+        for row, s in zip(rows, sampling):
+            stop_ids[row, : len(s.stop_ids)] = s.stop_ids
         self._cache, sampled = self._programs.decode(
             self._params,
             self._cache,
             self._key,
-            *self._chunk(requests, rows),
-            per_row([len(r.ids) for r in requests], self._max_length, np.int32),
-            per_row([r.seed for r in requests], 0, np.uint32),
-            per_row([r.sampling.temperature for r in requests], 0.0, np.float32),
-            per_row([r.sampling.max_new_tokens for r in requests], 0, np.int32),
-            np.asarray(stop_ids, np.int32),
-            columns=bucket(limit, self._column_sizes),
+            per_row([c.ids[-1] for c in serving], np.int32),
+            per_row([len(c.ids) - 1 for c in serving], np.int32),
+            per_row([c.request.seed for c in serving], np.uint32),
+            per_row([s.temperature for s in sampling], np.float32),
+            per_row([c.left for c in serving], np.int32),
+            stop_ids,
+            np.int32(-(-sum(c.left > 0 for c in serving) // PART)),
         )
-        completions = []
-        for r, ids, logprobs, count, *experts in zip(requests, *jax.device_get(sampled)):
-            ids = ids[:count]
-            fed = len(r.ids) + len(ids) - 1
-            # The last sampled token has been returned but not fed: its keys are not cached yet.
-            self._held[r.session] = (self._held[r.session][0], np.concatenate([r.ids, ids[:-1]]))
-            finish = "stop" if len(ids) and ids[-1] in stop_ids else "length"
-            versions = np.full(count, self._version, np.int32)
-            routing = experts[0][:, :fed].swapaxes(0, 1) if experts else None
-            completions.append(Completion(ids, logprobs[:count], finish, versions, routing=routing))
-        return completions
+        ids, logprobs, counts = jax.device_get(sampled)
+        for c in serving:
+            n = counts[c.row]
+            c.extend(ids[c.row, :n], logprobs[c.row, :n], self._version)
 
-    def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Feeds, to those that lack more, all but the last CHUNK tokens at most."""
-        while True:
-            behind = [r for r in requests if len(r.ids) - len(self._held[r.session][1]) > CHUNK]
-            if not behind:
-                return
-            columns = bucket(max(len(r.ids) for r in behind), self._column_sizes)
-            chunk = self._chunk(behind, bucket(len(behind), self._row_sizes))
-            self._cache = self._programs.extend(self._params, self._cache, *chunk, columns=columns)
-            for r in behind:
-                slot, cached = self._held[r.session]
-                self._held[r.session] = (slot, r.ids[: len(cached) + CHUNK])
-
-    def _chunk(self, requests: Sequence[Request], rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The next CHUNK tokens of each request: tokens and positions [rows, CHUNK], slots [rows]."""
-        tokens = np.zeros((rows, CHUNK), np.int32)
-        positions = np.full((rows, CHUNK), self._max_length, np.int32)  # beyond the cache: ignored
-        slots = np.full(rows, self._slots, np.int32)  # no such row: ignored
-        for i, r in enumerate(requests):
-            slots[i], cached = self._held[r.session]
-            new = r.ids[len(cached) : len(cached) + CHUNK]
-            tokens[i, : len(new)] = new
-            positions[i, : len(new)] = np.arange(len(cached), len(cached) + len(new))
-        return tokens, positions, slots
-
-    def _admit(self, requests: Sequence[Request]) -> None:
-        """Gives every request a slot whose cache holds a prefix of its ids, all but the last at most."""
-        new = []
-        for r in requests:
-            held = self._held.get(r.session)
-            if held is None:
-                new.append(r)
-                continue
-            slot, cached = held
-            if len(cached) >= len(r.ids) or not np.array_equal(cached, r.ids[: len(cached)]):
-                common = np.flatnonzero(cached[: len(r.ids) - 1] != r.ids[:-1][: len(cached)])
-                keep = common[0] if len(common) else min(len(cached), len(r.ids) - 1)
-                self._held[r.session] = (slot, cached[:keep])
-        if not new:
-            return
-        serving = {r.session for r in requests}
-        for session in list(self._held):  # oldest first
-            if len(self._free) >= len(new):
-                break
-            if session not in serving:
-                self._release([session])
-        prompts = {r.ids.tobytes(): r.ids for r in new}
-        source = {key: i for i, key in enumerate(prompts)}
-        slots = [self._free.pop(0) for _ in new]
-        count = bucket(len(prompts), self._row_sizes)
-        length = bucket(max(len(ids) for ids in prompts.values()), self._column_sizes)
-        tokens = np.zeros((count, length), np.int32)
-        positions = np.full((count, length), length, np.int32)
-        for i, ids in enumerate(prompts.values()):
-            tokens[i, : len(ids)] = ids
-            positions[i, : len(ids)] = np.arange(len(ids))
-        pad = [0] * (self._slots - len(new))
-        self._cache = self._programs.prefill(
-            self._params,
-            self._cache,
-            tokens,
-            positions,
-            np.asarray([*(source[r.ids.tobytes()] for r in new), *pad], np.int32),
-            np.asarray([*slots, *[self._slots for _ in pad]], np.int32),
+    def _answer(self, c: _Conversation) -> Completion | None:
+        """Its message, if it has ended."""
+        request = c.request
+        ids = c.ids[len(request.ids) :]
+        stopped = len(ids) > 0 and ids[-1] in request.sampling.stop_ids
+        if not stopped and c.left > 0:
+            return None
+        routing = self._routing(c)
+        c.answered = True
+        finish = "stop" if stopped else "length"
+        return Completion(
+            ids, np.concatenate(c.logprobs), finish, np.concatenate(c.versions), routing=routing
         )
-        for r, slot in zip(new, slots, strict=True):
-            self._held[r.session] = (slot, r.ids[:-1])
+
+    def _routing(self, c: _Conversation) -> np.ndarray | None:
+        """The experts of the tokens that were fed, int16 [fed, A, K], if they are recorded."""
+        if not self._records or c.row == NOWHERE:
+            return c.routing
+        here = np.asarray(self._cache.experts[c.row, :, : c.cached]).swapaxes(0, 1)
+        return here if c.routing is None else np.concatenate([c.routing, here[len(c.routing) :]])
+
+
+def _groups(items: Sequence[Any]) -> list[Sequence[Any]]:
+    """Runs of FEED items."""
+    return [items[i : i + FEED] for i in range(0, len(items), FEED)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-# Above this many tokens the inverse is taken in two steps, over blocks of BLOCK tokens and then within one of
-# them: the running sum of a large vocabulary otherwise costs more than the product that made the logits.
-ONE_STEP = 8192
+# The inverse is taken in two steps, over the sums of blocks of BLOCK tokens and then within one of them: the running sum
+# of a whole vocabulary costs more than the product that made the logits.
 BLOCK = 128
+# One random number has 23 bits: up to this many tokens it finds the block and the token; above, each has its own.
+ONE_NUMBER = 8192
 
 
 def sample(
@@ -21,29 +22,16 @@ def sample(
     """
     greedy = temperatures == 0
     logits = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
-    pick = _in_one_step if logits.shape[1] <= ONE_STEP else _in_two_steps
-    return pick(logits, greedy, keys, wanted)
-
-
-def _in_one_step(logits, greedy, keys, wanted):
-    logprobs = jax.nn.log_softmax(logits)
-    # One random number per row, not one per token. u lies in (0, 1], so a token of probability 0 is never reached.
-    mass = jnp.cumsum(jnp.exp(logprobs), axis=-1)
-    u = 1 - jax.vmap(jax.random.uniform)(keys)
-    drawn = jnp.sum(mass < u[:, None] * mass[:, -1:], axis=-1)
-    token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
-    return token, jnp.take_along_axis(logprobs, token[:, None], axis=-1)[:, 0]
-
-
-def _in_two_steps(logits, greedy, keys, wanted):
     padded = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
     blocks = padded.reshape(len(logits), -1, BLOCK)
     peak = logits.max(axis=-1, keepdims=True)
     sums = jnp.sum(jnp.exp(blocks - peak[:, None]), axis=-1)
-    u = 1 - jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-    block = _first_reaching(sums, u[:, 0])
+    # One random number per row, not one per token. u lies in (0, 1], so a token of probability 0 is never reached.
+    numbers = () if logits.shape[1] <= ONE_NUMBER else (2,)
+    u = 1 - jax.vmap(lambda key: jax.random.uniform(key, numbers))(keys)
+    block = _first_reaching(sums, u if u.ndim == 1 else u[:, 0])
     within = jnp.exp(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0] - peak)
-    drawn = block * BLOCK + _first_reaching(within, u[:, 1])
+    drawn = block * BLOCK + _first_reaching(within, _rest(sums, u, block) if u.ndim == 1 else u[:, 1])
     # A pass over all logits that most batches do without.
     token = jax.lax.cond(
         jnp.any(greedy & wanted), lambda: jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn), lambda: drawn
@@ -58,3 +46,10 @@ def _first_reaching(weights: jax.Array, u: jax.Array) -> jax.Array:
     mass = jnp.where(weights > 0, jnp.cumsum(weights, axis=-1), 0)
     goal = u[:, None] * mass.max(axis=-1, keepdims=True)
     return jnp.argmax((mass >= goal) & (mass > 0), axis=-1)
+
+
+def _rest(weights: jax.Array, u: jax.Array, index: jax.Array) -> jax.Array:
+    """Which share of the weight at `index`, found by `_first_reaching`, the goal lies at."""
+    mass = jnp.cumsum(weights, axis=-1)
+    here = lambda x: jnp.take_along_axis(x, index[:, None], axis=-1)[:, 0]
+    return jnp.clip((u * mass[:, -1] - here(mass - weights)) / here(weights), 0, 1)

@@ -1,0 +1,107 @@
+"""The in-process engine's jitted programs, each of which reads and writes a cache with a row for every conversation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+from coevolve_jax.rollout.native import sample_token
+from coevolve_jax.rollout.routing import init_recorded
+
+TICK = 16  # tokens of each row, at most, in one call of `decode`
+
+
+@functools.cache
+class Programs:
+    """Engines of equal settings share them, compiled. record: the cache is a `routing.Recorded`, not a `KVCache`.
+
+    B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
+    """
+
+    def __init__(self, config: QwenConfig, dtype: Any, record: bool):
+        self._config, self._dtype, self._model, self._record = (
+            config,
+            dtype,
+            Qwen(config, dtype=dtype),
+            record,
+        )
+        self.fit = jax.jit(lambda cache, rows, columns: cache.take(rows).resize(columns), static_argnums=2)
+        self.copy = jax.jit(self._copy, donate_argnums=0)
+        self.feed = jax.jit(self._feed, donate_argnums=1)
+        self.decode = jax.jit(self._decode, donate_argnums=1)
+
+    def empty(self, rows: int, columns: int) -> Any:
+        """A cache of `columns` tokens for each of `rows` rows."""
+        return (init_recorded if self._record else init_cache)(self._config, rows, columns, self._dtype)
+
+    def _apply(self, params, tokens, positions, cache):
+        """`Qwen.decode`, with any cache of `empty`."""
+        decode = functools.partial(
+            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
+        )
+        if not self._record:
+            return decode(cache)
+        (hidden, kv), told = decode(cache.kv, mutable=["intermediates"])
+        return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts)
+
+    def _copy(self, cache, sources, targets):
+        """Row sources[i] becomes row targets[i] too; int32 [R], row B is none."""
+        return cache.put(targets, cache.take(sources))
+
+    def _feed(self, params, cache, tokens, positions, rows):
+        """Computes the keys and values of `tokens` [R, T] in `rows` [R]. Padding has position S and row B."""
+        _, part = self._apply(params, tokens, positions, cache.take(rows))
+        return cache.put(rows, part)
+
+    def _decode(self, params, cache, key, tokens, positions, seeds, temperatures, budgets, stop_ids, quota):
+        """Samples a token after the other for each row, until `quota` rows have stopped or TICK tokens.
+
+        tokens, positions: int32 [B], each row's last token, which is not in the cache yet. seeds: uint32 [B].
+        temperatures: float32 [B]. budgets: int32 [B], tokens that the row still may get; 0 where nothing is wanted.
+        stop_ids: int32 [B, N], -1 is none.
+
+        Returns the cache, and ids int32 [B, TICK], their log-probabilities float32 and how many of them there are,
+        int32 [B].
+        """
+        batch, columns = len(tokens), (cache.kv if self._record else cache).v[0].shape[2]
+        apply = functools.partial(self._model.apply, {"params": params})
+        keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
+        wanted = budgets > 0
+
+        def goes_on(carry):
+            stopped = jnp.sum(carry["done"] & wanted)
+            return (carry["step"] < TICK) & (stopped < quota)
+
+        def one_token(carry):
+            step, done = carry["step"], carry["done"]
+            place = jnp.where(done, columns, positions + step)
+            hidden, cache = self._apply(params, carry["token"][:, None], place[:, None], carry["cache"])
+            noise = jax.vmap(jax.random.fold_in)(keys, positions + step + 1)
+            logits = apply(hidden[:, 0], method=Qwen.unembed)
+            token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
+            stops = jnp.any(token[:, None] == stop_ids, axis=1) | (step + 1 >= budgets)
+            return {
+                "step": step + 1,
+                "token": token,
+                "done": done | stops,
+                "counts": carry["counts"] + ~done,
+                "ids": carry["ids"].at[:, step].set(token),
+                "logprobs": carry["logprobs"].at[:, step].set(logprob),
+                "cache": cache,
+            }
+
+        start = {
+            "step": jnp.zeros((), jnp.int32),
+            "token": tokens,
+            "done": ~wanted,
+            "counts": jnp.zeros(batch, jnp.int32),
+            "ids": jnp.zeros((batch, TICK), jnp.int32),
+            "logprobs": jnp.zeros((batch, TICK), jnp.float32),
+            "cache": cache,
+        }
+        final = jax.lax.while_loop(goes_on, one_token, start)
+        return final["cache"], (final["ids"], final["logprobs"], final["counts"])
