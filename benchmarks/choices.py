@@ -108,14 +108,18 @@ def main(_) -> None:
         tiles=score(False),
     )
 
-    # Sampling from it: one running sum, or two steps.
+    # Sampling from it: one running sum, or the sums of blocks and then one within a block.
     logits, keys = random(64, 151936), jax.random.split(jax.random.key(0), 64)
     ones = jnp.ones(64)
-    draw = lambda steps: bind(lambda x: steps(x, ones == 0, keys, ones > 0), logits)
+
+    def running_sum(x):
+        mass = jnp.cumsum(jax.nn.softmax(x), axis=-1)
+        return jnp.sum(mass < jax.vmap(jax.random.uniform)(keys)[:, None] * mass[:, -1:], axis=-1)
+
     show(
         "sampling 64 tokens of 151,936: one step, two steps",
-        one=draw(sample_token._in_one_step),
-        two=draw(sample_token._in_two_steps),
+        one=bind(running_sum, logits),
+        two=bind(lambda x: sample_token.sample(x, ones, keys, ones > 0), logits),
     )
 
 

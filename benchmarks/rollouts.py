@@ -1,0 +1,124 @@
+"""Seconds of a step's rollouts, beside those of another checkout of this repository.
+
+    git worktree add ../before main
+    python benchmarks/rollouts.py --config=configs/bfcl_tiny.py --against=../before
+
+Each checkout is a process of its own, which is stopped while the other one works: their steps take turns. The weights
+never change, so a step of one and that of the other have the same trajectories, if the engines agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def prepare(job: dict):
+    """The worker's side, in the checkout that PYTHONPATH names."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from coevolve_jax import build
+    from coevolve_jax import config as configs
+    from coevolve_jax.collect import Roller
+    from coevolve_jax.seeding import rng_for
+    from coevolve_jax.strategies.base import collect_batch, trajectories_of
+    from coevolve_jax.synthesis.pipeline import Synthesizer
+    from coevolve_jax.synthesis.task_pool import TaskPool
+
+    file, _, arg = job["config"].partition(":")
+    c = configs.load_file(file, arg)
+    policy = build.policy(c.model)
+    env_pool = build.env_pool(c)
+    engine = build.engine(c, policy)
+    agent = build.agent(c, policy, engine, env_pool)
+    tasks, step = TaskPool(), 0
+    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
+        tasks,
+        build.scenarios(c),
+        wanted=c.data.initial_tasks,
+        kind="initial",
+        step=0,
+        rng=rng_for(c.seed, "initial"),
+    )
+
+    def run() -> dict:
+        nonlocal step
+        busy = time.process_time()
+        made = trajectories_of(collect_batch(c, step, tasks, Roller(c, agent, step)))
+        busy, step = time.process_time() - busy, step + 1
+        engine.update_weights(policy.params, step)  # what is cached is dropped, as in a run
+        digest = hashlib.sha256(b"".join(t.ids.tobytes() for t in made)).hexdigest()
+        return {"processors": busy, "sampled": sum(int(t.mask.sum()) for t in made), "digest": digest}
+
+    def close() -> dict:
+        agent.close()
+        engine.close()
+        env_pool.shutdown()
+        return {}
+
+    return {}, {"run": run, "close": close}
+
+
+def main(_) -> None:
+    checkouts = {"here": ROOT, "there": Path(_AGAINST.value).resolve()}
+    with tempfile.TemporaryDirectory() as logs:
+        workers = {
+            name: Worker(
+                Path(sys.executable),
+                Path(__file__),
+                {"config": _CONFIG.value},
+                Path(logs) / f"{name}.log",
+                {**os.environ, "PYTHONPATH": str(folder), WORKER: "1"},
+            )
+            for name, folder in checkouts.items()
+        }
+        steps: dict[str, list[dict]] = {name: [] for name in workers}
+        for _ in range(_COMPILING.value + _STEPS.value):
+            for name, worker in workers.items():
+                steps[name].append(worker.ask("run"))
+        for worker in workers.values():
+            worker.ask("close")
+            worker.close()
+    pairs = list(zip(*steps.values(), strict=True))
+    print(f"{os.cpu_count()} cores; {_CONFIG.value}; {len(pairs)} steps, in turn")
+    for name, folder in checkouts.items():
+        first = [f"{s['seconds']:.1f}" for s in steps[name][: _COMPILING.value]]
+        timed = steps[name][_COMPILING.value :]
+        seconds, busy, tokens = (
+            statistics.median(s[k] for s in timed) for k in ("seconds", "processors", "sampled")
+        )
+        print(
+            f"{name} ({folder.name}): the first steps {', '.join(first)} s; then {seconds:.2f} s per step "
+            f"(median of {len(timed)}), {busy:.2f} s of processors, {tokens / seconds:.0f} tokens sampled per second"
+        )
+    for key in ("seconds", "processors"):
+        ratios = [there[key] / here[key] for here, there in pairs[_COMPILING.value :]]
+        print(
+            f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    print(f"steps of equal tokens: {sum(a['digest'] == b['digest'] for a, b in pairs)} of {len(pairs)}")
+
+
+WORKER = "COEVOLVE_BENCHMARK_WORKER"
+if __name__ == "__main__":
+    if os.environ.get(WORKER):
+        from protocol import serve
+
+        serve(prepare)
+    else:
+        from absl import app, flags
+        from protocol import Worker
+
+        _CONFIG = flags.DEFINE_string(
+            "config", "configs/bfcl_tiny.py", "Config file, FILE or FILE:ARGUMENTS."
+        )
+        _AGAINST = flags.DEFINE_string("against", None, "Folder of the other checkout.", required=True)
+        _COMPILING = flags.DEFINE_integer("compiling", 3, "First steps, in which programs are compiled.")
+        _STEPS = flags.DEFINE_integer("steps", 5, "Steps to time.", lower_bound=1)
+        app.run(main)
