@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.evaluation.tasks = 96
     c.evaluation.balanced_tasks = 300
-    c.evaluation.balanced_candidates = 2400
+    c.evaluation.balanced_candidates = 1600
     c.evaluation.every = 20
 
     c.testbed = ConfigDict()
