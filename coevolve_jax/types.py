@@ -56,7 +56,7 @@ class Lineage:
     the signal (for "initial": the scenario explored). context: id of the
     reflection. triplets: ids of the exploration steps it was abstracted from.
     verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
-    similarity: cosine to the most similar evaluation task, `nearest`.
+    similarity: cosine to the most similar evaluation task, `nearest`. focus: tools that the context asked to explore.
     """
 
     kind: str
@@ -70,13 +70,14 @@ class Lineage:
     step: int = 0
     similarity: float = 0.0
     nearest: str | None = None
+    focus: tuple[str, ...] = ()
 
     def to_json(self) -> dict:
-        return {**dataclasses.asdict(self), "triplets": list(self.triplets)}
+        return {**dataclasses.asdict(self), "triplets": list(self.triplets), "focus": list(self.focus)}
 
     @classmethod
     def from_json(cls, data: Mapping) -> Lineage:
-        return cls(**{**data, "triplets": tuple(data["triplets"])})
+        return cls(**{**data, "triplets": tuple(data["triplets"]), "focus": tuple(data["focus"])})
 
 
 @dataclasses.dataclass(frozen=True)

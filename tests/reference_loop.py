@@ -346,8 +346,9 @@ class Loop:
                 origin, kept = proposal.context, proposal.turns[:turns_kept]
                 used = proposal.triplets[: sum(len(turn.calls) for turn in kept)]
                 lineage = Lineage(
-                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason, step
-                )
+                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason, step,
+                    focus=tuple(origin.focus_pattern),
+                )  # fmt: skip
                 id = f"{kind}-{step}-{first + n}"
                 task = Task(id, "lamps", origin.task.scenario, kept, proposal.description, lineage)
                 reason = self.refusal(pool, task)

@@ -16,6 +16,7 @@ from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, plan, results
 from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.plan import Cell
+from coevolve_jax.comparison.quality import quality
 from coevolve_jax.comparison.table import table
 from coevolve_jax.config import check, load_file, override
 
@@ -209,6 +210,55 @@ def test_a_table_of_one_seed_has_no_intervals():
     text = table(found)
     assert "random - static: 1 seeds in common" in text and "interval" in text
     assert "No run is finished yet." == table(results.summarise([], [], PLAN))
+
+
+# Signal quality
+
+
+def new_task(name, signal, step, calls, first, focus=()):
+    lineage = {"kind": "signal" if signal else "random", "signal": signal, "step": step, "focus": list(focus)}
+    record = {"first_score": first, "trained": int(first is not None)}
+    return {"id": name, "lineage": lineage, "turns": [{"calls": [{}] * calls}], "record": record}
+
+
+def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_path):
+    cells = [Cell("coevolve", 0), Cell("random", 0)]
+    tasks = {
+        "coevolve": [
+            new_task("a", "boundary", 4, 3, 0.25, ["cp"]),
+            new_task("b", "boundary", 24, 3, 0.75, ["cp", "ls"]),
+            new_task("c", "rare", 4, 2, None, ["never"]),
+        ],
+        "random": [
+            new_task("x", None, 4, 3, 0.5),
+            new_task("y", None, 4, 3, 1.0),
+            new_task("z", None, 24, 2, 0.0),
+        ],
+    }
+    for cell in cells:
+        cell.workdir(tmp_path).mkdir(parents=True)
+        text = "\n".join(json.dumps(t) for t in tasks[cell.arm])
+        (cell.workdir(tmp_path) / "tasks.jsonl").write_text(text)
+    success = {
+        ("coevolve", "cp"): (1, 5, 9), ("coevolve", "ls"): (8, 8, 7),
+        ("random", "cp"): (1, 2, 4), ("random", "ls"): (8, 8, 8),
+    }  # fmt: skip
+    rows = [
+        {"arm": arm, "seed": 0, "step": step, "calls": tool, "successes": n, "trials": 10}
+        for (arm, tool), points in success.items()
+        for step, n in zip((0, 20, 40), points)
+    ]
+    boundary, rare = quality(tmp_path, cells, rows)
+    assert (boundary["signal"], boundary["new_tasks"], rare["signal"]) == ("boundary", 2, "rare")
+    assert boundary["precision"] == pytest.approx((0.75 + 0.25) / 2)
+    assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a; nothing matches b
+    # a: cp from step 0; b, born after step 25: cp and ls from step 20.
+    assert boundary["gain"] == pytest.approx((0.8 + 0.4 - 0.1) / 3)
+    assert boundary["against_gain"] == pytest.approx((0.3 + 0.2 + 0.0) / 3)
+    assert rare["precision"] is None and rare["gain"] is None
+    found = results.summarise(made_up(0.1, seeds=1), [budget("static", 0)], PLAN)
+    text = table({**found, "signals": [boundary, rare]})
+    assert "boundary        2 new tasks    50.0% (25.0%)" in text
 
 
 # Cells

@@ -14,6 +14,7 @@ import numpy as np
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison.arms import PLANNED
 from coevolve_jax.comparison.plan import Cell
+from coevolve_jax.comparison.quality import quality
 
 OUTCOMES = ("arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials")
 EFFECT = 0.03  # the difference that the sizing asks for
@@ -256,7 +257,7 @@ def write(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell]) -> dict[
     done = [c for c in cells if (c.workdir(folder) / "summary.json").exists()]
     rows, budget = outcomes(folder, done), budgets(folder, done)
     missing = [f"{c.column}, seed {c.seed}" for c in cells if c not in done]
-    result = summarise(rows, budget, plan, missing)
+    result = {**summarise(rows, budget, plan, missing), "signals": quality(folder, done, rows)}
     for name, table in (("outcomes", rows), ("cells", budget)):
         _write_csv(folder / f"{name}.csv", table)
     (folder / "comparison.json").write_text(json.dumps(result, indent=1))

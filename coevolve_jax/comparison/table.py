@@ -19,6 +19,16 @@ def table(comparison: Mapping[str, Any]) -> str:
         for d in part["planned"]:
             lines.append("  " + _difference(d))
         blocks.append("\n".join(lines))
+    if comparison.get("signals"):
+        lines = [
+            "signals: failed at first visit, and gain on held-out tasks with the same tools (random's beside them)"
+        ]
+        share = lambda x: "   -  " if x is None else f"{x:6.1%}"
+        for s in comparison["signals"]:
+            pairs = [(s["precision"], s["against_precision"]), (s["gain"], s["against_gain"])]
+            shown = "   ".join(f"{share(a)} ({share(b).strip()})" for a, b in pairs)
+            lines.append(f"  {s['arm']:<24}{s['signal']:<12}{s['new_tasks']:>5} new tasks   {shown}")
+        blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(comparison["notes"])])
 
 

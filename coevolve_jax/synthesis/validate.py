@@ -111,6 +111,7 @@ def _task(proposal: Proposal, id: str, kind: str, step: int, explorer: str) -> T
         explorer=explorer,
         triplets=proposal.triplets,
         step=step,
+        focus=tuple(proposal.context.focus_pattern),
     )
     return dataclasses.replace(
         scenario, id=id, turns=proposal.turns, description=proposal.description, lineage=lineage

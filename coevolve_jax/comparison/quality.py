@@ -1,0 +1,103 @@
+"""What signals are worth: do they point at what the policy fails, and do the tasks born of them mend it?
+
+A query over the lineage of new tasks. What a signal points at is its task's `focus`, the tools that its context asked
+to explore. The comparison is with the arm of free exploration, at the same seed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coevolve_jax.comparison.plan import Cell
+
+AGAINST = "random"
+
+
+def quality(
+    folder: Path, cells: Sequence[Cell], outcomes: Iterable[Mapping[str, Any]], against: str = AGAINST
+) -> list[dict[str, Any]]:
+    """A row for each arm and kind of signal of it.
+
+    precision: how often the policy fails a task born of the signal when it meets it first, the mean of 1 - first score.
+    against_precision: the same of matched tasks of the arm `against`: same seed, born at the same step, as many calls.
+    gain: on held-out tasks that call a tool of the focus, success after the last step less success at the latest
+    evaluation up to the birth, the mean over new tasks and their tools. against_gain: the same tools and steps in the run of `against`.
+    None where nothing matches.
+    """
+    rate = _by_tool(outcomes)
+    new = {(c.column, c.seed): _new_tasks(c.workdir(folder)) for c in cells}
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for (column, seed), tasks in new.items():
+        other = new.get((against, seed), [])
+        for task in tasks:
+            kind = task["lineage"]["signal"]
+            if kind is None or column == against:
+                continue
+            row = found.setdefault(
+                (column, kind), {"tasks": [], "failed": [], "theirs": [], "gain": [], "other": []}
+            )
+            row["tasks"].append(1.0)
+            first = task["record"]["first_score"]
+            matched = [
+                1 - t["record"]["first_score"] for t in other if _alike(t, task) and t["record"]["trained"]
+            ]
+            if first is not None:
+                row["failed"].append(1 - first)
+            if first is not None and matched:
+                row["theirs"].append(statistics.fmean(matched))
+            for tool in task["lineage"]["focus"]:
+                gains = [
+                    _gain(rate.get((arm, seed, tool), {}), task["lineage"]["step"])
+                    for arm in (column, against)
+                ]
+                if None not in gains:
+                    row["gain"].append(gains[0] or 0.0)
+                    row["other"].append(gains[1] or 0.0)
+    mean = lambda values: statistics.fmean(values) if values else None
+    return [
+        {
+            "arm": column,
+            "signal": kind,
+            "new_tasks": len(row["tasks"]),
+            "precision": mean(row["failed"]),
+            "against_precision": mean(row["theirs"]),
+            "gain": mean(row["gain"]),
+            "against_gain": mean(row["other"]),
+        }
+        for (column, kind), row in sorted(found.items())
+    ]
+
+
+def _new_tasks(workdir: Path) -> list[dict]:
+    lines = (workdir / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
+    return [t for t in map(json.loads, lines) if t["lineage"]["kind"] != "initial"]
+
+
+def _calls(task: Mapping[str, Any]) -> int:
+    return sum(len(turn["calls"]) for turn in task["turns"])
+
+
+def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a["lineage"]["step"] == b["lineage"]["step"] and _calls(a) == _calls(b)
+
+
+def _by_tool(outcomes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], dict[int, float]]:
+    """(arm, seed, tool) -> evaluated step -> success on the held-out tasks, of all sets, that call it."""
+    counts: dict[tuple[str, int, str], dict[int, list[int]]] = {}
+    for r in outcomes:
+        for tool in r["calls"].split(";"):
+            steps = counts.setdefault((r["arm"], int(r["seed"]), tool), {})
+            c = steps.setdefault(int(r["step"]), [0, 0])
+            c[0] += int(r["successes"])
+            c[1] += int(r["trials"])
+    return {key: {step: s / n for step, (s, n) in steps.items() if n} for key, steps in counts.items()}
+
+
+def _gain(rates: Mapping[int, float], born: int) -> float | None:
+    """born: the GRPO step, counted from 0, after which the task joined."""
+    before = [step for step in rates if step <= born + 1]
+    return rates[max(rates)] - rates[max(before)] if before and max(rates) > max(before) else None
