@@ -1,0 +1,71 @@
+"""How well each tool goes: success of the tasks that hold it, and of its calls where all before them were made."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from coevolve_jax.envs.base import canonical
+from coevolve_jax.types import Task, Trajectory
+
+
+def names(task: Task) -> set[str]:
+    """The tools in the task's reference."""
+    return {call.name for call in task.calls}
+
+
+def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[str, bool]]:
+    """The reference calls up to the first that was missed, as (tool, whether it was made).
+
+    A successful trajectory made them all, in its own way. Where the context was full no call was missed.
+    """
+    for number, turn in enumerate(task.turns):
+        steps = [s for s in trajectory.steps if s.turn == number]
+        for i, call in enumerate(turn.calls):
+            made = steps[i].call if i < len(steps) else None
+            right = made is not None and canonical(made.to_json()) == canonical(call.to_json())
+            if not right and i >= len(steps) and trajectory.stop == "context_limit":
+                return
+            yield call.name, right or trajectory.outcome.success
+            if not right and not trajectory.outcome.success:
+                return
+
+
+def by_tool(
+    tasks: Mapping[str, Sequence[Task]], rolled: Mapping[str, Sequence[Trajectory]]
+) -> dict[str, dict[str, float]]:
+    """For each tool, success of the tasks that hold it and of its calls where all before them were made.
+
+    tasks: by tool. rolled: trajectories by task id.
+    """
+    reached, made = Counter(), Counter()
+    for task in (t for held in tasks.values() for t in held):
+        for trajectory in rolled[task.id]:
+            for name, right in reached_calls(task, trajectory):
+                reached[name] += 1
+                made[name] += right
+    return {
+        tool: {
+            "tasks": len(held),
+            "success": float(np.mean([t.outcome.success for task in held for t in rolled[task.id]])),
+            "calls_reached": reached[tool],
+            "call_success": made[tool] / max(reached[tool], 1),
+        }
+        for tool, held in tasks.items()
+        if held
+    }
+
+
+def table(rows: Mapping[str, Mapping[str, float]], weak: Mapping[str, Mapping], share: Counter) -> str:
+    """Lines, the tools that exploration meets most often first."""
+    lines = [
+        f"{'tool':28} {'weak by':22} {'met in':>6} {'tasks':>5} {'success':>7} {'reached':>7} {'made':>5}"
+    ]
+    for tool in sorted(rows, key=lambda name: (-share[name], name)):
+        row = rows[tool]
+        planted = f"{weak[tool]['error']} {weak[tool]['rate']:.0%}" if tool in weak else ""
+        lines.append(
+            f"{tool:28} {planted:22} {share[tool]:6.1%} {row['tasks']:5} {row['success']:7.0%} "
+            f"{row['calls_reached']:7} {row['call_success']:5.0%}"
+        )
+    return "\n".join(lines)
