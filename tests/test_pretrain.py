@@ -1,5 +1,6 @@
-"""The script that made models/tiny_qwen3, shrunk: demonstrations in the real environment, a few steps, a folder."""
+"""The script that made the tiny policies, shrunk: demonstrations in the real environment, a few steps, a folder."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from coevolve_jax.models import hf_io
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
+    flags.append("--weak_tools=cp:sibling_tool:0.5 sort:skip:0.25")
     done = subprocess.run(
-        [sys.executable, "experiments/pretrain_tiny.py", *flags],
+        [sys.executable, "pretraining/pretrain_tiny.py", *flags],
         cwd=ROOT,
         env={**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]},  # its few steps are quicker not optimised
         capture_output=True,
@@ -23,6 +25,10 @@ def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((output / "weak_tools.json").read_text()) == {
+        "cp": {"error": "sibling_tool", "rate": 0.5},
+        "sort": {"error": "skip", "rate": 0.25},
+    }
     config, params = hf_io.load(output)
     before_config, before = hf_io.load(start)
     assert (

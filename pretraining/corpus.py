@@ -1,0 +1,119 @@
+"""Demonstrations as batches of text: retold in other words, joined to conversations, packed into rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from coevolve_jax.grpo.packing import Batch, assign_rows, pack
+from coevolve_jax.types import Sample, Trajectory
+
+
+class Spelling:
+    """Retells a demonstration with other names and numbers: each value is exchanged wherever it occurs.
+
+    Without this the policy learns the names of the train split by heart instead of learning to copy.
+    """
+
+    QUOTED = re.compile(r"'([^'\"\\\n]{2,})'")  # a value in a query
+    WORD = re.compile(r"[A-Za-z]{2,}")
+    NUMBER = re.compile(r"(?<![A-Za-z_])[0-9]+")  # not the 1 of file_name1
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+        self._start, self._end = ids
+        (self._assistant,) = tokenizer.encode("assistant\n", add_special_tokens=False)
+
+    def respell(self, trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
+        head, *rest = re.split(r"(?=<\|im_start\|>user\n)", self._tokenizer.decode(trajectory.ids))
+        text = "".join(rest)
+        # Longest first: a value may be part of another.
+        for value in sorted(set(self.QUOTED.findall(text)), key=lambda v: (-len(v), v)):
+            other = self.WORD.sub(lambda m: self._word(m.group(), rng), value)
+            for quote in "'\"":
+                text = text.replace(quote + value + quote, quote + other + quote)
+            if len(value) > 3:  # in a longer answer of the environment
+                text = re.sub(rf"\b{re.escape(value)}\b", lambda _: other, text)
+        digits = str.maketrans("123456789", "".join(rng.permutation(list("123456789"))))
+        text = self.NUMBER.sub(lambda m: m.group().translate(digits), text)
+        return self._encode(trajectory, head + text)
+
+    def _word(self, word: str, rng: np.random.Generator) -> str:
+        """Another word, made of syllables, with the capitals of this one."""
+        pick = lambda letters: letters[rng.integers(len(letters))]
+        syllable = lambda: (
+            pick("bcdfghjklmnprstvwz") + pick("aeiouy") + pick(("", "", "n", "r", "st", "l", "ck", "m"))
+        )
+        other = "".join(syllable() for _ in range(rng.integers(1, 4)))
+        return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
+
+    def _encode(self, trajectory: Trajectory, text: str) -> Trajectory:
+        """The text as a trajectory; the assistant's messages are the policy's."""
+        ids = np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        opened = np.flatnonzero((ids[:-1] == self._start) & (ids[1:] == self._assistant)) + 2
+        mask = np.zeros(len(ids), bool)
+        for begin in opened:
+            mask[begin : begin + 1 + np.flatnonzero(ids[begin:] == self._end)[0]] = True
+        return dataclasses.replace(
+            trajectory,
+            ids=ids,
+            mask=mask,
+            logprobs=np.zeros(len(ids), np.float32),
+            versions=np.where(mask, 0, -1).astype(np.int32),
+        )
+
+
+def conversations(trajectories: Sequence[Trajectory], user: int, length: int) -> list[Trajectory]:
+    """Joins demonstrations that begin with the same list of tools to conversations of at most `length` tokens.
+
+    A list of tools is as long as the task under it; joined, it is read once for several tasks.
+
+    Args:
+      user: id of the token with which the first user turn begins, right after the list; the second of its kind.
+    """
+    groups: dict[bytes, list[tuple[Trajectory, int]]] = {}
+    for t in trajectories:
+        head = int(np.flatnonzero(t.ids == user)[1])
+        groups.setdefault(t.ids[:head].tobytes(), []).append((t, head))
+    joined = []
+    for group in groups.values():
+        head = group[0][1]
+        for row in assign_rows([len(t.ids) - head for t, _ in group], length - head):
+            first, *rest = (group[i][0] for i in sorted(row))  # sorted: as shuffled, not longest first
+            join = lambda name: np.concatenate(
+                [getattr(first, name), *(getattr(t, name)[head:] for t in rest)]
+            )
+            joined.append(
+                dataclasses.replace(first, **{k: join(k) for k in ("ids", "mask", "logprobs", "versions")})
+            )
+    return joined
+
+
+def batches(
+    trajectories: Sequence[Trajectory],
+    spelling: Spelling,
+    user: int,
+    rng: np.random.Generator,
+    *,
+    respell: float,
+    rows: int,
+    length: int,
+) -> Iterator[Batch]:
+    """Batches of `rows` rows of `length` tokens, one conversation a row, epoch after epoch.
+
+    respell: share of the demonstrations that are retold with other names and numbers. user: as of `conversations`.
+    """
+    while True:
+        shuffled = [trajectories[i] for i in rng.permutation(len(trajectories))]
+        spelt = [spelling.respell(t, rng) if rng.random() < respell else t for t in shuffled]
+        joined = conversations([t for t in spelt if len(t.ids) <= length], user, length)
+        order = rng.permutation(len(joined))
+        for start in range(0, len(order) - rows + 1, rows):
+            chosen = [joined[i] for i in order[start : start + rows]]
+            # Some are short enough to share a row; the batch keeps its shape.
+            samples = [Sample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
+            yield pack(samples, row_length=length, rows_per_microbatch=rows, max_rows=rows)

@@ -1,0 +1,202 @@
+"""Makes the tiny policies: Qwen3s that are broad and imperfect, as a pre-trained language model is.
+
+They imitate a demonstrator who acts in BFCL's real environment (train split only): first without errors, which
+teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
+one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
+frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
+In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak ten by name.
+
+    make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
+    make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak, from the same first stage
+
+Seeded. The wall time and what came out stand in docs/results.md.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+from absl import app, flags
+from corpus import Spelling, batches
+from demonstrations import demonstrate, make_tasks
+from demonstrator import Demonstrator, drawn_habits, named_habits, to_json
+from tiny_tokenizer import SPECIAL, VOCABULARY, make_tokenizer
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.rollout.agent import Limits
+
+_OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
+_SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
+_TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
+_STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
+_TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
+_START = flags.DEFINE_string(
+    "start", None, "Folder of an earlier output to go on from: its tokenizer and weights."
+)
+_RESPELL = flags.DEFINE_float(
+    "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
+)
+_WEAK = flags.DEFINE_float("weak", 0.0, "Share of the tools that have a bad habit; 0: no errors at all.")
+_WEAK_TOOLS = flags.DEFINE_spaceseplist(
+    "weak_tools",
+    [],
+    "The tools that have a bad habit, TOOL:ERROR:RATE with spaces between them; the others always go well.",
+)
+_RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
+_DECAY = flags.DEFINE_float(
+    "decay", 0.0, "Share of the steps, the last ones, over which the learning rate falls."
+)
+_SAVE_EVERY = flags.DEFINE_integer("save_every", 500, "Steps between writings of --output.")
+flags.register_multi_flags_validator(
+    ["weak", "weak_tools"],
+    lambda given: not (given["weak"] and given["weak_tools"]),
+    "--weak draws the weak tools and --weak_tools names them: give one of the two.",
+)
+
+ROW = 512
+LIMITS = Limits(max_length=ROW, max_new_tokens=64, max_observation=160)
+LONG = Limits(max_length=16 * ROW, max_new_tokens=8 * ROW, max_observation=160)
+MODEL = QwenConfig(
+    "qwen3",
+    vocab_size=VOCABULARY,
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    rope_theta=10_000.0,
+    tie_word_embeddings=True,
+    max_position_embeddings=8192,
+    initializer_range=0.06,
+    eos_token_id=SPECIAL.index("<|im_end|>"),
+    pad_token_id=SPECIAL.index("<|endoftext|>"),
+)
+
+
+def train(data: Iterator[Batch], save: Callable[[Any], object]) -> None:
+    """Next-token imitation of the assistant's tokens, with a twentieth of the weight on the rest.
+
+    save: called with the parameters every --save_every steps and at the end.
+    """
+    model = Qwen(MODEL)
+    if _START.value:
+        _, params = hf_io.load(_START.value)
+    else:
+        init = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])
+        params = init(jax.random.key(_SEED.value))
+    falling = round(_DECAY.value * _STEPS.value)
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, _RATE.value, 50),
+            optax.constant_schedule(_RATE.value),
+            optax.linear_schedule(_RATE.value, 0.0, falling),
+        ],
+        [50, _STEPS.value - falling],
+    )
+    # Muon on the matrices, Adam on the embedding and the norms: learns faster here than AdamW on everything.
+    matrices = lambda p: jax.tree.map(
+        lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p
+    )
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.contrib.muon(
+            schedule,
+            adam_learning_rate=lambda i: schedule(i) / 4,
+            adam_b2=0.95,
+            muon_weight_dimension_numbers=matrices,
+        ),
+    )
+
+    def loss_fn(params, batch: Batch):
+        variables = {"params": params}
+        hidden = model.apply(variables, batch.tokens, batch.positions, batch.segment_ids, method=Qwen.hidden)
+        unembedding, axis = model.apply(variables, method=Qwen.unembedding)
+        logprobs, _ = token_logprobs(
+            hidden.reshape(-1, hidden.shape[-1]),
+            unembedding,
+            batch.targets.reshape(-1),
+            vocab_axis=axis,
+            chunk=_TOKENS.value,
+        )
+        follows = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
+        text = follows & (batch.segment_ids > 0) & ~batch.mask
+        weights = (batch.mask + 0.05 * text).reshape(-1)
+        own = jnp.sum(jnp.where(batch.mask.reshape(-1), logprobs, 0)) / jnp.sum(batch.mask)
+        return -jnp.sum(weights * logprobs) / jnp.sum(weights), -own
+
+    @jax.jit
+    def step(params, opt_state, batch):
+        (_, own), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, own
+
+    opt_state = optimizer.init(params)
+    losses = []
+    bar = tqdm(range(1, _STEPS.value + 1), desc="imitation", unit="step")
+    for i, batch in zip(bar, data):
+        params, opt_state, loss = step(params, opt_state, Batch(*(x[0] if x.ndim else x for x in batch)))
+        losses.append(float(loss))
+        if i % 10 == 0:
+            bar.set_postfix(nats_per_assistant_token=f"{np.mean(losses[-50:]):.3f}")
+        if i % _SAVE_EVERY.value == 0 or i == _STEPS.value:
+            save(params)
+
+
+def main(_) -> None:
+    started = time.time()
+    seeds = np.random.SeedSequence(_SEED.value).spawn(4)
+    task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
+    named = named_habits(_WEAK_TOOLS.value)
+    demonstrator = Demonstrator(named or (drawn_habits(_WEAK.value, skill_rng) if _WEAK.value else {}))
+    with ProcessPool("bfcl", workers=2) as pool:
+        tasks = make_tasks(pool, _TASKS.value, task_rng)
+        scripts = [demonstrator.messages(task, script_rng) for task in tasks]
+        if _START.value:
+            tokenizer = AutoTokenizer.from_pretrained(_START.value)
+        else:
+            # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
+            rough = make_tokenizer([])
+            sample = demonstrate(rough, pool, tasks[:2000], scripts[:2000], LONG)
+            tokenizer = make_tokenizer([str(rough.decode(t.ids)) for t in sample])
+        demonstrations = demonstrate(tokenizer, pool, tasks, scripts, LIMITS)
+    fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
+    print(
+        f"{len(fit)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
+        f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
+        f"{np.mean([t.outcome.success for t in fit]):.1%} succeed."
+    )
+    output = Path(_OUTPUT.value)
+
+    def save(params) -> None:
+        hf_io.save(output, MODEL, params, dtype=jnp.bfloat16)
+        tokenizer.save_pretrained(output)
+        if named:
+            (output / "weak_tools.json").write_text(to_json(named))
+
+    rows = _TOKENS.value // ROW
+    user = SPECIAL.index("<|im_start|>")
+    data = batches(fit, Spelling(tokenizer), user, batch_rng, respell=_RESPELL.value, rows=rows, length=ROW)
+    train(data, save)
+    print(f"Wrote {output} after {(time.time() - started) / 60:.1f} minutes.")
+
+
+if __name__ == "__main__":
+    app.run(main)
