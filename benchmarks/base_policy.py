@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,13 @@ from by_tool import by_tool, names, table
 from ml_collections import ConfigDict, config_flags
 
 from coevolve_jax import build
-from coevolve_jax.evaluate import evaluate
+from coevolve_jax.evaluate import evaluate, tally
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.explore import offered_names, unguided
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Task
+from coevolve_jax.types import Task, Trajectory
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 _TASKS = flags.DEFINE_integer("tasks", 192, "Tasks from unguided exploration.")
@@ -37,7 +38,6 @@ _TASKS_PER_TOOL = flags.DEFINE_integer(
 _EXPLORED = flags.DEFINE_integer(
     "explored", 800, "Tasks in training scenarios from which a tool's share is taken."
 )
-_OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the table to.")
 flags.mark_flag_as_required("config")
 
 PASSES = 8  # of exploration around a tool, until there are enough tasks with it
@@ -45,8 +45,11 @@ CONTEXTS = 16  # scenarios in a pass
 
 
 def development_scenarios(config: ConfigDict) -> list[Task]:
-    """The scenarios on which a base policy is judged: every second of the evaluation split; a run is tested on all."""
-    return sorted(build.held_out_scenarios(config), key=lambda s: s.id)[::2]
+    """The scenarios on which a base policy is judged: those of every second entry of the evaluation split. The others
+    are for the test of a finished run."""
+    entries = build.family(config).scenarios(config.environment.eval_split, {})
+    kept = {entry.id for entry in entries[::2]}
+    return [s for s in build.held_out_scenarios(config) if s.id in kept]
 
 
 def tasks_with(
@@ -68,6 +71,51 @@ def tasks_with(
     return holding
 
 
+def by_task(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[Trajectory]]:
+    """Trajectories by task id; the samples of a task stand one after the other."""
+    return {
+        trajectories[i].task_id: list(trajectories[i : i + samples])
+        for i in range(0, len(trajectories), samples)
+    }
+
+
+def print_success(agent: Agent, tasks: Sequence[Task], weak: Container[str], samples: int) -> None:
+    """Success at temperature 1 and greedy, of all tasks and of those with and without a weak tool."""
+    kinds = {"all": tasks}
+    if weak:
+        kinds["with a weak tool"] = [t for t in tasks if any(name in weak for name in names(t))]
+        kinds["without"] = [t for t in tasks if not any(name in weak for name in names(t))]
+    for temperature, n in ((1.0, samples), (0.0, 1)):
+        _, trajectories = evaluate(agent, tasks, samples=n, temperature=temperature, seed=1)
+        groups = by_task(trajectories, n)
+        for kind, among in kinds.items():
+            result = tally(among, [t for task in among for t in groups[task.id]], n, temperature)
+            by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items()}
+            print(
+                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {result.success:.1%}, "
+                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}",
+                flush=True,
+            )
+
+
+def print_tools(
+    agent: Agent,
+    held: Mapping[str, Sequence[Task]],
+    weak: Mapping[str, Mapping],
+    share: Mapping[str, float],
+    samples: int,
+) -> None:
+    """The table by tool, at temperature 1. held: tasks by tool. share: of exploration's tasks that hold a tool."""
+    tasks = [task for found in held.values() for task in found]
+    _, trajectories = evaluate(agent, tasks, samples=samples, temperature=1.0, seed=1)
+    rows = by_tool(held, by_task(trajectories, samples))
+    print(table(rows, weak, share))
+    for kind, group in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):
+        if group:
+            success, made = (np.mean([rows[t][key] for t in group]) for key in ("success", "call_success"))
+            print(f"mean over {len(group)} {kind} tools: success {success:.1%}, calls {made:.1%}")
+
+
 def main(_) -> None:
     c = _CONFIG.value
     policy, family = build.policy(c.model), build.family(c)
@@ -84,43 +132,15 @@ def main(_) -> None:
             return list(tasks)
 
         tasks = explored(scenarios, _TASKS.value, "held_out")
-        kinds = {"all": tasks}
-        if weak:
-            kinds["with a weak tool"] = [t for t in tasks if names(t) & weak.keys()]
-            kinds["without"] = [t for t in tasks if not names(t) & weak.keys()]
-        for temperature, samples in ((1.0, c.rollout.group_size), (0.0, 1)):
-            for kind, among in kinds.items():
-                result, _ = evaluate(agent, among, samples=samples, temperature=temperature, seed=1)
-                by_calls = {n: f"{s / trials:.0%}" for n, (s, trials) in result.by_calls.items()}
-                print(
-                    f"temperature {temperature:g}, {samples} samples of {len(among)} tasks ({kind}): success "
-                    f"{result.success:.1%}, by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, "
-                    f"ends {result.stops}",
-                    flush=True,
-                )
-        if not _TASKS_PER_TOOL.value:
-            return
-
-        met = explored(build.scenarios(c), _EXPLORED.value, "explored")
-        share = Counter()
-        share.update({tool: n / len(met) for tool, n in Counter(n for t in met for n in names(t)).items()})
-        offered = sorted({name for s in scenarios for name in offered_names(family.tools(s))})
-        rng = rng_for(c.evaluation.seed, "by_tool")
-        held = {t: tasks_with(t, _TASKS_PER_TOOL.value, scenarios, synthesizer, rng) for t in offered}
-        tasks = [task for found in held.values() for task in found]
-        samples = c.rollout.group_size
-        _, trajectories = evaluate(agent, tasks, samples=samples, temperature=1.0, seed=1)
-        rolled = {t.id: trajectories[i * samples : (i + 1) * samples] for i, t in enumerate(tasks)}
-        rows = by_tool(held, rolled)
-        print(table(rows, weak, share))
-        for kind, group in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):
-            if group:
-                mean = lambda key: np.mean([rows[tool][key] for tool in group])
-                print(
-                    f"mean over {len(group)} {kind} tools: success {mean('success'):.1%}, calls {mean('call_success'):.1%}"
-                )
-        if _OUTPUT.value:
-            Path(_OUTPUT.value).write_text(json.dumps({"tools": rows, "met": dict(share)}, indent=1) + "\n")
+        print_success(agent, tasks, weak, c.rollout.group_size)
+        if _TASKS_PER_TOOL.value:
+            met = explored(build.scenarios(c), _EXPLORED.value, "explored")
+            count = Counter(name for task in met for name in names(task))
+            tools = sorted({name for s in scenarios for name in offered_names(family.tools(s))})
+            rng, wanted = rng_for(c.evaluation.seed, "by_tool"), _TASKS_PER_TOOL.value
+            held = {tool: tasks_with(tool, wanted, scenarios, synthesizer, rng) for tool in tools}
+            share = {tool: count[tool] / len(met) for tool in tools}
+            print_tools(agent, held, weak, share, c.rollout.group_size)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def by_tool(
     }
 
 
-def table(rows: Mapping[str, Mapping[str, float]], weak: Mapping[str, Mapping], share: Counter) -> str:
+def table(
+    rows: Mapping[str, Mapping[str, float]], weak: Mapping[str, Mapping], share: Mapping[str, float]
+) -> str:
     """Lines, the tools that exploration meets most often first."""
     lines = [
         f"{'tool':28} {'weak by':22} {'met in':>6} {'tasks':>5} {'success':>7} {'reached':>7} {'made':>5}"
