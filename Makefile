@@ -73,24 +73,20 @@ check: setup-check
 sglang-cpu: setup setup-sglang
 	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
 
-# How models/tiny_qwen3 and models/tiny_qwen3_weak were made (docs/results.md says how long it took): one first stage
-# without errors, then bad habits. They write runs/pretrain/habits and runs/pretrain/weak.
+# How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) pretraining/pretrain_tiny.py
-HABITS := --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7
-# Three of these tools are met often by unguided exploration, three now and then, four rarely.
+pretrain: setup
+	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
+	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7 --weak=0.45
+
+# How models/tiny_qwen3_weak was made, whose weak tools are these: three that unguided exploration meets often, three
+# that it meets now and then, four that it meets rarely. Writes runs/pretrain/weak.
 WEAK_TOOLS := get_user_stats:wrong_argument:0.5 view_messages_sent:skip:0.5 du:sibling_tool:0.5 \
   search_tweets:give_up:0.5 edit_ticket:wrong_argument:0.5 close_ticket:sibling_tool:0.5 \
   sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 delete_message:wrong_argument:0.5
-
-runs/pretrain/clean.made: | setup
-	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
-	@touch $@
-
-pretrain: runs/pretrain/clean.made
-	$(PRETRAIN) --output=runs/pretrain/habits $(HABITS) --weak=0.45
-
-pretrain-weak: runs/pretrain/clean.made
-	$(PRETRAIN) --output=runs/pretrain/weak $(HABITS) --weak_tools="$(WEAK_TOOLS)"
+pretrain-weak: setup
+	$(PRETRAIN) --output=runs/pretrain/broad --seed=7 --steps=600
+	$(PRETRAIN) --output=runs/pretrain/weak --start=runs/pretrain/broad --seed=8 --tasks=6000 --steps=400 --learning_rate=0.008 --decay=0.7 --weak_tools="$(WEAK_TOOLS)"
 
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
 PEERS := tunix trl

@@ -7,7 +7,7 @@ frequent as the right call, so greedy decoding errs too and RL has something to 
 In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak ten by name.
 
     make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
-    make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak, from the same first stage
+    make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak
 
 Seeded. The wall time and what came out stand in docs/results.md.
 """
