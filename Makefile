@@ -74,7 +74,7 @@ sglang-cpu: setup setup-sglang
 	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
 
 # How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
-PRETRAIN := $(RUN) pretraining/pretrain_tiny.py
+PRETRAIN := $(RUN) experiments/pretraining/pretrain_tiny.py
 pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
 	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7 --weak=0.45

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "pretraining"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "pretraining"))
 
 from demonstrator import ERRORS, Demonstrator, Habit, drawn_habits, named_habits, parameters, to_json
 

@@ -17,7 +17,7 @@ def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
     flags.append("--weak_tools=cp:sibling_tool:0.5 sort:skip:0.25")
     done = subprocess.run(
-        [sys.executable, "pretraining/pretrain_tiny.py", *flags],
+        [sys.executable, "experiments/pretraining/pretrain_tiny.py", *flags],
         cwd=ROOT,
         env={**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]},  # its few steps are quicker not optimised
         capture_output=True,
