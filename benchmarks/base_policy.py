@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 from by_tool import by_tool, names, table
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from coevolve_jax import build
 from coevolve_jax.evaluate import evaluate, tally
@@ -42,14 +42,6 @@ flags.mark_flag_as_required("config")
 
 PASSES = 8  # of exploration around a tool, until there are enough tasks with it
 CONTEXTS = 16  # scenarios in a pass
-
-
-def development_scenarios(config: ConfigDict) -> list[Task]:
-    """The scenarios on which a base policy is judged: those of every second entry of the evaluation split. The others
-    are for the test of a finished run."""
-    entries = build.family(config).scenarios(config.environment.eval_split, {})
-    kept = {entry.id for entry in entries[::2]}
-    return [s for s in build.held_out_scenarios(config) if s.id in kept]
 
 
 def tasks_with(
@@ -123,8 +115,8 @@ def main(_) -> None:
     weak = json.loads(planted.read_text()) if planted.exists() else {}
     with build.env_pool(c) as env_pool:
         agent = build.agent(c, policy, build.engine(c, policy), env_pool)
-        synthesizer = Synthesizer(build.explorer(c), family.tools, env_pool, c, guard=None)
-        scenarios = development_scenarios(c)
+        synthesizer = Synthesizer(build.explorer(c), family.tools, env_pool, c, None, agent.fits)
+        scenarios = build.held_out_scenarios(c)  # config.environment.eval_split: development
 
         def explored(among: Sequence[Task], wanted: int, purpose: str) -> list[Task]:
             tasks, rng = TaskPool(), rng_for(c.evaluation.seed, purpose)
