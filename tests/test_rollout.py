@@ -282,18 +282,34 @@ class Slow:
         return operation(*args)
 
 
+class Told:
+    """An engine that tells which sessions are served at once, and their lengths."""
+
+    def __init__(self, engine, told):
+        self._engine, self._told = engine, told
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    async def advance(self, requests):
+        self._told.append([(r.session, len(r.ids)) for r in requests])
+        return await self._engine.advance(requests)
+
+
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
-    """Seven conversations on four seats, in messages of different lengths."""
+    """Seven conversations on four seats, in messages of different lengths: the same is asked for in each tick."""
     jobs = [Job(TASK, i, 100 + i) for i in range(7)]
-    limits, runs = Limits(max_length=400, max_new_tokens=48), []
+    limits, runs, ticks = Limits(max_length=400, max_new_tokens=48), [], []
     for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
         engine = NativeEngine(
             policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3
         )
-        agent = Agent(engine, policy.chat, pool, bfcl.tools, limits, concurrency=4)
+        agent = Agent(Told(engine, told := []), policy.chat, pool, bfcl.tools, limits, concurrency=4)
+        ticks.append(told)
         runs.append(agent.rollouts(jobs, 1.5))
         agent.close()
     assert len({len(t.ids) for t in runs[0]}) > 3 and sum(len(t.steps) for t in runs[0]) > 7
+    assert ticks[1] == ticks[0] == ticks[2]
     for run in runs[1:]:
         for t, expected in zip(run, runs[0], strict=True):
             for name in ("ids", "mask", "logprobs", "versions"):
