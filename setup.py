@@ -17,7 +17,11 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["coevolve_jax", "coevolve_jax.*"]),
     # Markdown: prompts and wording that roles read.
-    package_data={"": ["*.md"], "coevolve_jax": ["py.typed", "*.pyi"]},
+    package_data={
+        "": ["*.md"],
+        "coevolve_jax": ["py.typed", "*.pyi"],
+        "coevolve_jax.analysis": ["viewer/*", "viewer/vendor/*"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "jax>=0.10",
@@ -33,7 +37,6 @@ setup(
         "aiohttp>=3.11",
         "jinja2>=3.1",
         "tensorboardX>=2.6",
-        "matplotlib>=3.11",
         "scipy>=1.14",
         # What the BFCL environment imports. The package itself wants --no-deps
         # (its declared dependencies are 3.2 GB): `make` does that, or
@@ -42,7 +45,7 @@ setup(
         "filelock",
     ],
     extras_require={
-        "test": ["pytest", "hypothesis"],
+        "test": ["pytest", "hypothesis", "playwright"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],
         "cuda": ["jax[cuda13]>=0.10"],

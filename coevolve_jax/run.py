@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import checkpoint, health
@@ -30,11 +31,13 @@ from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.collect import Collected, describe
 from coevolve_jax.evaluate import versions
 from coevolve_jax.logs import MetricsWriter
-from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Sample, Task
+from coevolve_jax.types import Group, Sample, Task, Trajectory
+
+FED = -2  # stands for the policy version of tokens that no policy sampled
 
 
 @contextmanager
@@ -161,7 +164,7 @@ class Run:
         self._logs.write_step(row)
         self._logs.append("signals.jsonl", found.rows)
         if step % c.logging.trajectories_every == 0 or state.step == c.steps:
-            shown = readable(chat, groups, step)[: c.logging.trajectories]
+            shown = readable(chat, groups, step, c.logging.trajectories)
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
         for sentence in self._watch(values, raised):
@@ -288,8 +291,10 @@ def fork(
     return config
 
 
-def readable(chat: Chat, groups: Sequence[Group], step: int) -> list[dict]:
-    """Trajectories as one reads them: one of each outcome of each task, failures and successes in turn."""
+def readable(chat: Chat, groups: Sequence[Group], step: int, most: int) -> list[dict]:
+    """`most` trajectories as one reads them: one of each outcome of each task, failures and successes in turn.
+
+    Their tokens are in "segments": see `segments`."""
     queries = {g.task.id: [turn.query for turn in g.task.turns] for g in groups}
     distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories_of(groups))}.values()
     failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))
@@ -302,11 +307,37 @@ def readable(chat: Chat, groups: Sequence[Group], step: int) -> list[dict]:
             "success": t.outcome.success,
             "valid": t.outcome.valid,
             "policy_tokens": int(t.mask.sum()),
-            "text": chat.decode(t.ids),
+            "segments": segments(chat, t),
             "queries": queries[t.task_id],
         }
-        for t in in_turn
+        for t in in_turn[:most]
     ]
+
+
+def segments(chat: Chat, trajectory: Trajectory) -> list[dict]:
+    """The tokens of a trajectory in runs of one kind; all "pieces" joined are its text.
+
+    What was fed to the policy is one piece: {"tokens": n, "pieces": [text]}. What it sampled has one piece and one
+    log-probability (nats, 4 digits) per token: {"tokens": n, "pieces": [n], "logprobs": [n], "version": int}; of a
+    character that is cut into several tokens all but the last have the piece "".
+    """
+    t = trajectory
+    kinds = np.where(t.mask, t.versions, FED)
+    ends = [*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(t.ids)]
+    found = []
+    for start, end in itertools.pairwise([0, *ends]):
+        ids, segment = t.ids[start:end], dict[str, Any](tokens=end - start)
+        if t.mask[start]:
+            logprobs = (np.round(t.logprobs[start:end].astype(np.float64), 4) + 0.0).tolist()  # no -0.0
+            segment |= {
+                "pieces": pieces(chat.decode, ids),
+                "logprobs": logprobs,
+                "version": int(kinds[start]),
+            }
+        else:
+            segment["pieces"] = [chat.decode(ids)]
+        found.append(segment)
+    return found
 
 
 def write_lines(path: Path, rows: Sequence[dict]) -> None:

@@ -92,7 +92,8 @@ def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
     for t in hinted:
         at, text = t["hints"][0]
         assert at == 0 and text.startswith("Note: ")
-        head, _, rest = t["text"].partition("<|im_start|>assistant")
+        whole = "".join(piece for segment in t["segments"] for piece in segment["pieces"])
+        head, _, rest = whole.partition("<|im_start|>assistant")
         assert text[:30] in head and t["queries"][0] in head
         for at, text in t["hints"][1:]:
             assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest

@@ -1,4 +1,4 @@
-"""What a run has written, read back: the files of a workdir as plain values."""
+"""What runs have written, read back: the files of a workdir, and of a comparison, as plain values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from coevolve_jax.logs import TRAJECTORIES
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The files of a workdir; what is not there yet is empty. trajectories: (step, rows) in order of step."""
+    """The files of a workdir; what is not there yet is empty. rows: of metrics.jsonl. trajectories: (step, rows) in
+    order of step."""
 
+    name: str
     config: dict
     summary: dict
     rows: list[dict]
     tasks: list[dict]
+    held_out: list[dict]
     signals: list[dict]
+    evaluations: list[dict]
     trajectories: list[tuple[int, list[dict]]]
     written: datetime.datetime
 
@@ -56,16 +60,63 @@ def load_run(workdir: str | os.PathLike) -> Run:
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
         raise FileNotFoundError(f"{workdir} is not a folder; give the workdir of a run.")
-    lines = {name: _lines(workdir / f"{name}.jsonl") for name in ("metrics", "tasks", "signals")}
-    config, summary = (
-        json.loads(path.read_bytes()) if path.exists() else {}
-        for path in (workdir / "config.json", workdir / "summary.json")
-    )
+    logs = ("tasks", "held_out", "signals", "evaluations")
+    lines = {name: _lines(workdir / f"{name}.jsonl") for name in logs}
     files = sorted((workdir / "trajectories").glob("step_*.jsonl"))
     trajectories = [(int(m[1]), _lines(path)) for path in files if (m := TRAJECTORIES.fullmatch(path.name))]
     stamps = [path.stat().st_mtime for path in workdir.glob("*.json*")]
     written = datetime.datetime.fromtimestamp(max(stamps, default=workdir.stat().st_mtime))
-    return Run(config, summary, lines["metrics"], lines["tasks"], lines["signals"], trajectories, written)
+    return Run(
+        name=workdir.absolute().name,
+        config=_values(workdir / "config.json"),
+        summary=_values(workdir / "summary.json"),
+        rows=_lines(workdir / "metrics.jsonl"),
+        trajectories=trajectories,
+        written=written,
+        **lines,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The files of a comparison's folder. summaries: summary.json by (arm, seed) of its cells; a cell that has not
+    finished has {}."""
+
+    name: str
+    plan: dict
+    result: dict
+    summaries: dict[tuple[str, str], dict]
+    written: datetime.datetime
+
+
+def load_comparison(folder: str | os.PathLike) -> Comparison:
+    """Reads a folder that holds plan.json or comparison.json, also while its cells run. Raises what `load_run` does."""
+    folder = pathlib.Path(folder)
+    cells = [path for path in sorted((folder / "cells").glob("*/seed_*")) if path.is_dir()]
+    written = max(path.stat().st_mtime for path in folder.glob("*.json"))
+    return Comparison(
+        name=folder.absolute().name,
+        plan=_values(folder / "plan.json"),
+        result=_values(folder / "comparison.json"),
+        summaries={
+            (path.parent.name, path.name.removeprefix("seed_")): _values(path / "summary.json")
+            for path in cells
+        },
+        written=datetime.datetime.fromtimestamp(written),
+    )
+
+
+def is_comparison(folder: str | os.PathLike) -> bool:
+    """Whether a folder is a comparison's, rather than one run's."""
+    return any((pathlib.Path(folder) / name).is_file() for name in ("plan.json", "comparison.json"))
+
+
+def _values(path: pathlib.Path) -> dict:
+    """A JSON file; {} where there is none."""
+    try:
+        return json.loads(path.read_bytes()) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); restore it, or remove it.") from None
 
 
 def _lines(path: pathlib.Path) -> list[dict]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from coevolve_jax.types import Call
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _END = "<|im_end|>"
+_LONGEST_CHARACTER = 4  # bytes in UTF-8, and thus tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,3 +143,17 @@ class Chat:
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """The tool calls of one sampled assistant message; none means that it ends its turn."""
         return parse_calls(self.decode(ids))
+
+
+def pieces(decode: Callable[[Sequence[int] | np.ndarray], str], ids: Sequence[int] | np.ndarray) -> list[str]:
+    """The text of each token. A character that several tokens make stands with the last of them, after "".
+
+    decode: `Chat.decode`. All pieces joined are the decoded ids, where these are whole characters.
+    """
+    found, start = [], 0
+    for end in range(1, len(ids) + 1):
+        text = decode(ids[start:end])
+        whole = not text.endswith("\ufffd") or end == len(ids) or end - start == _LONGEST_CHARACTER
+        found.append(text if whole else "")
+        start = end if whole else start
+    return found

@@ -1,0 +1,93 @@
+"""Serves a report on this machine, written anew whenever the files that it shows have changed."""
+
+from __future__ import annotations
+
+import http.server
+import pathlib
+import re
+import sys
+import threading
+from collections.abc import Callable
+
+_PART = re.compile(r"/(report_data/part_\d+\.js)")
+_SHOWN = ("*.json", "*.jsonl", "trajectories/*.jsonl", "cells/*/*/summary.json")
+
+
+def serve(folder: pathlib.Path, write: Callable[[], pathlib.Path], port: int) -> None:
+    """Serves the page that `write` writes in `folder` until it is interrupted.
+
+    Raises ValueError where the port is taken.
+    """
+    try:
+        with server(folder, write, port) as found:
+            sys.stdout.write(
+                f"http://127.0.0.1:{found.server_address[1]}/ follows the run; Ctrl-C ends it.\n"
+            )
+            sys.stdout.flush()
+            found.serve_forever()
+    except OSError as error:
+        raise ValueError(f"Port {port} cannot be served ({error}): choose another one with --port.") from None
+
+
+def server(
+    folder: pathlib.Path, write: Callable[[], pathlib.Path], port: int
+) -> http.server.ThreadingHTTPServer:
+    """A server on 127.0.0.1 that is to be run and closed by the caller. port: 0 for any that is free."""
+    lock, written = threading.Lock(), {}
+
+    def page() -> tuple[str, bytes]:
+        """The state of the files that the page shows, and the page."""
+        with lock:
+            state = _state(folder)
+            if written.get("state") != state:
+                written.update(page=write().read_bytes(), state=state)
+            return written["state"], written["page"]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            host = self.headers.get("Host", "").rpartition(":")[0]
+            part = _PART.fullmatch(self.path)
+            if host not in (
+                "127.0.0.1",
+                "localhost",
+            ):  # a page elsewhere must not read this one under its name
+                self.send_error(403)
+            elif self.path == "/":
+                state, text = page()
+                if self.headers.get("If-None-Match") == state:
+                    self._answer(304, b"", state)
+                else:
+                    self._answer(200, text, state, "text/html; charset=utf-8")
+            elif part and (folder / part[1]).is_file():
+                self._answer(200, (folder / part[1]).read_bytes(), "", "text/javascript")
+            else:
+                self.send_error(404)
+
+        def _answer(self, status: int, body: bytes, state: str, kind: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Cache-Control", "no-cache")
+            for name, value in (("ETag", state), ("Content-Type", kind)):
+                if value:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format, *args):
+            pass
+
+    return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def _state(folder: pathlib.Path) -> str:
+    """Changes when a file that the page shows does."""
+    files = sorted(path for pattern in _SHOWN for path in folder.glob(pattern))
+    return f'"{hash(tuple((str(path), *_stamp(path)) for path in files)):x}"'
+
+
+def _stamp(path: pathlib.Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # replaced at this moment
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

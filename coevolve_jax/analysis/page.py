@@ -1,0 +1,112 @@
+"""One HTML page from a view: template, style, scripts and data in one file, or data beside it where it is large.
+
+Nothing in a view is trusted. The template escapes what it shows, data travels as base64, the scripts set text and
+never markup, and the page's own policy lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import os
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from coevolve_jax.logs import encode
+
+LARGEST = 5_000_000  # bytes of a page that holds all of its data
+PART = 1 << 20  # bytes of JSON, about, that are unpacked at once
+STYLES = ("vendor/uPlot.min.css", "style.css", "reader.css")
+SCRIPTS = (  # each one subject; a name of one is a name of all, those that are used first stand first
+    "vendor/uPlot.iife.min.js",
+    "dom.js",
+    "data.js",
+    "charts.js",
+    "panels_learning.js",
+    "panels_evolution.js",
+    "panels_machine.js",
+    "list.js",
+    "map.js",
+    "tasks.js",
+    "tokens.js",
+    "trajectories.js",
+    "comparison.js",
+    "main.js",
+)
+
+
+def write_page(
+    path: pathlib.Path, view: Mapping[str, Any], rows: Iterable[Mapping], live: bool = False
+) -> None:
+    """Writes the page at `path`, replacing it at once.
+
+    rows: what view["trajectories"] lists, in full and in the same order. Where the page would be larger than
+    LARGEST they go to path's folder, as report_data/part_000.js and so on, which must then travel with the page.
+    live: the page asks its server for newer versions of itself.
+    """
+    texts, starts = [], []
+    for start, part in _parts(rows):
+        texts.append(pack({"rows": part}))
+        starts.append(start)
+    embedded = sum(map(len, texts)) < LARGEST // 2 or len(_render(view, starts, texts, live)) <= LARGEST
+    folder = path.with_name(f"{path.stem}_data")
+    names = [] if embedded else [f"part_{number:03d}.js" for number in range(len(texts))]
+    for name, text, number in zip(names, texts, range(len(texts))):
+        folder.mkdir(exist_ok=True)
+        _replace(folder / name, f'coevolvePart({number},"{text}")\n')
+    for old in folder.glob("part_*.js"):
+        if old.name not in names:
+            old.unlink()
+    _replace(path, _render(view, starts, texts if embedded else [], live))
+
+
+def pack(value: Mapping[str, Any]) -> str:
+    """JSON, deflated, in base64: text that can stand anywhere in a page. NaN is null."""
+    return base64.b64encode(zlib.compress(encode(value), 6)).decode()
+
+
+def _parts(rows: Iterable[Mapping]) -> Iterator[tuple[int, list[Mapping]]]:
+    """Rows in parts of about PART bytes, each with the number of its first row."""
+    start, part, size = 0, [], 0
+    for row in rows:
+        part.append(row)
+        size += len(encode(row))
+        if size >= PART:
+            yield start, part
+            start, part, size = start + len(part), [], 0
+    if part:
+        yield start, part
+
+
+def _render(view: Mapping[str, Any], starts: Sequence[int], parts: Sequence[str], live: bool) -> str:
+    """The page. starts: number of the first row of each part; parts: the packed ones, where they stand in the page."""
+    files = importlib.resources.files("coevolve_jax.analysis") / "viewer"
+    read = lambda name: (files / name).read_text(encoding="utf-8")
+    style, script = ("\n".join(map(read, names)) for names in (STYLES, SCRIPTS))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(read("page.html.j2")).render(
+        view=view,
+        data=pack({**view, "part_starts": starts, "live": live}),
+        parts=parts,
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_digest(f"\n{style}\n"),
+        script_hash=_digest(f"\n{script}\n"),
+        live=live,
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,233 @@
+"""What the page shows of one run, as JSON values. Statistics are done here, drawing in viewer/."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.analysis.loading import Run, asked_for
+from coevolve_jax.analysis.summary import clock, p_value
+from coevolve_jax.analysis.task_map import coordinates
+from coevolve_jax.envs import base, family
+from coevolve_jax.logs import flatten
+from coevolve_jax.types import Task
+
+QUERY = 160  # characters of a query in lists
+
+
+def run_view(run: Run) -> dict:
+    """All that the page knows of a run, besides the trajectories in full."""
+    tasks, evaluation_tasks, share = task_map(run)
+    return {
+        "kind": "run",
+        "name": run.name,
+        "headline": headline(run),
+        "metrics": columns(run.rows),
+        "alerts": [
+            {"step": row["step"], "text": str(a)} for row in run.rows for a in row.get("alerts") or ()
+        ],
+        "held_out": held_out(run.summary),
+        "evaluations": evaluations(run.evaluations),
+        "leak_threshold": run.config.get("data", {}).get("leak_threshold"),
+        "tasks": tasks,
+        "evaluation_tasks": evaluation_tasks,
+        "map_share": _rounded(share),
+        "fate": run.fate,
+        "seconds": sorted(run.seconds.items(), key=lambda item: -item[1]),
+        "trajectories": trajectories(run),
+    }
+
+
+def headline(run: Run) -> dict:
+    """What a newcomer wants to know first: a sentence, and four cards (title, value, note)."""
+    summary, seconds, result = run.summary, run.seconds, stats.held_out(run.summary)
+    strategy = summary.get("strategy") or run.config.get("strategy", {}).get("name", "unknown")
+    wanted = run.config.get("steps")
+    facts = [
+        f"strategy {strategy}",
+        f"seed {summary.get('seed', run.config.get('seed', 'unknown'))}",
+        f"{summary.get('steps', len(run.rows))} steps",
+        f"files of {run.written:%Y-%m-%d %H:%M}",
+        f"config {summary.get('config_digest', 'digest not recorded yet')}",
+        *(f"{name} {version}" for name, version in summary.get("versions", {}).items()),
+    ]
+    lead = "The run is not finished: what is here is what its files hold so far"
+    lead += f" ({len(run.rows)} of {wanted} steps)." if wanted else "."
+    success = gain = ("—", "known at the end of the run")
+    if result:
+        before, after = result.before, result.after
+        lead = (
+            f"Success on {summary['held_out_tasks']} held-out tasks, never trained on, went from "
+            f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
+        )
+        spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
+        success = (f"{before.value:.0%} → {after.value:.0%}", f"95% intervals {spans[0]} and {spans[1]}")
+        test = "no paired test: results by task not recorded"
+        if result.paired:
+            d, p = result.paired.difference, p_value(result.paired.p)
+            test = f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}; {p}, paired over tasks"
+        gain = (f"{100 * (after.value - before.value):+.1f} points", test)
+    origins = Counter(asked_for(task) for task in run.tasks)
+    new = sum(n for kind, n in origins.items() if kind != "initial")
+    grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind != "initial")
+    total = sum(seconds.values())
+    share = summary.get("evolution_share", seconds.get("evolution", 0) / total if total else 0)
+    growth = (
+        f"{origins['initial']} → {len(run.tasks)} tasks",
+        f"{origins['initial']} initial tasks, {new} from evolution" + (f": {grown}" if grown else ""),
+    )
+    cards = [
+        ("Held-out success", *success),
+        ("Gain", *gain),
+        ("Training set", *growth),
+        ("Time", clock(total), f"{share:.1%} of it on evolution"),
+    ]
+    return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+
+
+def columns(rows: Sequence[Mapping]) -> dict[str, list]:
+    """The numbers of metrics.jsonl as columns, {"step": [T], "seconds/update": [T], ...}; null where there is none."""
+    flat = [dict(flatten(row)) for row in rows]
+    names = sorted({name for row in flat for name in row})
+    return {
+        "step": [row["step"] for row in rows],
+        **{name: [_rounded(row.get(name)) for row in flat] for name in names},
+    }
+
+
+def held_out(summary: Mapping) -> dict | None:
+    """Success before and after with 95% intervals, also by number of reference calls; None where not measured."""
+    result = stats.held_out(summary)
+    if result is None:
+        return None
+    details = summary.get("held_out") or {}
+    counts = {when: (details.get(when) or {}).get("by_calls", {}) for when in ("before", "after")}
+    numbers = sorted({n for by in counts.values() for n, (_, trials) in by.items() if trials}, key=int)
+    by_calls = {
+        when: [_estimate(stats.wilson(*by[n])) if by.get(n, (0, 0))[1] else None for n in numbers]
+        for when, by in counts.items()
+    }
+    return {
+        "before": _estimate(result.before),
+        "after": _estimate(result.after),
+        "calls": [int(n) for n in numbers],
+        "by_calls": by_calls,
+    }
+
+
+def evaluations(rows: Iterable[Mapping]) -> list[dict]:
+    """Curves of evaluations.jsonl by set and split, with 95% intervals over tasks: {"name", "points"}, a point being
+    {"step", "value", "low", "high"}."""
+    curves = defaultdict(dict)
+    for row in rows:
+        counts = [c for c in (row.get("by_task") or {}).values() if c[1]]
+        value = {"value": _rounded(row["success"]), "low": None, "high": None}
+        if counts:
+            successes, trials = zip(*counts)
+            value = _estimate(stats.clustered_success(successes, trials, resamples=2000))
+        name = ", ".join(filter(None, (row["set"], row.get("split"))))
+        curves[name][row["step"]] = {"step": row["step"], **value}
+    return [
+        {"name": name, "points": [points[step] for step in sorted(points)]} for name, points in curves.items()
+    ]
+
+
+def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
+    """D_t and the evaluation tasks for lists, lineage and map, and the share that the map shows of their distances."""
+    rows = [*run.tasks, *run.held_out]
+    features = _features(run.config)
+    points, share = coordinates([features(Task.from_json(_known(row))) for row in rows])
+    fired = defaultdict(list)
+    for signal in run.signals:
+        fired[signal.get("kind"), signal.get("task_id")].append(signal)
+    result = [_task(row, point, fired) for row, point in zip(rows, points.tolist())]
+    details = run.summary.get("held_out") or {}
+    by_task = {when: (details.get(when) or {}).get("by_task") or {} for when in ("before", "after")}
+    for task in result[len(run.tasks) :]:
+        task["origin"] = "evaluation"
+        task["results"] = {when: counts.get(task["id"]) for when, counts in by_task.items()}
+    return result[: len(run.tasks)], result[len(run.tasks) :], share
+
+
+def _features(config: Mapping):
+    """What leak control of this run compares; the default where the environment family cannot be imported here."""
+    try:
+        return family.function(family.module(config["environment"]["name"]), "features")
+    except (KeyError, ValueError):
+        return base.features
+
+
+def _known(row: Mapping) -> dict:
+    return {key: value for key, value in row.items() if key != "record"}
+
+
+def _task(row: Mapping, point: Sequence[float], fired: Mapping) -> dict:
+    born, record = row["lineage"], row.get("record") or {}
+    signals = [s for s in fired.get((born["signal"], born["parent"]), ()) if s["step"] <= born["step"]]
+    # The one that the reflection names; else the last of its kind on the parent before the birth.
+    named = [s for s in signals if (born["context"] or "").startswith(_signal_name(s))] or signals
+    return {
+        "id": row["id"],
+        "origin": asked_for(row),
+        "step": born["step"],
+        "description": row.get("description", ""),
+        "turns": [
+            {"query": turn["query"], "calls": [call_text(call) for call in turn["calls"]]}
+            for turn in row["turns"]
+        ],
+        "lineage": born,
+        "fired": named[-1] if named else None,
+        "visits": record.get("visits", record.get("trained")),
+        "first_score": _rounded(record.get("first_score")),
+        "last_score": _rounded(record.get("last_score")),
+        "x": _rounded(point[0]),
+        "y": _rounded(point[1]),
+    }
+
+
+def _signal_name(signal: Mapping) -> str:
+    """How the scripted explorer begins the id of its reflection on a signal."""
+    return "/".join(str(signal[name]) for name in ("kind", "step", "task_id", "rollout_index"))
+
+
+def trajectories(run: Run) -> dict[str, list]:
+    """One entry for each logged trajectory, as columns, for lists and filters."""
+    fired = defaultdict(list)
+    for s in run.signals:
+        kind = f"{s.get('kind')}: {s['pattern']}" if s.get("pattern") else s.get("kind")
+        fired[s["step"], s.get("task_id"), s.get("rollout_index")].append(kind)
+    index = defaultdict(list)
+    for step, rows in run.trajectories:
+        for row in rows:
+            index["step"].append(step)
+            index["task"].append(row["task_id"])
+            index["rollout"].append(row["rollout_index"])
+            index["success"].append(bool(row["success"]))
+            index["valid"].append(bool(row["valid"]))
+            index["reward"].append(_rounded(row["reward"]))
+            index["stop"].append(row["stop"])
+            index["tokens"].append(row["policy_tokens"])
+            index["calls"].append(len(row["steps"]))
+            index["signals"].append(fired.get((step, row["task_id"], row["rollout_index"]), []))
+            index["query"].append(row["queries"][0][:QUERY] if row["queries"] else "")
+    return index
+
+
+def call_text(call: Mapping) -> str:
+    arguments = ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call["arguments"].items())
+    return f"{call['name']}({arguments})"
+
+
+def _estimate(estimate: stats.Estimate) -> dict[str, Any]:
+    return {name: _rounded(getattr(estimate, name)) for name in ("value", "low", "high")}
+
+
+def _rounded(value: float | None) -> float | None:
+    """5 significant digits, which no chart can show more of; null where it is no number."""
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.5g}")
