@@ -4,7 +4,7 @@ config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every t
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
 checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
-summary.json    ledger.json      report.html
+summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
 """
 
 from __future__ import annotations

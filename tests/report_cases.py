@@ -233,7 +233,7 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
     plan = {
         "arms": arms,
         "seeds": seeds,
-        "config": "configs/bfcl_tiny.py",
+        "config": {"steps": 4},
         "reads": "test",
         "date": "2026-11-22",
     }
@@ -251,7 +251,7 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
         "boot_low": 0.01, "boot_high": 0.2, "p": 0.012, "p_holm": 0.024, "n": len(seeds), "p_improvement": 0.78,
     }  # fmt: skip
     result = {
-        "metric": {"name": "macro success on weak tools, final step"},
+        "metric": {"name": "macro success on weak tools, final step", "set": "balanced", "group": "weak"},
         "arms": [
             {
                 "arm": arm,
@@ -269,5 +269,31 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
         },
         "notes": ["One arm had a longer warm-up."],
     }
+    result["secondary"] = [{**result, "metric": {"name": "success on the i.i.d. set"}}]
     (path / "comparison.json").write_text(json.dumps(result))
     return path
+
+
+# Dictionaries whose keys are names that models, tasks and tools give.
+NAMED = (
+    "arguments",
+    "by_task",
+    "signals",
+    "refused",
+    "versions",
+    "seconds",
+    "budgets",
+    "curves",
+    "iid",
+    "balanced",
+)
+
+
+def poisoned(value, evil, name=""):
+    """JSON values with `evil` before every text and every such name."""
+    if isinstance(value, dict):
+        key = lambda k: evil + k if name in NAMED and k != "step" else k
+        return {key(k): poisoned(v, evil, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [poisoned(v, evil) for v in value]
+    return evil + value if isinstance(value, str) else value

@@ -86,6 +86,15 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     assert view["metrics"]["evolution/pass_rate"][0] is None and view["metrics"]["evolution/pass_rate"][2] > 0
     assert ["refused: duplicate", 4] in view["fate"] and view["leak_threshold"] == 0.9
     assert view["held_out"]["before"]["low"] < view["held_out"]["after"]["high"]
+    by_task = summary["held_out"]["after"]["by_task"]
+    calls = {
+        t["id"]: sum(len(u["calls"]) for u in t["turns"]) for t in lines(tmp_path / "run/held_out.jsonl")
+    }
+    for n, shown in zip(view["held_out"]["calls"], view["held_out"]["by_calls"]["after"], strict=True):
+        counts = np.sum([by_task[i] for i in by_task if calls[i] == n], axis=0)
+        assert shown["low"] <= shown["value"] <= shown["high"] and np.isclose(
+            shown["value"], counts[0] / counts[1], atol=1e-4
+        )
     assert len(view["tasks"]) == 24 and len(view["evaluation_tasks"]) == 20
     rows = [row for file in sorted((tmp_path / "run/trajectories").iterdir()) for row in lines(file)]
     assert [row for part in found.parts for row in part] == rows
@@ -174,6 +183,15 @@ def test_numbers_that_are_none_are_null(tmp_path):
     assert "loss" not in build(path).view["metrics"]
 
 
+def test_numbers_and_half_characters_of_a_trajectory_do_not_spoil_the_page(tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    file = next((path / "trajectories").iterdir())
+    row = {**lines(file)[0], "reward": float("nan"), "queries": ["\ud800 half"], "note": float("inf")}
+    file.write_text(json.dumps(row) + "\n")
+    ((shown,),) = build(path).parts
+    assert shown["reward"] is None and shown["note"] is None and shown["queries"] == ["\ud800 half"]
+
+
 def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path):
     path = fake_workdir(tmp_path / "run", steps=3)
     by_task = {"a": [2, 2], "b": [1, 2], "c": [0, 2]}
@@ -182,13 +200,16 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
         for step in (0, 2)
         for name in ("iid", "balanced")
     ]
-    rows.append({"step": 1, "set": "iid", "split": "test", "success": 0.25, "by_task": {}})
+    rows.append(
+        {"step": 1, "set": "iid", "split": "test", "success": 0.25, "by_task": {}, "macro_weak": 0.125}
+    )
     (path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    iid, balanced = build(path).view["evaluations"]
+    iid, balanced, weak = build(path).view["evaluations"]
     assert (iid["name"], balanced["name"]) == ("iid, test", "balanced, test")
     assert [p["step"] for p in iid["points"]] == [0, 1, 2]
     first, second = iid["points"][:2]
     assert 0 <= first["low"] < first["value"] == 0.5 < first["high"] <= 1
+    assert weak == {"name": "iid, test: weak tools", "points": [{**second, "value": 0.125}]}
     assert second == {"step": 1, "value": 0.25, "low": None, "high": None}
 
 
@@ -214,13 +235,9 @@ def test_a_comparison_has_its_own_page(tmp_path):
     for expected in ("3 arms over 3 seeds", "macro success on weak tools", "+10.0 points", "9 of 9"):
         assert expected in found.text, expected
     assert found.view["kind"] == "comparison" and len(found.view["cells"]) == 9
-    assert found.view["notes"][0] == "The numbers were read on the test split."
+    assert found.view["notes"][0] == "Read on the test set."
     found = build(fake_comparison(tmp_path / "begun", finished=False))
-    assert "not finished: 0 of 9 cells" in found.text and [a["arm"] for a in found.view["arms"]] == [
-        "coevolve",
-        "random",
-        "static",
-    ]
+    assert "not finished: 0 of 9 cells" in found.text and found.view["tables"] == []
 
 
 COUNTS = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3)).map(Counter), max_size=12)

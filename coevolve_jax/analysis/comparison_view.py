@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from coevolve_jax.analysis.loading import Comparison
@@ -10,28 +11,35 @@ from coevolve_jax.analysis.loading import Comparison
 def comparison_view(comparison: Comparison) -> dict:
     """All that the page knows of a comparison; its numbers are those of comparison.json."""
     plan, result = comparison.plan, comparison.result
+    tables = [result, *result.get("secondary", ())] if result else []
     return {
         "kind": "comparison",
         "name": comparison.name,
         "headline": headline(comparison),
-        "metric": _metric(comparison),
-        "arms": result.get("arms") or [{"arm": arm} for arm in plan.get("arms") or ()],
-        "planned": result.get("planned") or [],
+        "tables": [
+            {"metric": _metric(table), "arms": table.get("arms") or [], "planned": table.get("planned") or []}
+            for table in tables
+        ],
         "curves": result.get("curves") or {},
         "cells": [
-            {"arm": arm, "seed": seed, "finished": bool(summary), "success": _success(summary)}
+            {
+                "arm": arm,
+                "seed": seed,
+                "success": summary.get("held_out_success_after"),
+                "done": bool(summary),
+            }
             for (arm, seed), summary in comparison.summaries.items()
         ],
-        "notes": notes(comparison),
+        "notes": notes(plan, result),
         "trajectories": {},
     }
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(plan: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     """What a reader must know before believing the numbers."""
-    found = [str(note) for note in comparison.result.get("notes") or ()]
-    if comparison.plan.get("reads") == "test" and not any("test" in note for note in found):
-        found.insert(0, "The numbers were read on the test split.")
+    found = [str(note) for note in result.get("notes") or ()]
+    if plan.get("reads") == "test" and not any("test" in note for note in found):
+        found.insert(0, "Read on the test set.")
     return found
 
 
@@ -39,30 +47,19 @@ def headline(comparison: Comparison) -> dict:
     """A sentence, and cards (title, value, note)."""
     plan, result, cells = comparison.plan, comparison.result, comparison.summaries
     finished = sum(bool(summary) for summary in cells.values())
-    arms, seeds = plan.get("arms") or [], plan.get("seeds") or []
-    facts = [f"{name} {plan[name]}" for name in ("config", "baseline", "machine", "date") if plan.get(name)]
-    lead = (
-        f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(comparison)}."
-        if result
-        else f"The comparison is not finished: {finished} of {len(arms) * len(seeds)} cells are."
-    )
-    cards: list[tuple[str, Any, str]] = []
-    ranked = [arm for arm in result.get("arms") or () if arm.get("mean") is not None]
-    if ranked:
-        best = max(ranked, key=lambda arm: arm["mean"])
-        cards.append(("Highest mean", best["arm"], f"{best['mean']:.1%} over {best.get('n', '?')} seeds"))
-    strongest = [row for row in result.get("planned") or () if row.get("difference") is not None][:1]
-    for row in strongest:
-        low, high = (f"{100 * row[end]:+.1f}" if row.get(end) is not None else "—" for end in ("low", "high"))
-        note = f"{row['a']} − {row['b']}, 95% interval {low} to {high}"
-        cards.append(("First planned difference", f"{100 * row['difference']:+.1f} points", note))
-    cards.append(("Cells", f"{finished} of {len(arms) * len(seeds)}", "runs that have finished"))
+    arms, seeds = result.get("arms") or plan.get("arms") or [], plan.get("seeds") or []
+    facts = [f"{name}: {plan[name]}" for name in ("date", "machine", "command") if plan.get(name)]
+    lead = f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(result)}."
+    if not result:
+        lead = f"The comparison is not finished: {finished} of {len(arms) * len(seeds)} cells are."
+    cards = [("Runs", f"{finished} of {max(len(cells), len(arms) * len(seeds))}", "have finished")]
+    for row in [row for row in result.get("planned") or () if row.get("difference") is not None][:3]:
+        spread = "one seed: no interval"
+        if row.get("low") is not None:
+            spread = f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, {row['n']} seeds"
+        cards.append((f"{row['a']} − {row['b']}", f"{100 * row['difference']:+.1f} points", spread))
     return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
 
 
-def _metric(comparison: Comparison) -> str:
-    return str((comparison.result.get("metric") or {}).get("name", "held-out success, final step"))
-
-
-def _success(summary: dict) -> float | None:
-    return summary.get("held_out_success_after")
+def _metric(table: Mapping[str, Any]) -> str:
+    return str((table.get("metric") or {}).get("name", "held-out success, last step"))

@@ -7,9 +7,11 @@ import pathlib
 import re
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable
 
-_PART = re.compile(r"/(report_data/part_\d+\.js)")
+# What a page loads, and the reports of a comparison's cells that it leads to.
+_FILE = re.compile(r"/((?:cells/[\w+=,-][\w.+=,-]*/seed_\d+/)?(?:report\.html|report_data/part_\d+\.js))")
 _SHOWN = ("*.json", "*.jsonl", "trajectories/*.jsonl", "cells/*/*/summary.json")
 
 
@@ -46,7 +48,7 @@ def server(
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             host = self.headers.get("Host", "").rpartition(":")[0]
-            part = _PART.fullmatch(self.path)
+            file = _FILE.fullmatch(urllib.parse.unquote(self.path))
             if host not in (
                 "127.0.0.1",
                 "localhost",
@@ -58,8 +60,9 @@ def server(
                     self._answer(304, b"", state)
                 else:
                     self._answer(200, text, state, "text/html; charset=utf-8")
-            elif part and (folder / part[1]).is_file():
-                self._answer(200, (folder / part[1]).read_bytes(), "", "text/javascript")
+            elif file and (folder / file[1]).is_file():
+                kind = "text/html; charset=utf-8" if file[1].endswith("html") else "text/javascript"
+                self._answer(200, (folder / file[1]).read_bytes(), "", kind)
             else:
                 self.send_error(404)
 

@@ -79,7 +79,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The files of a comparison's folder. summaries: summary.json by (arm, seed) of its cells; a cell that has not
+    """The files of a comparison's folder. plan, result: plan.json, comparison.json. summaries: summary.json by (arm, seed) of its cells; a cell that has not
     finished has {}."""
 
     name: str

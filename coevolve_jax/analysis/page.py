@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.resources
+import json
 import os
 import pathlib
 import zlib
@@ -18,9 +19,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from coevolve_jax.logs import encode
-
 LARGEST = 5_000_000  # bytes of a page that holds all of its data
+SCRIPT = 150_000  # bytes, at most, of a page without its data
 PART = 1 << 20  # bytes of JSON, about, that are unpacked at once
 STYLES = ("vendor/uPlot.min.css", "style.css", "reader.css")
 SCRIPTS = (  # each one subject; a name of one is a name of all, those that are used first stand first
@@ -52,9 +52,10 @@ def write_page(
     """
     texts, starts = [], []
     for start, part in _parts(rows):
-        texts.append(pack({"rows": part}))
+        texts.append(_pack(part))
         starts.append(start)
-    embedded = sum(map(len, texts)) < LARGEST // 2 or len(_render(view, starts, texts, live)) <= LARGEST
+    data = _pack(_json({**view, "part_starts": starts, "live": live}))
+    embedded = len(data) + sum(map(len, texts)) <= LARGEST - SCRIPT
     folder = path.with_name(f"{path.stem}_data")
     names = [] if embedded else [f"part_{number:03d}.js" for number in range(len(texts))]
     for name, text, number in zip(names, texts, range(len(texts))):
@@ -63,36 +64,44 @@ def write_page(
     for old in folder.glob("part_*.js"):
         if old.name not in names:
             old.unlink()
-    _replace(path, _render(view, starts, texts if embedded else [], live))
+    _replace(path, _render(view, data, texts if embedded else [], live))
 
 
-def pack(value: Mapping[str, Any]) -> str:
-    """JSON, deflated, in base64: text that can stand anywhere in a page. NaN is null."""
-    return base64.b64encode(zlib.compress(encode(value), 6)).decode()
-
-
-def _parts(rows: Iterable[Mapping]) -> Iterator[tuple[int, list[Mapping]]]:
-    """Rows in parts of about PART bytes, each with the number of its first row."""
+def _parts(rows: Iterable[Mapping]) -> Iterator[tuple[int, bytes]]:
+    """Rows as JSON, {"rows": [...]}, in parts of about PART bytes, each with the number of its first row."""
     start, part, size = 0, [], 0
     for row in rows:
-        part.append(row)
-        size += len(encode(row))
+        part.append(_json(row))
+        size += len(part[-1])
         if size >= PART:
-            yield start, part
+            yield start, b'{"rows":[%s]}' % b",".join(part)
             start, part, size = start + len(part), [], 0
     if part:
-        yield start, part
+        yield start, b'{"rows":[%s]}' % b",".join(part)
 
 
-def _render(view: Mapping[str, Any], starts: Sequence[int], parts: Sequence[str], live: bool) -> str:
-    """The page. starts: number of the first row of each part; parts: the packed ones, where they stand in the page."""
+def _json(value: Any) -> bytes:
+    """ASCII, so that half a character of a model cannot spoil a page; NaN and infinity are null."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        return _json(json.loads(json.dumps(value), parse_constant=lambda name: None))
+
+
+def _pack(text: bytes) -> str:
+    """Deflated, in base64: text that can stand anywhere in a page."""
+    return base64.b64encode(zlib.compress(text, 6)).decode()
+
+
+def _render(view: Mapping[str, Any], data: str, parts: Sequence[str], live: bool) -> str:
+    """The page. data: the packed view; parts: of the rows, where they stand in the page."""
     files = importlib.resources.files("coevolve_jax.analysis") / "viewer"
     read = lambda name: (files / name).read_text(encoding="utf-8")
     style, script = ("\n".join(map(read, names)) for names in (STYLES, SCRIPTS))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(read("page.html.j2")).render(
         view=view,
-        data=pack({**view, "part_starts": starts, "live": live}),
+        data=data,
         parts=parts,
         style=Markup(style),
         script=Markup(script),
@@ -108,5 +117,5 @@ def _digest(text: str) -> str:
 
 def _replace(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
     os.replace(temporary, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.analysis import stats
@@ -22,15 +22,16 @@ QUERY = 160  # characters of a query in lists
 def run_view(run: Run) -> dict:
     """All that the page knows of a run, besides the trajectories in full."""
     tasks, evaluation_tasks, share = task_map(run)
+    result = stats.held_out(run.summary)
     return {
         "kind": "run",
         "name": run.name,
-        "headline": headline(run),
+        "headline": headline(run, result),
         "metrics": columns(run.rows),
         "alerts": [
             {"step": row["step"], "text": str(a)} for row in run.rows for a in row.get("alerts") or ()
         ],
-        "held_out": held_out(run.summary),
+        "held_out": held_out(run, result),
         "evaluations": evaluations(run.evaluations),
         "leak_threshold": run.config.get("data", {}).get("leak_threshold"),
         "tasks": tasks,
@@ -42,9 +43,9 @@ def run_view(run: Run) -> dict:
     }
 
 
-def headline(run: Run) -> dict:
+def headline(run: Run, result: stats.HeldOut | None) -> dict:
     """What a newcomer wants to know first: a sentence, and four cards (title, value, note)."""
-    summary, seconds, result = run.summary, run.seconds, stats.held_out(run.summary)
+    summary, seconds = run.summary, run.seconds
     strategy = summary.get("strategy") or run.config.get("strategy", {}).get("name", "unknown")
     wanted = run.config.get("steps")
     facts = [
@@ -99,22 +100,22 @@ def columns(rows: Sequence[Mapping]) -> dict[str, list]:
     }
 
 
-def held_out(summary: Mapping) -> dict | None:
+def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
     """Success before and after with 95% intervals, also by number of reference calls; None where not measured."""
-    result = stats.held_out(summary)
     if result is None:
         return None
-    details = summary.get("held_out") or {}
-    counts = {when: (details.get(when) or {}).get("by_calls", {}) for when in ("before", "after")}
-    numbers = sorted({n for by in counts.values() for n, (_, trials) in by.items() if trials}, key=int)
+    details = run.summary.get("held_out") or {}
+    sides = {when: details.get(when) or {} for when in ("before", "after")}
+    calls = {task["id"]: sum(len(turn["calls"]) for turn in task["turns"]) for task in run.held_out}
+    numbers = sorted({calls[i] for side in sides.values() for i in side.get("by_task", ()) if i in calls})
     by_calls = {
-        when: [_estimate(stats.wilson(*by[n])) if by.get(n, (0, 0))[1] else None for n in numbers]
-        for when, by in counts.items()
+        when: [_success(side, lambda task, n=n: calls.get(task) == n) for n in numbers]
+        for when, side in sides.items()
     }
     return {
         "before": _estimate(result.before),
         "after": _estimate(result.after),
-        "calls": [int(n) for n in numbers],
+        "calls": numbers,
         "by_calls": by_calls,
     }
 
@@ -124,16 +125,28 @@ def evaluations(rows: Iterable[Mapping]) -> list[dict]:
     {"step", "value", "low", "high"}."""
     curves = defaultdict(dict)
     for row in rows:
-        counts = [c for c in (row.get("by_task") or {}).values() if c[1]]
-        value = {"value": _rounded(row["success"]), "low": None, "high": None}
-        if counts:
-            successes, trials = zip(*counts)
-            value = _estimate(stats.clustered_success(successes, trials, resamples=2000))
         name = ", ".join(filter(None, (row["set"], row.get("split"))))
-        curves[name][row["step"]] = {"step": row["step"], **value}
+        bare = {"value": _rounded(row["success"]), "low": None, "high": None}
+        curves[name][row["step"]] = {"step": row["step"], **(_success(row) or bare)}
+        weak = row.get("macro_weak", row.get("weak_success"))
+        if weak is not None:
+            curves[f"{name}: weak tools"][row["step"]] = {
+                **bare,
+                "step": row["step"],
+                "value": _rounded(weak),
+            }
     return [
         {"name": name, "points": [points[step] for step in sorted(points)]} for name, points in curves.items()
     ]
+
+
+def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) -> dict | None:
+    """Success of an evaluation on the tasks that are chosen by id, with its interval; None where nothing is known."""
+    counts = [c for task, c in (row.get("by_task") or {}).items() if c[1] and chosen(task)]
+    if not counts:
+        return None
+    successes, trials = zip(*counts)
+    return _estimate(stats.clustered_success(successes, trials))
 
 
 def task_map(run: Run) -> tuple[list[dict], list[dict], float]:

@@ -1,4 +1,4 @@
-// A comparison of arms over seeds: planned differences, curves with bands, budgets, notes, and its cells.
+// A comparison of arms over seeds: notes, planned differences, arms, curves with bands, budgets, and its runs.
 
 const ARM_COLOURS = ["--boundary", "--forgetting", "--rare", "--random", "--initial", "--evaluation"];
 const spanText = (low, high, format) => (low === null || low === undefined ? "—" : `${format(low)} to ${format(high)}`);
@@ -14,26 +14,37 @@ const forest = (rows, format, low, high, colours) =>
     if (Number.isFinite(row.low)) [span.style.left, span.style.width] = [at(row.low), `${(100 * (row.high - row.low)) / (high - low || 1)}%`];
     dot.style.left = at(row.value);
     zero.style.left = at(0);
-    for (const mark of [span, dot]) mark.style.background = `var(${colours[k % colours.length]})`;
-    return [h("span", {}, row.label), h("span", { class: "axis" }, low < 0 && high > 0 ? zero : null, span, dot), h("span", { class: "number" }, format(row.value))];
+    const each = Object.values(row.values ?? {}).filter(Number.isFinite).map((x) => {
+      const mark = h("i", { class: "each" });
+      mark.style.left = at(x);
+      return mark;
+    });
+    for (const mark of [span, dot, ...each]) mark.style.background = `var(${colours[k % colours.length]})`;
+    return [h("span", {}, row.label), h("span", { class: "axis" }, low < 0 && high > 0 ? zero : null, span, each, dot), h("span", { class: "number" }, format(row.value))];
   }));
 
-const armTable = (view) => {
-  const budgets = [...new Set(view.arms.flatMap((a) => Object.keys(a.budgets ?? {})))].sort();
-  return table(
-    ["arm", "seeds", "mean", "95% interval", "interquartile mean", ...budgets],
-    view.arms.map((a) => [a.arm, plain(a.n), percent(a.mean, 1), spanText(a.low, a.high, (x) => percent(x, 1)), percent(a.iqm, 1), ...budgets.map((b) => plain(a.budgets?.[b]))]),
-  );
-};
-
-const plannedTable = (view) =>
+const armTable = (arms) =>
   table(
-    ["difference", "points", "95% interval (t)", "95% interval (bootstrap)", "p", "p (Holm)", "seeds", "P(improvement)"],
-    view.planned.map((d) => [
-      `${d.a} − ${d.b}`, points(d.difference), spanText(d.low, d.high, points), spanText(d.boot_low, d.boot_high, points),
-      Number.isFinite(d.p) ? d.p.toFixed(3) : "—", Number.isFinite(d.p_holm) ? d.p_holm.toFixed(3) : "—", plain(d.n), percent(d.p_improvement),
+    ["arm", "seeds", "mean", "95% interval", "interquartile mean", "by seed"],
+    arms.map((a) => [
+      a.arm, plain(a.n), percent(a.mean, 1), spanText(a.low, a.high, (x) => percent(x, 1)), percent(a.iqm, 1), Object.values(a.values ?? {}).map((x) => percent(x, 1)).join("  "),
     ]),
   );
+
+const pText = (p) => (!Number.isFinite(p) ? "—" : p < 0.001 ? "< 0.001" : p.toFixed(3));
+const plannedTable = (planned) =>
+  table(
+    ["difference", "points", "95% interval (t)", "95% interval (bootstrap)", "p", "p (Holm)", "seeds", "P(improvement)"],
+    planned.map((d) => [
+      `${d.a} − ${d.b}`, points(d.difference), spanText(d.low, d.high, points), spanText(d.boot_low, d.boot_high, points),
+      pText(d.p), pText(d.p_holm), plain(d.n), percent(d.p_improvement),
+    ]),
+  );
+
+const budgetTable = (arms) => {
+  const names = [...new Set(arms.flatMap((a) => Object.keys(a.budgets ?? {})))];
+  return names.length ? table(["mean per run", ...arms.map((a) => a.arm)], names.map((name) => [name.replaceAll("_", " "), ...arms.map((a) => plain(a.budgets?.[name]))])) : null;
+};
 
 const cellTable = (view) => {
   const seeds = [...new Set(view.cells.map((c) => c.seed))].sort((a, b) => a - b);
@@ -45,13 +56,13 @@ const cellTable = (view) => {
       ...seeds.map((seed) => {
         const found = cell.get(JSON.stringify([arm, seed]));
         const path = ["cells", arm, `seed_${seed}`, "report.html"].map(encodeURIComponent).join("/");
-        return found ? (found.finished ? h("a", { href: path }, percent(found.success, 1)) : "under way") : "—";
+        return found ? (found.done ? h("a", { href: path }, percent(found.success, 1)) : "under way") : "—";
       }),
     ]),
   );
 };
 
-const curveChart = (host, arms, hidden) =>
+const curveChart = (host, arms) =>
   estimateChart(
     host,
     Object.entries(arms).map(([arm, c], k) => ({
@@ -60,25 +71,39 @@ const curveChart = (host, arms, hidden) =>
     { ...FRACTION, sync: "steps", height: 260 },
   );
 
-const comparisonOverview = (host, view) => {
-  const means = view.arms.filter((a) => Number.isFinite(a.mean)).map((a) => ({ label: a.arm, value: a.mean, low: a.low, high: a.high }));
-  const differences = view.planned.filter((d) => Number.isFinite(d.difference)).map((d) => ({ label: `${d.a} − ${d.b}`, value: d.difference, low: d.low, high: d.high }));
-  const ends = (rows) => rows.flatMap((r) => [r.low ?? r.value, r.high ?? r.value]);
+// One metric: the planned differences and the arms.
+const metricSection = ({ metric, arms, planned }, k) => {
+  const means = arms.filter((a) => Number.isFinite(a.mean)).map((a) => ({ label: a.arm, value: a.mean, ...a }));
+  const differences = planned.filter((d) => Number.isFinite(d.difference)).map((d) => ({ label: `${d.a} − ${d.b}`, value: d.difference, low: d.low, high: d.high, values: d.by_seed }));
+  const ends = (rows) => rows.flatMap((r) => [r.low ?? r.value, r.high ?? r.value, ...Object.values(r.values ?? {})]);
   const reach = 1.1 * Math.max(0.01, ...ends(differences).map(Math.abs));
-  const curves = Object.entries(view.curves).map(([set, arms]) => ({
-    title: `Success on ${set}`,
+  return h("section", { class: "group" },
+    h("h2", {}, k ? `Also: ${metric}` : metric),
+    planned.length ? [
+      h("p", { class: "note" }, "Planned differences, paired by seed, in points. Dot: mean; line: 95% t interval over seeds; ticks: seeds."),
+      forest(differences, points, -reach, reach, ["--ink"]), plannedTable(planned),
+    ] : null,
+    h("p", { class: "note spaced" }, "Arms. Dot: mean; line: 95% t interval over seeds; ticks: seeds."),
+    forest(means, (x) => percent(x, 1), Math.min(0, ...ends(means)), Math.max(1, ...ends(means)), ARM_COLOURS), armTable(arms),
+  );
+};
+
+const comparisonOverview = (host, view) => {
+  const curves = Object.entries(view.curves).map(([name, arms]) => ({
+    title: `Success: ${name}`,
     reading: "Mean over seeds; bands are 95% intervals over seeds.",
     has: () => Object.keys(arms).length,
     missing: "No evaluation was recorded.",
     draw: (place) => curveChart(place, arms),
   }));
   const section = (title, ...content) => h("section", { class: "group" }, h("h2", {}, title), content);
+  const budget = view.tables.length ? budgetTable(view.tables[0].arms) : null;
   host.replaceChildren(
     ...[
-      view.notes.length && h("section", { class: "group" }, h("h2", {}, "Read this first"), h("ul", { class: "alerts" }, view.notes.map((n) => h("li", {}, n)))),
-      view.planned.length && section("Planned differences", h("p", { class: "note" }, `Paired over seeds, in points of ${view.metric}; p values are also shown after Holm's correction.`), forest(differences, points, -reach, reach, ["--ink"]), plannedTable(view)),
-      section("Arms", means.length ? forest(means, (x) => percent(x, 1), Math.min(0, ...ends(means)), Math.max(1, ...ends(means)), ARM_COLOURS) : null, armTable(view)),
+      view.notes.length && section("Read this first", h("ul", { class: "alerts" }, view.notes.map((n) => h("li", {}, n)))),
+      ...view.tables.map(metricSection),
       curves.length && panelSection("Curves", curves, view),
+      budget && section("Budgets", h("p", { class: "note" }, "What the runs of each arm have cost, and what they made of it."), budget),
       view.cells.length && section("Runs", h("p", { class: "note" }, "Held-out success at the end; each leads to the report of its run."), cellTable(view)),
     ].filter(Boolean),
   );

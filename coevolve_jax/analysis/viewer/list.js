@@ -25,7 +25,7 @@ const virtualList = (host, rowHeight, draw) => {
         row.style.transform = `translateY(${place * rowHeight}px)`;
         row.style.height = `${rowHeight}px`;
         row.setAttribute("role", "listitem");
-        row.toggleAttribute("aria-current", place === chosen);
+        row.setAttribute("aria-current", place === chosen);
         rows.set(place, row);
         fresh.push(row);
       }
@@ -45,7 +45,7 @@ const virtualList = (host, rowHeight, draw) => {
     },
     select: (item, intoSight = true) => {
       chosen = items.indexOf(item);
-      rows.forEach((row, place) => row.toggleAttribute("aria-current", place === chosen));
+      rows.forEach((row, place) => row.setAttribute("aria-current", place === chosen));
       if (chosen < 0 || !intoSight) return;
       const top = chosen * rowHeight;
       if (top < host.scrollTop) host.scrollTop = top;

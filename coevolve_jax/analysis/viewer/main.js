@@ -34,12 +34,16 @@ dark.addEventListener("change", setTheme);
 // ---- Where we are -----------------------------------------------------------------------------------
 
 const currentView = () => (page.views[here().view] ? here().view : "overview");
+const lastPlace = {}; // of each view: where a tab leads back to
 const route = () => {
   const name = currentView();
+  lastPlace[name] = { ...here(), view: name };
   for (const [view] of VIEWS) {
     const section = document.getElementById(view);
     if (section) section.hidden = view !== name;
-    document.querySelector(`#bar [data-view="${view}"]`)?.setAttribute("aria-current", String(view === name));
+    const tab = document.querySelector(`#bar [data-view="${view}"]`);
+    tab?.setAttribute("aria-current", String(view === name));
+    tab?.setAttribute("href", address(lastPlace[view] ?? { view }));
   }
   document.body.classList.toggle("panes", name !== "overview");
   return page.views[name].show(here());
@@ -51,13 +55,19 @@ const goTo = (change) => {
   history.replaceState(null, "", address({ ...here(), ...change }));
   return route();
 };
+const travel = (place) => {
+  history.pushState(null, "", address(place));
+  return route();
+};
 
 const goBack = () => {
   const place = here();
-  if (place.task !== undefined) location.hash = address({ ...place, task: "", step: "", rollout: "" });
-  else if (place.q !== undefined) location.hash = address({ view: place.view });
-  else location.hash = address({ view: "overview" });
+  if (place.task !== undefined) travel({ ...place, task: "", step: "", rollout: "" });
+  else if (place.q !== undefined) travel({ view: place.view });
+  else travel({ view: "overview" });
 };
+
+const toView = (name) => page.views[name] && travel(lastPlace[name] ?? { view: name });
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -68,9 +78,9 @@ addEventListener("keydown", (event) => {
   }
   const view = page.views[currentView()];
   const act = {
-    1: () => (location.hash = address({ view: "overview" })),
-    2: () => page.views.tasks && (location.hash = address({ view: "tasks" })),
-    3: () => page.views.trajectories && (location.hash = address({ view: "trajectories" })),
+    1: () => toView("overview"),
+    2: () => toView("tasks"),
+    3: () => toView("trajectories"),
     j: () => view.step?.(1),
     k: () => view.step?.(-1),
     "/": () => view.search?.(),

@@ -40,7 +40,7 @@ const taskMap = (host, tasks, choose) => {
       const name = colourOf(task.origin);
       if (!hues.has(name)) hues.set(name, css(name));
       const [x, y] = place(task);
-      ctx.globalAlpha = matches(task) ? 0.85 : 0.12;
+      ctx.globalAlpha = !matches(task) ? 0.12 : task.origin === "evaluation" ? 0.6 : 0.9;
       ctx.strokeStyle = ctx.fillStyle = hues.get(name);
       ctx.lineWidth = 1.3;
       ctx.beginPath();

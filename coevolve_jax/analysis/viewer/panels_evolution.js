@@ -35,7 +35,7 @@ const EVOLUTION = [
     has: (run) => run.tasks.length,
     missing: "tasks.jsonl is not there yet.",
     draw: (host, run) => {
-      const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map((t) => t.step)) + 1;
+      const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map((t) => t.step)) + 2; // what the last one added is seen
       const x = Array.from({ length: last + 1 }, (_, i) => i);
       const origins = [...new Set(run.tasks.map((t) => t.origin))].sort((a, b) => ORIGINS.indexOf(a) - ORIGINS.indexOf(b));
       const series = origins.map((label) => {

@@ -55,7 +55,7 @@ const LEARNING = [
   },
   {
     title: "Held-out success by number of calls",
-    reading: "Calls in the reference solution; lines are 95% Wilson intervals over samples.",
+    reading: "Calls in the reference solution; lines are 95% intervals over tasks.",
     has: (run) => run.held_out?.calls.length,
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {

@@ -13,7 +13,8 @@ const taskRow = (task) =>
 const tasksView = (host, run, store) => {
   const all = [...run.tasks, ...run.evaluation_tasks];
   const byId = new Map(all.map((t) => [t.id, t]));
-  const children = Map.groupBy ? Map.groupBy(run.tasks, (t) => t.lineage.parent) : new Map();
+  const children = new Map();
+  run.tasks.forEach((t) => children.set(t.lineage.parent, [...(children.get(t.lineage.parent) ?? []), t]));
   const texts = new Map(all.map((t) => [t, [t.id, t.description, t.lineage.context, ...t.turns.flatMap((u) => [u.query, ...u.calls])].join("\n").toLowerCase()]));
   const set = (change) => goTo({ view: "tasks", ...change });
   const origins = ORIGINS.filter((o) => all.some((t) => t.origin === o));
@@ -29,7 +30,7 @@ const tasksView = (host, run, store) => {
     h("aside", { class: "side" }, h("div", { class: "filters" }, search, filter, count), rows),
     h("div", { class: "main" }, map, key, detail),
   );
-  const points = taskMap(map, all, (task) => (location.hash = address({ ...here(), view: "tasks", task: task.id })));
+  const points = taskMap(map, all, (task) => travel({ ...here(), view: "tasks", task: task.id }));
   const list = virtualList(rows, TASK_ROW, taskRow);
   let shown = "";
   return {
@@ -56,7 +57,7 @@ const tasksView = (host, run, store) => {
     },
     step: (by) => {
       const task = list.next(by);
-      if (task) location.hash = address({ ...here(), view: "tasks", task: task.id });
+      if (task) travel({ ...here(), view: "tasks", task: task.id });
     },
     search: () => search.focus(),
     redraw: points.redraw,

@@ -73,7 +73,7 @@ const trajectoriesView = (host, run, store) => {
     },
     step: (by) => {
       const i = list.next(by);
-      if (i !== undefined) location.hash = address({ ...here(), ...trajectoryPlace(store, i) });
+      if (i !== undefined) travel({ ...here(), ...trajectoryPlace(store, i) });
     },
     search: () => search.focus(),
     toggle: () => here().task !== undefined && set({ mode: here().mode === "tokens" ? "" : "tokens" }),

@@ -1,0 +1,453 @@
+"""The report in a real browser: every view draws, leads on by links and keys, follows a run, and runs nothing foreign."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+from report_cases import fake_comparison, fake_workdir, poisoned
+
+from coevolve_jax.analysis import live, page, report
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright drives the report: make test installs it"
+)
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+expect = playwright.expect
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+needs_browser = pytest.mark.skipif(
+    not CHROMIUM,
+    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable CHROMIUM",
+)
+pytestmark = needs_browser
+DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+EVIL = '"><img src=x onerror="hacked=1;alert(1)"><script>hacked=1;alert(2)</script><svg onload=alert(3)>'
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as p:
+        found = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(address, **options) opens a page; a dialog, an error or a request elsewhere fails the test."""
+    opened, wrong = [], []
+
+    def visit(address, **options):
+        context = browser.new_context(**{"viewport": DESK, **options})
+        opened.append(context)
+        found = context.new_page()
+        found.on("dialog", lambda d: (wrong.append(f"dialog {d.message}"), d.dismiss()))
+        found.on("pageerror", lambda e: wrong.append(f"error {e}"))
+        found.on("console", lambda m: m.type == "error" and wrong.append(f"console {m.text}"))
+        own = str(address).partition("#")[0].rpartition("/")[0]
+        found.on("request", lambda r: r.url.startswith((own, "blob:")) or wrong.append(f"request {r.url}"))
+        found.goto(str(address))
+        found.wait_for_selector("html[data-ready]", timeout=30_000)
+        return found
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    path = fake_workdir(tmp_path_factory.mktemp("run") / "run")
+    report.write_report(path)
+    return path
+
+
+def address(workdir, **place):
+    return f"file://{workdir}/report.html#" + "&".join(f"{k}={v}" for k, v in place.items())
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def where(found):
+    return dict(part.split("=") for part in found.url.partition("#")[2].split("&"))
+
+
+def pixels(found, selector):
+    """How many pixels of a canvas are painted."""
+    return found.eval_on_selector(
+        selector,
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && x).length",
+    )
+
+
+def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
+    found = visit(address(workdir))
+    titles = found.locator("#panels h3").all_inner_texts()
+    assert len(titles) == len(set(titles)) == 18 and found.locator(".missing:visible").count() == 0
+    charts = found.locator("#panels canvas").count()
+    assert charts == 15  # the other three are bars
+    for n in range(charts):
+        assert pixels(found, f"#panels canvas >> nth={n}") > 100
+    # What the cursor points at stands in the legend, with its interval.
+    plot = found.locator("figure", has_text="Held-out success by number of calls")
+    box = plot.locator(".u-over").bounding_box()
+    found.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert re.search(r"(before|after) \d+% \(\d+% to \d+%\)", plot.locator(".legend").inner_text())
+
+
+def test_light_and_dark(visit, workdir):
+    found = visit(address(workdir), color_scheme="dark")
+    paper = lambda: found.evaluate("getComputedStyle(document.body).backgroundColor")
+    chart = lambda: found.eval_on_selector("#panels canvas", "c => c.toDataURL()")
+    dark = paper(), chart()
+    found.keyboard.press("d")
+    assert paper() != dark[0] and chart() != dark[1]
+    found.get_by_label("light or dark").click()
+    assert (paper(), chart()) == dark
+
+
+@pytest.mark.parametrize("place", [{}, {"view": "tasks"}, {"view": "trajectories"}, "a task", "a trajectory"])
+def test_nothing_is_wider_than_a_phone(visit, workdir, place):
+    row = lines(sorted((workdir / "trajectories").iterdir())[0])[0]
+    one = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"], "mode": "tokens"}
+    known = {
+        "a task": {"view": "tasks", "task": row["task_id"]},
+        "a trajectory": {"view": "trajectories", **one},
+    }
+    found = visit(address(workdir, **known.get(str(place), place)), viewport=PHONE)
+    assert found.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert found.locator("h1:visible, h2:visible, .row:visible").count()
+
+
+def test_the_lineage_of_a_task_leads_to_its_trajectory_and_back(visit, workdir):
+    tasks, signals = lines(workdir / "tasks.jsonl"), lines(workdir / "signals.jsonl")
+    rows = [row for file in sorted((workdir / "trajectories").iterdir()) for row in lines(file)]
+    task = next(t for t in tasks if t["lineage"]["signal"] == "rare")
+    assert any(s["pattern"] == "mkdir" for s in signals if s["kind"] == "rare")
+    found = visit(address(workdir, view="tasks", task=task["id"]))
+    stages = dict(
+        zip(found.locator(".chain h4").all_inner_texts(), found.locator(".chain h4 + div").all_inner_texts())
+    )
+    assert "rare action mkdir" in stages["Signal"] and "(not among the logged ones)" in stages["Trajectory"]
+    assert stages["Parent task"].startswith(task["lineage"]["parent"])
+    assert (
+        stages["Reflection"] == task["lineage"]["context"]
+        and "of the scripted explorer" in stages["Exploration"]
+    )
+    assert (
+        stages["Verdict"] == "accept, ran in a fresh environment"
+        and stages["Visits"] == "3 steps trained on it"
+    )
+    assert "0.25 at the first visit, 0.75 at the last: +50.0 points" in stages["Gain"]
+    for turn in task["turns"]:
+        assert turn["query"] in stages["Task"]
+    shown = next(row for row in rows if row["task_id"] in {t["id"] for t in tasks})
+    found = visit(address(workdir, view="tasks", task=shown["task_id"]))
+    found.locator(".chain li", has_text="Logged trajectories").get_by_role("link").first.click()
+    assert where(found)["view"] == "trajectories" and where(found)["task"] == shown["task_id"]
+    found.locator(".detail:visible h2 a").click()
+    assert (
+        where(found)["view"] == "tasks"
+        and shown["task_id"] in found.locator("#tasks .detail h2").inner_text()
+    )
+
+
+def test_a_point_of_the_map_is_a_task(visit, workdir):
+    found = visit(address(workdir, view="tasks"))
+    canvas = found.locator(".map canvas")
+    box = canvas.bounding_box()
+    before = pixels(found, ".map canvas")
+    for x in range(5, int(box["width"]), 12):
+        found.mouse.move(box["x"] + x, box["y"] + box["height"] / 2 - 40)
+        if found.locator(".tip").is_visible():
+            break
+    name = found.locator(".tip b").inner_text()
+    found.mouse.down()
+    found.mouse.up()
+    expect(found.locator("#tasks .detail h2")).to_contain_text(name)
+    assert where(found)["task"] == name
+    assert pixels(found, ".map canvas") != before
+
+
+def test_tasks_are_filtered_and_searched(visit, workdir):
+    found = visit(address(workdir, view="tasks"))
+    count = found.locator("#tasks .count")
+    assert count.inner_text() == "44 of 44"  # 24 tasks of D_t and 20 evaluation tasks
+    found.select_option("#tasks select[name=origin]", "new")
+    assert count.inner_text() == "16 of 44"
+    found.select_option("#tasks select[name=origin]", "evaluation")
+    found.keyboard.press("/")
+    found.keyboard.type("held_01 ")
+    expect(found.locator("#tasks .count")).to_have_text("10 of 44")
+    again = visit(found.url)  # the address says it all
+    assert again.locator("#tasks .count").inner_text() == "10 of 44"
+
+
+def test_trajectories_by_keys_filters_and_full_text(visit, workdir):
+    rows = [row for file in sorted((workdir / "trajectories").iterdir()) for row in lines(file)]
+    found = visit(address(workdir))
+    found.keyboard.press("3")
+    found.keyboard.press("j")
+    title = found.locator("#trajectories .detail h2")
+    title.wait_for()
+    assert rows[0]["task_id"] in title.inner_text()
+    found.keyboard.press("j")
+    expect(title).to_contain_text(rows[1]["task_id"])
+    found.keyboard.press("k")
+    expect(title).to_contain_text(rows[0]["task_id"])
+    found.keyboard.press("t")
+    found.locator(".token").first.wait_for()
+    found.keyboard.press("Escape")
+    assert "task" not in where(found)
+    count = found.locator("#trajectories .count")
+    found.select_option("select[name=outcome]", "failure")
+    failures = [row for row in rows if not row["success"]]
+    expect(found.locator("#trajectories .count")).to_have_text(f"{len(failures)} of {len(rows)}")
+    found.select_option("select[name=at]", str(rows[-1]["step"]))
+    found.keyboard.press("/")
+    found.keyboard.type("NO SUCH file")  # in an observation, whatever its case
+    late = [row for row in failures if row["step"] == rows[-1]["step"]]
+    expect(found.locator("#trajectories .count")).to_have_text(f"{len(late)} of {len(rows)}")
+    found.keyboard.type(" nowhere to be found")
+    expect(count).to_have_text(re.compile("^0 of"))
+    assert count.is_visible() and found.locator("#trajectories .row").count() == 0
+    found.keyboard.press("Escape")  # out of the box
+    found.keyboard.press("?")
+    assert found.get_by_role("dialog").is_visible()
+
+
+def test_a_trajectory_is_read_token_by_token(visit, workdir):
+    row = lines(sorted((workdir / "trajectories").iterdir())[0])[0]
+    place = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"]}
+    found = visit(address(workdir, view="trajectories", **place))
+    talk = found.locator("#trajectories .detail")
+    talk.locator(".user").first.wait_for()
+    for query in row["queries"]:
+        assert query in talk.inner_text()
+    assert talk.locator(".answer").count() == len(row["steps"])
+    found.get_by_role("tab", name="Tokens").click()
+    sampled = [s for s in row["segments"] if "logprobs" in s]
+    pieces = [piece for s in sampled for piece in s["pieces"]]
+    assert found.locator(".token").all_text_contents() == pieces
+    assert (
+        found.locator(".fed")
+        .first.get_attribute("data-label")
+        .startswith(f"fed · {row['segments'][0]['tokens']} tokens")
+    )
+    readout = found.locator(".readout")
+    found.locator(".token").nth(3).hover()
+    logprob = sampled[0]["logprobs"][3]
+    assert f"log-probability {logprob:.4f} nats · version 2" in readout.inner_text()
+    assert f"token {row['segments'][0]['tokens'] + 3}:" in readout.inner_text()
+    found.locator(".tokens").focus()
+    found.keyboard.press("ArrowRight")
+    assert f"{sampled[0]['logprobs'][4]:.4f} nats" in readout.inner_text()
+    lowest = min(range(len(pieces)), key=lambda i: [x for s in sampled for x in s["logprobs"]][i])
+    shade = lambda i: float(
+        found.locator(".token").nth(i).evaluate("n => parseFloat(n.style.getPropertyValue('--surprise'))")
+    )
+    assert shade(lowest) == max(map(shade, range(len(pieces)))) > 0
+
+
+def test_what_models_tasks_and_tools_wrote_is_text_and_runs_nothing(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=6)
+    (path / "evaluations.jsonl").write_text('{"step": 1, "set": "iid", "success": 0.5}\n')
+    for file in path.rglob("*.json*"):
+        rows = [poisoned(json.loads(line), EVIL) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report.write_report(path)
+    found = visit(address(path))
+    assert EVIL in found.locator("#headline").inner_text() and EVIL in found.locator("#panels").inner_text()
+    for key, name in (("2", "tasks"), ("3", "trajectories")):
+        found.keyboard.press(key)
+        for _ in range(6):
+            found.keyboard.press("j")
+            expect(found.locator(f"#{name} .detail")).to_contain_text(EVIL)
+        for select in found.locator(f"#{name} select").all():
+            select.select_option(index=select.locator("option").count() - 1)
+            select.select_option(index=0)
+    found.keyboard.press("t")
+    expect(found.locator(".tokens")).to_contain_text(EVIL)
+    found.locator(".token").first.hover()
+    strange = {"view": "trajectories", "step": EVIL, "task": EVIL, "q": EVIL, "mode": EVIL}
+    found.goto(address(path) + urllib.parse.urlencode(strange))
+    expect(found.locator("#trajectories .detail")).to_contain_text(EVIL)
+    foreign = "img, iframe, object, embed, svg, link, script[src], main script, main style"
+    assert found.locator(foreign).count() == 0 and found.evaluate("typeof hacked") == "undefined"
+
+
+def test_a_comparison_of_hostile_names_is_text(visit, tmp_path):
+    path = fake_comparison(tmp_path / "compare", seeds=(0, 1))
+    for name in ("plan.json", "comparison.json"):
+        (path / name).write_text(json.dumps(poisoned(json.loads((path / name).read_text()), EVIL)))
+    report.write_report(path)
+    found = visit(address(path))
+    assert EVIL in found.locator("#headline").inner_text() and EVIL in found.locator("#panels").inner_text()
+    assert (
+        found.locator("img, svg, main script").count() == 0 and found.evaluate("typeof hacked") == "undefined"
+    )
+
+
+def test_markup_that_got_in_would_run_nothing(browser, workdir, tmp_path):
+    """The page's own policy is a second wall: here someone puts markup into the page."""
+    text = (workdir / "report.html").read_text()
+    markup = "<script>hacked = 1</script><b onclick='hacked = 1'>b</b><img src='x' onerror='hacked = 1'>"
+    (tmp_path / "report.html").write_text(text.replace("<main>", f"<main>{markup}"))
+    said = []
+    with contextlib.closing(browser.new_page()) as found:
+        found.on("console", lambda m: said.append(m.text))
+        found.goto(address(tmp_path))
+        found.wait_for_selector("html[data-ready]")
+        found.locator("main > b").click()
+        assert found.evaluate("typeof hacked") == "undefined"
+    assert sum("Content Security Policy" in text for text in said) >= 3
+
+
+def test_a_large_run_reads_what_lies_beside_its_page(visit, tmp_path, monkeypatch):
+    path = fake_workdir(tmp_path / "run")
+    monkeypatch.setattr(page, "LARGEST", 1000)
+    monkeypatch.setattr(page, "PART", 4000)
+    report.write_report(path)
+    rows = [row for file in sorted((path / "trajectories").iterdir()) for row in lines(file)]
+    last = rows[-1]
+    found = visit(
+        address(
+            path, view="trajectories", step=last["step"], task=last["task_id"], rollout=last["rollout_index"]
+        )
+    )
+    found.locator("#trajectories .user").first.wait_for()
+    assert last["queries"][0] in found.locator("#trajectories .detail").inner_text()
+    found.keyboard.press("/")
+    found.keyboard.type("no such file")
+    failures = sum(not row["success"] for row in rows)
+    expect(found.locator("#trajectories .count")).to_have_text(f"{failures} of {len(rows)}")
+
+
+def test_a_page_without_its_data_says_so(browser, tmp_path, monkeypatch):
+    path = fake_workdir(tmp_path / "run")
+    monkeypatch.setattr(page, "LARGEST", 1000)
+    report.write_report(path)
+    shutil.rmtree(path / "report_data")
+    found = browser.new_page()
+    found.goto(address(path))
+    found.wait_for_selector("html[data-ready]")
+    found.keyboard.press("3")
+    found.keyboard.press("j")
+    found.get_by_text("report_data/part_000.js is not beside this page: it must travel with it.").wait_for()
+    found.close()
+
+
+def test_ten_thousand_trajectories_are_a_list_of_a_screenful(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    row = lines(sorted((path / "trajectories").iterdir())[0])[0]
+    many = (path / "trajectories" / "step_00011.jsonl").open("a")
+    with many as file:
+        for n in range(10_000):
+            file.write(json.dumps({**row, "rollout_index": n + 100}) + "\n")
+    report.write_report(path)
+    found = visit(address(path, view="trajectories"))
+    count = lambda: found.locator("#trajectories .row").count()
+    assert "10,0" in found.locator("#trajectories .count").inner_text() and 0 < count() < 60
+    found.eval_on_selector("#trajectories .rows", "n => n.scrollTop = n.scrollHeight")
+    found.get_by_role("listitem").last.wait_for()
+    expect(found.locator("#trajectories .row[href*='rollout=10099']")).to_be_visible()
+    assert 0 < count() < 60
+    found.keyboard.press("/")
+    found.keyboard.type("budget")
+    expect(found.locator("#trajectories .count")).to_have_text(re.compile("^10,0.. of"))
+
+
+@contextlib.contextmanager
+def served(path):
+    with live.server(path, lambda: report.write_report(path, live=True), 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_live_page_follows_the_run_and_stays_where_one_reads(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=6, finished=False)
+    (path / "config.json").write_text(json.dumps({"steps": 8}))
+    with served(path) as url:
+        found = visit(url)
+        assert (
+            "6 of 8 steps" in found.locator("#headline").inner_text() and found.locator(".live").is_visible()
+        )
+        found.keyboard.press("2")
+        found.keyboard.press("j")
+        found.locator("#tasks .detail h2").wait_for()
+        before = found.url
+        row = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+        with open(path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({**row, "step": 6}) + "\n")
+        expect(found.locator("#headline")).to_contain_text("7 of 8 steps", timeout=30_000)
+        assert found.url == before and found.locator("#tasks .detail h2").is_visible()
+
+
+def test_the_live_server_answers_this_machine_and_nothing_else(tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    (tmp_path / "secret.json").write_text("{}")
+    with served(path) as url:
+        first = urllib.request.urlopen(url)
+        tag = first.headers["ETag"]
+
+        def status(place, **headers):
+            try:
+                return urllib.request.urlopen(urllib.request.Request(url + place, headers=headers)).status
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert status("", **{"If-None-Match": tag}) == 304 and status("", **{"If-None-Match": "x"}) == 200
+        assert status("report.html") == 200
+        for place in (
+            "config.json",
+            "../secret.json",
+            "..%2fsecret.json",
+            "cells/../seed_0/report.html",
+            "report_data/part_000.js",
+        ):
+            assert status(place) == 404, place
+        assert status("", Host="evil.example") == 403
+        (path / "metrics.jsonl").write_text("")
+        assert status("", **{"If-None-Match": tag}) == 200
+
+
+def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tmp_path):
+    path = fake_comparison(tmp_path / "compare", seeds=(0, 1))
+    report.write_report(path)
+    report.write_report(path / "cells/random/seed_1")
+    found = visit(address(path))
+    text = found.locator("#panels").inner_text()
+    for expected in (
+        "coevolve − static",
+        "+20.0",
+        "+14.0 to +26.0",
+        "0.024",
+        "78%",
+        "One arm had a longer warm-up.",
+        "7,680",
+    ):
+        assert expected in text, expected
+    assert found.locator("#panels canvas").count() == 2 and pixels(found, "#panels canvas >> nth=1") > 100
+    found.locator("table").last.get_by_role("row", name=re.compile("^random")).get_by_role(
+        "link"
+    ).last.click()
+    found.wait_for_selector("html[data-ready]")
+    assert (
+        found.url.endswith("cells/random/seed_1/report.html")
+        and "seed 1" in found.locator("#headline").inner_text()
+    )
