@@ -108,7 +108,7 @@ def main(_) -> None:
         if _TRAJECTORIES.value:
             measure(browser, run, pathlib.Path(folder), _TRAJECTORIES.value)
         if _SCREENSHOT.value:
-            page = browser.new_page(viewport={"width": 1200, "height": 1200})
+            page = browser.new_page(viewport={"width": 1200, "height": 1440})
             open_report(page, report.write_report(run))
             page.screenshot(path=_SCREENSHOT.value)
         browser.close()

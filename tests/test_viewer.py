@@ -396,6 +396,9 @@ def test_a_live_page_follows_the_run_and_stays_where_one_reads(visit, tmp_path):
             file.write(json.dumps({**row, "step": 6}) + "\n")
         expect(found.locator("#headline")).to_contain_text("7 of 8 steps", timeout=30_000)
         assert found.url == before and found.locator("#tasks .detail h2").is_visible()
+        found.goto("about:blank")
+    found = visit(address(path))  # from disk, once the server has gone
+    assert found.locator(".live").count() == 0
 
 
 def test_the_live_server_answers_this_machine_and_nothing_else(tmp_path):
@@ -422,6 +425,8 @@ def test_the_live_server_answers_this_machine_and_nothing_else(tmp_path):
         ):
             assert status(place) == 404, place
         assert status("", Host="evil.example") == 403
+        (path / "metrics.jsonl").write_text("oops\n")
+        assert status("") == 503
         (path / "metrics.jsonl").write_text("")
         assert status("", **{"If-None-Match": tag}) == 200
 

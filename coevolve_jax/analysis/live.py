@@ -55,7 +55,11 @@ def server(
             ):  # a page elsewhere must not read this one under its name
                 self.send_error(403)
             elif self.path == "/":
-                state, text = page()
+                try:
+                    state, text = page()
+                except (OSError, ValueError) as error:
+                    self.send_error(503, explain=str(error))
+                    return
                 if self.headers.get("If-None-Match") == state:
                     self._answer(304, b"", state)
                 else:

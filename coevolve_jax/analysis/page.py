@@ -116,6 +116,6 @@ def _digest(text: str) -> str:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # a run and a server may write at once
     temporary.write_text(text, encoding="utf-8", errors="replace")
     os.replace(temporary, path)

@@ -2,7 +2,9 @@
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const faint = (name, alpha) => {
-  const [r, g, b] = css(name).match(/\w\w/g).map((x) => parseInt(x, 16));
+  const [r, g, b] = css(name)
+    .match(/\w\w/g)
+    .map((x) => parseInt(x, 16));
   return `rgba(${r},${g},${b},${alpha})`;
 };
 
@@ -30,7 +32,10 @@ const movingAverage = (values, window) => {
 //   x: [T]. series: [{label, values [T], colour: CSS variable, low, high [T] (95% intervals), whiskers, points, line,
 //   bars, area, smooth}]. smooth: thin as it is, thick as a moving average over so many points.
 //   format: of values. range: of y. xlabel, ylabel: with units. height: pixels. xformat, mark: {x, label}, sync: group.
-const chart = (host, { x, series, format = plain, range, xrange, xlabel = "GRPO step", ylabel, height = 210, mark, sync, xformat = plain }) => {
+const chart = (
+  host,
+  { x, series, format = plain, range, xrange, xlabel = "GRPO step", ylabel, height = 210, mark, sync, xformat = plain },
+) => {
   const shown = []; // uPlot's series: one of ours may need several
   const bands = [];
   const data = [x];
@@ -47,9 +52,21 @@ const chart = (host, { x, series, format = plain, range, xrange, xlabel = "GRPO 
       add(s.values, { stroke: () => faint(s.colour, 0.35), width: 1, points: { show: false } });
       add(movingAverage(s.values, s.smooth), { stroke: colour, width: 2, spanGaps: true, points: { show: false } });
     } else if (s.bars) {
-      add(s.values, { fill: () => css(s.colour), stroke: "transparent", width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.9, 60], align: s.bars.align ?? 0 }) });
+      add(s.values, {
+        fill: () => css(s.colour),
+        stroke: "transparent",
+        width: 0,
+        points: { show: false },
+        paths: uPlot.paths.bars({ size: [0.9, 60], align: s.bars.align ?? 0 }),
+      });
     } else if (s.area) {
-      add(s.values, { fill: () => css(s.colour), stroke: colour, width: 0.5, points: { show: false }, paths: s.area === "steps" ? uPlot.paths.stepped({ align: 1 }) : undefined });
+      add(s.values, {
+        fill: () => css(s.colour),
+        stroke: colour,
+        width: 0.5,
+        points: { show: false },
+        paths: s.area === "steps" ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      });
     } else {
       const line = s.line === false ? { paths: () => null } : {};
       add(s.values, { stroke: colour, width: 2, spanGaps: true, points, dash: s.dash, ...line });
@@ -72,18 +89,41 @@ const chart = (host, { x, series, format = plain, range, xrange, xlabel = "GRPO 
     height,
     padding: [10, 10, 0, 0],
     legend: { show: false },
-    cursor: { sync: sync && { key: sync, setSeries: false }, points: { size: 6 }, y: false, drag: { x: true, y: false } },
+    cursor: {
+      sync: sync && { key: sync, setSeries: false },
+      points: { size: 6 },
+      y: false,
+      drag: { x: true, y: false },
+    },
     scales: {
       x: { time: false, range: xrange && (() => xrange) },
-      y: { range: range ? () => range : (u, low, high) => uPlot.rangeNum(low, high === low ? low + 1 : high, 0.08, true) },
+      y: {
+        range: range ? () => range : (u, low, high) => uPlot.rangeNum(low, high === low ? low + 1 : high, 0.08, true),
+      },
     },
     axes: [
-      axis({ size: 22, label: xlabel, grid: { show: false }, values: (u, found) => found.map((v) => (v % 1 && xformat === plain ? String(+v.toFixed(2)) : xformat(v))), incrs: x.every(Number.isInteger) ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] : undefined }),
-      axis({ size: (u, values) => 14 + 6.4 * Math.max(2, ...(values ?? []).map((v) => v.length)), values: (u, found) => found.map((v) => format(v)), label: ylabel, space: height > 180 ? 34 : 24 }),
+      axis({
+        size: 22,
+        label: xlabel,
+        grid: { show: false },
+        values: (u, found) => found.map((v) => (v % 1 && xformat === plain ? String(+v.toFixed(2)) : xformat(v))),
+        incrs: x.every(Number.isInteger)
+          ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5]
+          : undefined,
+      }),
+      axis({
+        size: (u, values) => 14 + 6.4 * Math.max(2, ...(values ?? []).map((v) => v.length)),
+        values: (u, found) => found.map((v) => format(v)),
+        label: ylabel,
+        space: height > 180 ? 34 : 24,
+      }),
     ],
     series: [{}, ...shown],
     bands,
-    hooks: { setCursor: [(u) => legend.say(u.cursor.idx)], draw: [(u) => whiskers(u, x, series), (u) => mark && verticalMark(u, mark)] },
+    hooks: {
+      setCursor: [(u) => legend.say(u.cursor.idx)],
+      draw: [(u) => whiskers(u, x, series), (u) => mark && verticalMark(u, mark)],
+    },
   };
   const place = h("div", { class: "plot" });
   host.append(legend.node, place);
@@ -96,19 +136,30 @@ const chart = (host, { x, series, format = plain, range, xrange, xlabel = "GRPO 
 
 const chartLegend = (series, format) => {
   const inOrder = series.some((s) => s.shown) ? series.toReversed() : series; // stacked ones are drawn from the top
-  const entries = inOrder.filter((s) => s.label).map((s) => {
-    const swatch = h("i", { class: "swatch" });
-    swatch.style.background = `var(${s.colour})`;
-    const value = h("span", { class: "value" });
-    return { s, value, node: h("span", { class: "entry" }, swatch, s.label, value) };
-  });
+  const entries = inOrder
+    .filter((s) => s.label)
+    .map((s) => {
+      const swatch = h("i", { class: "swatch" });
+      swatch.style.background = `var(${s.colour})`;
+      const value = h("span", { class: "value" });
+      return { s, value, node: h("span", { class: "entry" }, swatch, s.label, value) };
+    });
   const say = (index) =>
     entries.forEach(({ s, value }) => {
       const shown = (s.shown ?? s.values)[index];
-      const spread = s.low && Number.isFinite(s.low[index]) ? ` (${format(s.low[index])} to ${format(s.high[index])})` : "";
-      value.textContent = index === null || index === undefined || !Number.isFinite(shown) ? "" : ` ${format(shown)}${spread}`;
+      const spread =
+        s.low && Number.isFinite(s.low[index]) ? ` (${format(s.low[index])} to ${format(s.high[index])})` : "";
+      value.textContent =
+        index === null || index === undefined || !Number.isFinite(shown) ? "" : ` ${format(shown)}${spread}`;
     });
-  return { node: h("div", { class: "legend" }, entries.map((e) => e.node)), say };
+  return {
+    node: h(
+      "div",
+      { class: "legend" },
+      entries.map((e) => e.node),
+    ),
+    say,
+  };
 };
 
 // Draws 95% intervals as lines at their points.
@@ -122,7 +173,11 @@ const whiskers = (u, x, series) => {
     ctx.beginPath();
     s.low.forEach((low, i) => {
       if (!Number.isFinite(low)) return;
-      const [at, top, bottom] = [u.valToPos(x[i], "x", true), u.valToPos(s.high[i], "y", true), u.valToPos(low, "y", true)];
+      const [at, top, bottom] = [
+        u.valToPos(x[i], "x", true),
+        u.valToPos(s.high[i], "y", true),
+        u.valToPos(low, "y", true),
+      ];
       ctx.moveTo(at, top);
       ctx.lineTo(at, bottom);
       for (const end of [top, bottom]) {
@@ -163,12 +218,16 @@ const stacked = (series, more) => {
 const barTable = (host, rows) => {
   const largest = Math.max(...rows.map((r) => r[1]), 1e-9);
   host.append(
-    h("div", { class: "bars" }, rows.map(([label, value, text, colour = "--boundary"]) => {
-      const bar = h("i", {});
-      bar.style.width = `${(100 * value) / largest}%`;
-      bar.style.background = `var(${colour})`;
-      return [h("span", {}, label), h("span", { class: "track" }, bar), h("span", { class: "number" }, text)];
-    })),
+    h(
+      "div",
+      { class: "bars" },
+      rows.map(([label, value, text, colour = "--boundary"]) => {
+        const bar = h("i", {});
+        bar.style.width = `${(100 * value) / largest}%`;
+        bar.style.background = `var(${colour})`;
+        return [h("span", {}, label), h("span", { class: "track" }, bar), h("span", { class: "number" }, text)];
+      }),
+    ),
   );
 };
 
@@ -182,4 +241,14 @@ const panelCard = (panel, run) => {
   } else card.append(h("p", { class: "missing" }, panel.missing));
   return card;
 };
-const panelSection = (title, panels, run) => h("section", { class: "group" }, h("h2", {}, title), h("div", { class: "grid" }, panels.map((p) => panelCard(p, run))));
+const panelSection = (title, panels, run) =>
+  h(
+    "section",
+    { class: "group" },
+    h("h2", {}, title),
+    h(
+      "div",
+      { class: "grid" },
+      panels.map((p) => panelCard(p, run)),
+    ),
+  );

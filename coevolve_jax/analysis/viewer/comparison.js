@@ -4,46 +4,111 @@ const ARM_COLOURS = ["--boundary", "--forgetting", "--rare", "--random", "--init
 const spanText = (low, high, format) => (low === null || low === undefined ? "—" : `${format(low)} to ${format(high)}`);
 
 const table = (heads, rows) =>
-  h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((x) => h("th", {}, x)))), h("tbody", {}, rows.map((row) => h("tr", {}, row.map((x) => h("td", {}, x)))))));
+  h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((x) => h("th", {}, x)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((x) => h("td", {}, x)),
+          ),
+        ),
+      ),
+    ),
+  );
 
 // Means as points with intervals on one axis, a row for each arm.
 const forest = (rows, format, low, high, colours) =>
-  h("div", { class: "forest" }, rows.map((row, k) => {
-    const at = (x) => `${(100 * (x - low)) / (high - low || 1)}%`;
-    const [span, dot, zero] = [h("i", { class: "span" }), h("i", { class: "dot" }), h("i", { class: "zero" })];
-    if (Number.isFinite(row.low)) [span.style.left, span.style.width] = [at(row.low), `${(100 * (row.high - row.low)) / (high - low || 1)}%`];
-    dot.style.left = at(row.value);
-    zero.style.left = at(0);
-    const each = Object.values(row.values ?? {}).filter(Number.isFinite).map((x) => {
-      const mark = h("i", { class: "each" });
-      mark.style.left = at(x);
-      return mark;
-    });
-    for (const mark of [span, dot, ...each]) mark.style.background = `var(${colours[k % colours.length]})`;
-    return [h("span", {}, row.label), h("span", { class: "axis" }, low < 0 && high > 0 ? zero : null, span, each, dot), h("span", { class: "number" }, format(row.value))];
-  }));
+  h(
+    "div",
+    { class: "forest" },
+    rows.map((row, k) => {
+      const at = (x) => `${(100 * (x - low)) / (high - low || 1)}%`;
+      const [span, dot, zero] = [h("i", { class: "span" }), h("i", { class: "dot" }), h("i", { class: "zero" })];
+      if (Number.isFinite(row.low))
+        [span.style.left, span.style.width] = [at(row.low), `${(100 * (row.high - row.low)) / (high - low || 1)}%`];
+      dot.style.left = at(row.value);
+      zero.style.left = at(0);
+      const each = Object.values(row.values ?? {})
+        .filter(Number.isFinite)
+        .map((x) => {
+          const mark = h("i", { class: "each" });
+          mark.style.left = at(x);
+          return mark;
+        });
+      for (const mark of [span, dot, ...each]) mark.style.background = `var(${colours[k % colours.length]})`;
+      return [
+        h("span", {}, row.label),
+        h("span", { class: "axis" }, low < 0 && high > 0 ? zero : null, span, each, dot),
+        h("span", { class: "number" }, format(row.value)),
+      ];
+    }),
+  );
 
 const armTable = (arms) =>
   table(
     ["arm", "seeds", "mean", "95% interval", "interquartile mean", "by seed"],
     arms.map((a) => [
-      a.arm, plain(a.n), percent(a.mean, 1), spanText(a.low, a.high, (x) => percent(x, 1)), percent(a.iqm, 1), Object.values(a.values ?? {}).map((x) => percent(x, 1)).join("  "),
+      a.arm,
+      plain(a.n),
+      percent(a.mean, 1),
+      spanText(a.low, a.high, (x) => percent(x, 1)),
+      percent(a.iqm, 1),
+      Object.values(a.values ?? {})
+        .map((x) => percent(x, 1))
+        .join("  "),
     ]),
   );
 
 const pText = (p) => (!Number.isFinite(p) ? "—" : p < 0.001 ? "< 0.001" : p.toFixed(3));
 const plannedTable = (planned) =>
   table(
-    ["difference", "points", "95% interval (t)", "95% interval (bootstrap)", "p", "p (Holm)", "seeds", "P(improvement)"],
+    [
+      "difference",
+      "points",
+      "95% interval (t)",
+      "95% interval (bootstrap)",
+      "p",
+      "p (Holm)",
+      "seeds",
+      "P(improvement)",
+    ],
     planned.map((d) => [
-      `${d.a} − ${d.b}`, points(d.difference), spanText(d.low, d.high, points), spanText(d.boot_low, d.boot_high, points),
-      pText(d.p), pText(d.p_holm), plain(d.n), percent(d.p_improvement),
+      `${d.a} − ${d.b}`,
+      points(d.difference),
+      spanText(d.low, d.high, points),
+      spanText(d.boot_low, d.boot_high, points),
+      pText(d.p),
+      pText(d.p_holm),
+      plain(d.n),
+      percent(d.p_improvement),
     ]),
   );
 
 const budgetTable = (arms) => {
   const names = [...new Set(arms.flatMap((a) => Object.keys(a.budgets ?? {})))];
-  return names.length ? table(["mean per run", ...arms.map((a) => a.arm)], names.map((name) => [name.replaceAll("_", " "), ...arms.map((a) => plain(a.budgets?.[name]))])) : null;
+  return names.length
+    ? table(
+        ["mean per run", ...arms.map((a) => a.arm)],
+        names.map((name) => [name.replaceAll("_", " "), ...arms.map((a) => plain(a.budgets?.[name]))]),
+      )
+    : null;
 };
 
 const cellTable = (view) => {
@@ -66,7 +131,10 @@ const curveChart = (host, arms) =>
   estimateChart(
     host,
     Object.entries(arms).map(([arm, c], k) => ({
-      label: arm, colour: ARM_COLOURS[k % ARM_COLOURS.length], at: c.step, estimates: c.step.map((_, i) => ({ value: c.mean[i], low: c.low?.[i] ?? null, high: c.high?.[i] ?? null })),
+      label: arm,
+      colour: ARM_COLOURS[k % ARM_COLOURS.length],
+      at: c.step,
+      estimates: c.step.map((_, i) => ({ value: c.mean[i], low: c.low?.[i] ?? null, high: c.high?.[i] ?? null })),
     })),
     { ...FRACTION, sync: "steps", height: 260 },
   );
@@ -74,17 +142,29 @@ const curveChart = (host, arms) =>
 // One metric: the planned differences and the arms.
 const metricSection = ({ metric, arms, planned }, k) => {
   const means = arms.filter((a) => Number.isFinite(a.mean)).map((a) => ({ label: a.arm, value: a.mean, ...a }));
-  const differences = planned.filter((d) => Number.isFinite(d.difference)).map((d) => ({ label: `${d.a} − ${d.b}`, value: d.difference, low: d.low, high: d.high, values: d.by_seed }));
+  const differences = planned
+    .filter((d) => Number.isFinite(d.difference))
+    .map((d) => ({ label: `${d.a} − ${d.b}`, value: d.difference, low: d.low, high: d.high, values: d.by_seed }));
   const ends = (rows) => rows.flatMap((r) => [r.low ?? r.value, r.high ?? r.value, ...Object.values(r.values ?? {})]);
   const reach = 1.1 * Math.max(0.01, ...ends(differences).map(Math.abs));
-  return h("section", { class: "group" },
+  return h(
+    "section",
+    { class: "group" },
     h("h2", {}, k ? `Also: ${metric}` : metric),
-    planned.length ? [
-      h("p", { class: "note" }, "Planned differences, paired by seed, in points. Dot: mean; line: 95% t interval over seeds; ticks: seeds."),
-      forest(differences, points, -reach, reach, ["--ink"]), plannedTable(planned),
-    ] : null,
+    planned.length
+      ? [
+          h(
+            "p",
+            { class: "note" },
+            "Planned differences, paired by seed, in points. Dot: mean; line: 95% t interval over seeds; ticks: seeds.",
+          ),
+          forest(differences, points, -reach, reach, ["--ink"]),
+          plannedTable(planned),
+        ]
+      : null,
     h("p", { class: "note spaced" }, "Arms. Dot: mean; line: 95% t interval over seeds; ticks: seeds."),
-    forest(means, (x) => percent(x, 1), Math.min(0, ...ends(means)), Math.max(1, ...ends(means)), ARM_COLOURS), armTable(arms),
+    forest(means, (x) => percent(x, 1), Math.min(0, ...ends(means)), Math.max(1, ...ends(means)), ARM_COLOURS),
+    armTable(arms),
   );
 };
 
@@ -100,11 +180,29 @@ const comparisonOverview = (host, view) => {
   const budget = view.tables.length ? budgetTable(view.tables[0].arms) : null;
   host.replaceChildren(
     ...[
-      view.notes.length && section("Read this first", h("ul", { class: "alerts" }, view.notes.map((n) => h("li", {}, n)))),
+      view.notes.length &&
+        section(
+          "Read this first",
+          h(
+            "ul",
+            { class: "alerts" },
+            view.notes.map((n) => h("li", {}, n)),
+          ),
+        ),
       ...view.tables.map(metricSection),
       curves.length && panelSection("Curves", curves, view),
-      budget && section("Budgets", h("p", { class: "note" }, "What the runs of each arm have cost, and what they made of it."), budget),
-      view.cells.length && section("Runs", h("p", { class: "note" }, "Held-out success at the end; each leads to the report of its run."), cellTable(view)),
+      budget &&
+        section(
+          "Budgets",
+          h("p", { class: "note" }, "What the runs of each arm have cost, and what they made of it."),
+          budget,
+        ),
+      view.cells.length &&
+        section(
+          "Runs",
+          h("p", { class: "note" }, "Held-out success at the end; each leads to the report of its run."),
+          cellTable(view),
+        ),
     ].filter(Boolean),
   );
   host.querySelectorAll("figure").forEach((card) => card.draw?.());

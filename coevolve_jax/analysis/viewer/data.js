@@ -69,4 +69,6 @@ const trajectoryStore = (view, from) => {
 };
 
 const searchText = (row) =>
-  [row.task_id, row.stop, ...row.queries, ...row.steps.flatMap((s) => [s.text, s.observation])].join("\n").toLowerCase();
+  [row.task_id, row.stop, ...row.queries, ...row.steps.flatMap((s) => [s.text, s.observation])]
+    .join("\n")
+    .toLowerCase();

@@ -48,7 +48,11 @@ const badge = (origin) => {
 const clipped = (text, limit, make) => {
   const node = make(text.length <= limit ? text : text.slice(0, limit));
   if (text.length > limit) {
-    const more = h("button", { class: "more", type: "button" }, ` … ${(text.length - limit).toLocaleString("en-US")} more characters`);
+    const more = h(
+      "button",
+      { class: "more", type: "button" },
+      ` … ${(text.length - limit).toLocaleString("en-US")} more characters`,
+    );
     more.addEventListener("click", () => more.replaceWith(text.slice(limit)));
     node.append(more);
   }

@@ -43,13 +43,14 @@ const virtualList = (host, rowHeight, draw) => {
       if (host.scrollTop > items.length * rowHeight) host.scrollTop = 0;
       paint();
     },
-    select: (item, intoSight = true) => {
+    select: (item) => {
       chosen = items.indexOf(item);
       rows.forEach((row, place) => row.setAttribute("aria-current", place === chosen));
-      if (chosen < 0 || !intoSight) return;
+      if (chosen < 0) return;
       const top = chosen * rowHeight;
       if (top < host.scrollTop) host.scrollTop = top;
-      else if (top + rowHeight > host.scrollTop + host.clientHeight) host.scrollTop = top + rowHeight - host.clientHeight;
+      else if (top + rowHeight > host.scrollTop + host.clientHeight)
+        host.scrollTop = top + rowHeight - host.clientHeight;
     },
     // The item `by` places after the chosen one, within the list.
     next: (by) => items[Math.min(items.length - 1, Math.max(0, chosen < 0 ? 0 : chosen + by))],
@@ -58,10 +59,23 @@ const virtualList = (host, rowHeight, draw) => {
 
 // A control of a list: a word and its choices, [[value, label]].
 const choice = (name, label, options, onchange) => {
-  const select = h("select", { name, "aria-label": label, onchange }, options.map(([value, text]) => h("option", { value }, text)));
+  const select = h(
+    "select",
+    { name, "aria-label": label, onchange },
+    options.map(([value, text]) => h("option", { value }, text)),
+  );
   return select;
 };
-const searchBox = (label, oninput) => h("input", { type: "search", name: "q", placeholder: label, "aria-label": label, oninput, autocomplete: "off", spellcheck: "false" });
+const searchBox = (label, oninput) =>
+  h("input", {
+    type: "search",
+    name: "q",
+    placeholder: label,
+    "aria-label": label,
+    oninput,
+    autocomplete: "off",
+    spellcheck: "false",
+  });
 
 // Calls `act` once `ms` have gone without another call.
 const settled = (act, ms = 120) => {

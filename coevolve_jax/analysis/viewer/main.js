@@ -2,7 +2,11 @@
 
 const POLL = 3000; // ms between two questions for a newer version
 
-const VIEWS = [["overview", "Overview"], ["tasks", "Training set"], ["trajectories", "Trajectories"]];
+const VIEWS = [
+  ["overview", "Overview"],
+  ["tasks", "Training set"],
+  ["trajectories", "Trajectories"],
+];
 const KEYS = [
   ["1 2 3", "overview, training set, trajectories"],
   ["j k", "next and previous in the list"],
@@ -94,7 +98,16 @@ addEventListener("keydown", (event) => {
   act();
 });
 
-const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])));
+const help = h(
+  "dialog",
+  { class: "help", "aria-label": "Keys" },
+  h("h2", {}, "Keys"),
+  h(
+    "dl",
+    {},
+    KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]),
+  ),
+);
 const helpShown = () => help.open;
 const toggleHelp = () => (help.open ? help.close() : help.show());
 help.addEventListener("click", () => help.close());
@@ -131,15 +144,34 @@ const build = async (from) => {
 
 const bar = (run, store) => {
   const counts = { tasks: run.tasks?.length, trajectories: store.count };
-  document.getElementById("bar").replaceChildren(
-    h("b", { class: "brand" }, run.name),
-    ...VIEWS.filter(([view]) => page.views[view]).map(([view, label]) => h("a", { "data-view": view, href: address({ view }) }, label, counts[view] !== undefined && h("span", { class: "soft" }, ` ${plain(counts[view])}`))),
-    h("span", { class: "tools" },
-      run.live && h("span", { class: "live", title: "This page follows the run" }, "live"),
-      h("button", { type: "button", title: "light or dark (d)", "aria-label": "light or dark", onclick: switchTheme }, "◐"),
-      h("button", { type: "button", title: "keys (?)", "aria-label": "keys", onclick: toggleHelp }, "?")),
-  );
+  document
+    .getElementById("bar")
+    .replaceChildren(
+      h("b", { class: "brand" }, run.name),
+      ...VIEWS.filter(([view]) => page.views[view]).map(([view, label]) =>
+        h(
+          "a",
+          { "data-view": view, href: address({ view }) },
+          label,
+          counts[view] !== undefined && h("span", { class: "soft" }, ` ${plain(counts[view])}`),
+        ),
+      ),
+      h(
+        "span",
+        { class: "tools" },
+        followed(run) && h("span", { class: "live", title: "This page follows the run" }, "live"),
+        h(
+          "button",
+          { type: "button", title: "light or dark (d)", "aria-label": "light or dark", onclick: switchTheme },
+          "◐",
+        ),
+        h("button", { type: "button", title: "keys (?)", "aria-label": "keys", onclick: toggleHelp }, "?"),
+      ),
+    );
 };
+
+// Whether a server is there to ask: a page that it wrote may also be opened from disk, later.
+const followed = (run) => run.live && location.protocol.startsWith("http");
 
 // What is scrolled stays where it is while `act` makes its elements anew.
 const keepingScroll = async (act) => {
@@ -154,7 +186,9 @@ const follow = async (version) => {
   let next = version;
   const typing = document.activeElement?.matches("input, select");
   try {
-    const answer = typing ? {} : await fetch("/", { headers: version ? { "If-None-Match": version } : {}, cache: "no-store" });
+    const answer = typing
+      ? {}
+      : await fetch("/", { headers: version ? { "If-None-Match": version } : {}, cache: "no-store" });
     if (answer.status === 200) {
       next = answer.headers.get("ETag");
       const newer = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -173,8 +207,16 @@ document.body.append(help);
 try {
   await build(document);
   document.documentElement.dataset.ready = "true";
-  if (page.run.live) setTimeout(follow, POLL, null);
+  if (followed(page.run)) setTimeout(follow, POLL, null);
 } catch (error) {
-  document.getElementById("panels").replaceChildren(h("p", { class: "missing" }, `This page cannot be shown (${error.message}). It needs a browser of 2023 or newer.`));
+  document
+    .getElementById("panels")
+    .replaceChildren(
+      h(
+        "p",
+        { class: "missing" },
+        `This page cannot be shown (${error.message}). It needs a browser of 2023 or newer.`,
+      ),
+    );
   throw error;
 }

@@ -13,7 +13,12 @@ const taskMap = (host, tasks, choose) => {
     const [low, high] = [Math.min(...values), Math.max(...values)];
     return high > low ? [low, high] : [low - 1, high + 1];
   };
-  const [[left, right], [bottom, top]] = tasks.length ? [span("x"), span("y")] : [[0, 1], [0, 1]];
+  const [[left, right], [bottom, top]] = tasks.length
+    ? [span("x"), span("y")]
+    : [
+        [0, 1],
+        [0, 1],
+      ];
   const byId = new Map(tasks.map((t) => [t.id, t]));
   let [width, height, chosen, matches] = [0, 0, null, () => true];
   const place = (t) => [
@@ -55,7 +60,8 @@ const taskMap = (host, tasks, choose) => {
     ctx.globalAlpha = 1;
     if (!chosen) return;
     ctx.lineWidth = 1.5;
-    for (let task = chosen, parent; (parent = byId.get(task.lineage.parent)) && parent !== task; task = parent) line(task, parent, "--ink", []);
+    for (let task = chosen, parent; (parent = byId.get(task.lineage.parent)) && parent !== task; task = parent)
+      line(task, parent, "--ink", []);
     const nearest = byId.get(chosen.lineage.nearest);
     if (nearest) line(chosen, nearest, "--bad", [4, 3]);
     ctx.strokeStyle = css("--ink");

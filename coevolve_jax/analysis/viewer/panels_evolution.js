@@ -7,12 +7,17 @@ const binned = (run, values) => {
   const size = Math.ceil(run.metrics.step.length / BINS);
   const starts = run.metrics.step.map((_, i) => i).filter((i) => i % size === 0);
   const mean = (part) => part.reduce((a, b) => a + (b ?? 0), 0) / part.length;
-  return { x: starts.map((i) => run.metrics.step[i]), values: values.map((v) => starts.map((i) => mean(v.slice(i, i + size)))) };
+  return {
+    x: starts.map((i) => run.metrics.step[i]),
+    values: values.map((v) => starts.map((i) => mean(v.slice(i, i + size)))),
+  };
 };
 
 // Signals that the run names, those of the paper first.
 const signalNames = (run) => {
-  const found = Object.keys(run.metrics).filter((n) => n.startsWith("signals/")).map((n) => n.slice(8));
+  const found = Object.keys(run.metrics)
+    .filter((n) => n.startsWith("signals/"))
+    .map((n) => n.slice(8));
   return [...SIGNALS.filter((s) => found.includes(s)), ...found.filter((s) => !SIGNALS.includes(s))];
 };
 
@@ -24,9 +29,18 @@ const EVOLUTION = [
     missing: "No signal has fired.",
     draw: (host, run) => {
       const names = signalNames(run);
-      const { x, values } = binned(run, names.map((s) => metric(run, `signals/${s}`)));
+      const { x, values } = binned(
+        run,
+        names.map((s) => metric(run, `signals/${s}`)),
+      );
       const series = names.map((label, k) => ({ label, values: values[k], colour: colourOf(label) }));
-      chart(host, { x, series: stacked(series, { bars: {} }), sync: "steps", range: [0, 1.08 * Math.max(...stacked(series)[0].values, 1)], xrange: [x[0] - 1, x.at(-1) + 1] });
+      chart(host, {
+        x,
+        series: stacked(series, { bars: {} }),
+        sync: "steps",
+        range: [0, 1.08 * Math.max(...stacked(series)[0].values, 1)],
+        xrange: [x[0] - 0.7, x.at(-1) + 0.7],
+      });
     },
   },
   {
@@ -37,14 +51,24 @@ const EVOLUTION = [
     draw: (host, run) => {
       const last = Math.max(...run.metrics.step.slice(-1), ...run.tasks.map((t) => t.step)) + 2; // what the last one added is seen
       const x = Array.from({ length: last + 1 }, (_, i) => i);
-      const origins = [...new Set(run.tasks.map((t) => t.origin))].sort((a, b) => ORIGINS.indexOf(a) - ORIGINS.indexOf(b));
+      const origins = [...new Set(run.tasks.map((t) => t.origin))].sort(
+        (a, b) => ORIGINS.indexOf(a) - ORIGINS.indexOf(b),
+      );
       const series = origins.map((label) => {
         const born = new Map();
-        run.tasks.filter((t) => t.origin === label).forEach((t) => born.set(t.step + (t.step > 0), (born.get(t.step + (t.step > 0)) ?? 0) + 1));
+        run.tasks
+          .filter((t) => t.origin === label)
+          .forEach((t) => born.set(t.step + (t.step > 0), (born.get(t.step + (t.step > 0)) ?? 0) + 1));
         let sum = 0;
         return { label, values: x.map((step) => (sum += born.get(step) ?? 0)), colour: colourOf(label) };
       });
-      chart(host, { x, series: stacked(series, { area: "steps" }), range: [0, 1.05 * run.tasks.length], ylabel: "tasks", sync: "steps" });
+      chart(host, {
+        x,
+        series: stacked(series, { area: "steps" }),
+        range: [0, 1.05 * run.tasks.length],
+        ylabel: "tasks",
+        sync: "steps",
+      });
     },
   },
   {
@@ -53,7 +77,12 @@ const EVOLUTION = [
     has: (run) => measured(run, "evolution/pass_rate"),
     missing: "The training set has not evolved.",
     draw: (host, run) =>
-      chart(host, { x: run.metrics.step, series: [{ label: "pass rate", values: metric(run, "evolution/pass_rate"), colour: "--rare", points: true }], sync: "steps", ...FRACTION }),
+      chart(host, {
+        x: run.metrics.step,
+        series: [{ label: "pass rate", values: metric(run, "evolution/pass_rate"), colour: "--rare", points: true }],
+        sync: "steps",
+        ...FRACTION,
+      }),
   },
   {
     title: "Similarity to evaluation tasks",
@@ -64,15 +93,28 @@ const EVOLUTION = [
       const x = Array.from({ length: 40 }, (_, i) => i / 40);
       const count = (old) => {
         const bins = x.map(() => 0);
-        run.tasks.filter((t) => (t.origin === "initial") === old).forEach((t) => bins[Math.min(39, Math.floor(40 * t.lineage.similarity))]++);
+        run.tasks
+          .filter((t) => (t.origin === "initial") === old)
+          .forEach((t) => bins[Math.min(39, Math.floor(40 * t.lineage.similarity))]++);
         return bins;
       };
-      const series = [{ label: "initial", values: count(true), colour: "--initial" }, { label: "new", values: count(false), colour: "--random" }];
+      const series = [
+        { label: "initial", values: count(true), colour: "--initial" },
+        { label: "new", values: count(false), colour: "--random" },
+      ];
       const sums = stacked(series, { bars: { align: 1 } });
       const threshold = run.leak_threshold;
       chart(host, {
-        x, series: sums, xrange: [0, 1], range: [0, 1.1 * Math.max(...sums[0].values, 1)], ylabel: "tasks", xlabel: "cosine to the nearest evaluation task",
-        mark: threshold === null || threshold === undefined ? undefined : { x: threshold, label: `refused from ${threshold}` },
+        x,
+        series: sums,
+        xrange: [0, 1],
+        range: [0, 1.1 * Math.max(...sums[0].values, 1)],
+        ylabel: "tasks",
+        xlabel: "cosine to the nearest evaluation task",
+        mark:
+          threshold === null || threshold === undefined
+            ? undefined
+            : { x: threshold, label: `refused from ${threshold}` },
       });
     },
   },
@@ -86,7 +128,15 @@ const EVOLUTION = [
         const gains = run.tasks.filter((t) => t.origin === origin && t.visits > 1).map(taskGain);
         return { origin, n: gains.length, mean: gains.reduce((a, b) => a + b, 0) / gains.length };
       }).filter((row) => row.n);
-      barTable(host, rows.map(({ origin, n, mean }) => [`${origin}, ${n} ${n === 1 ? "task" : "tasks"}`, Math.max(0, mean), `${points(mean)} points`, colourOf(origin)]));
+      barTable(
+        host,
+        rows.map(({ origin, n, mean }) => [
+          `${origin}, ${n} ${n === 1 ? "task" : "tasks"}`,
+          Math.max(0, mean),
+          `${points(mean)} points`,
+          colourOf(origin),
+        ]),
+      );
     },
   },
   {
@@ -94,6 +144,15 @@ const EVOLUTION = [
     reading: "Accepted: the whole sequence reproduces. Retained: its first turns do.",
     has: (run) => run.fate.some(([, n]) => n),
     missing: "No task has been proposed.",
-    draw: (host, run) => barTable(host, run.fate.map(([name, n]) => [name.replaceAll("_", " "), n, plain(n), name.startsWith("refused") ? "--forgetting" : "--rare"])),
+    draw: (host, run) =>
+      barTable(
+        host,
+        run.fate.map(([name, n]) => [
+          name.replaceAll("_", " "),
+          n,
+          plain(n),
+          name.startsWith("refused") ? "--forgetting" : "--rare",
+        ]),
+      ),
   },
 ];

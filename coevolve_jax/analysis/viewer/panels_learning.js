@@ -9,7 +9,12 @@ const FRACTION = { format: percent, range: [0, 1] };
 const metricChart = (host, run, lines, more) =>
   chart(host, {
     x: run.metrics.step,
-    series: lines.map(([label, name, colour]) => ({ label, values: metric(run, name), colour, smooth: smoothing(run) })),
+    series: lines.map(([label, name, colour]) => ({
+      label,
+      values: metric(run, name),
+      colour,
+      smooth: smoothing(run),
+    })),
     sync: "steps",
     ...more,
   });
@@ -34,7 +39,12 @@ const LEARNING = [
     draw: (host, run) => {
       const same = metric(run, "success").every((v, i) => v === metric(run, "reward")[i]);
       const reward = [same ? "success, which is the reward" : "reward", "reward", "--forgetting"];
-      metricChart(host, run, same ? [[reward[0], "success", "--boundary"]] : [reward, ["success", "success", "--boundary"]], FRACTION);
+      metricChart(
+        host,
+        run,
+        same ? [[reward[0], "success", "--boundary"]] : [reward, ["success", "success", "--boundary"]],
+        FRACTION,
+      );
     },
   },
   {
@@ -45,11 +55,21 @@ const LEARNING = [
     draw: (host, run) => {
       const colours = ["--rare", "--random", "--forgetting", "--boundary"];
       const groups = run.evaluations.map((e, k) => ({
-        label: e.name, colour: colours[k % 4], at: e.points.map((p) => p.step), estimates: e.points,
+        label: e.name,
+        colour: colours[k % 4],
+        at: e.points.map((p) => p.step),
+        estimates: e.points,
       }));
       const last = (run.metrics.step.at(-1) ?? 0) + 1;
       if (run.held_out && !groups.length)
-        groups.push({ label: "held-out", colour: "--rare", at: [0, last], estimates: [run.held_out.before, run.held_out.after], whiskers: true });
+        groups.push({
+          label: "held-out",
+          colour: "--rare",
+          at: [0, last],
+          estimates: [run.held_out.before, run.held_out.after],
+          whiskers: true,
+          dash: [4, 4],
+        });
       estimateChart(host, groups, { ...FRACTION, xrange: [-0.03 * last, 1.03 * last] });
     },
   },
@@ -60,11 +80,22 @@ const LEARNING = [
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {
       const { calls, by_calls } = run.held_out;
-      const groups = [["before", "--initial", -0.12], ["after", "--boundary", 0.12]].map(([when, colour, shift]) => ({
-        label: when, colour, at: calls.map((n) => n + shift), estimates: by_calls[when], whiskers: true, line: false,
+      const groups = [
+        ["before", "--initial", -0.12],
+        ["after", "--boundary", 0.12],
+      ].map(([when, colour, shift]) => ({
+        label: when,
+        colour,
+        at: calls.map((n) => n + shift),
+        estimates: by_calls[when],
+        whiskers: true,
+        line: false,
       }));
       estimateChart(host, groups, {
-        ...FRACTION, xlabel: "calls in the reference solution", xrange: [calls[0] - 0.6, calls.at(-1) + 0.6], xformat: (v) => (Number.isInteger(v) ? String(v) : ""),
+        ...FRACTION,
+        xlabel: "calls in the reference solution",
+        xrange: [calls[0] - 0.6, calls.at(-1) + 0.6],
+        xformat: (v) => (Number.isInteger(v) ? String(v) : ""),
       });
     },
   },
@@ -73,6 +104,15 @@ const LEARNING = [
     reading: "Below the initial ones, the new tasks are the harder ones.",
     has: (run) => measured(run, "success_initial", "success_new"),
     missing: "metrics.jsonl holds no step yet.",
-    draw: (host, run) => metricChart(host, run, [["initial tasks", "success_initial", "--initial"], ["new tasks", "success_new", "--random"]], FRACTION),
+    draw: (host, run) =>
+      metricChart(
+        host,
+        run,
+        [
+          ["initial tasks", "success_initial", "--initial"],
+          ["new tasks", "success_new", "--random"],
+        ],
+        FRACTION,
+      ),
   },
 ];

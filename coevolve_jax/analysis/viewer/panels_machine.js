@@ -20,7 +20,9 @@ const OPTIMISATION = [
 
 // One gauge for each number that the run keeps of its own health.
 const healthPanels = (run) =>
-  Object.keys(run.metrics).filter((n) => n.startsWith("health/")).map((n) => gauge(n, n.slice(7).replaceAll("_", " "), "Health of the run, by step."));
+  Object.keys(run.metrics)
+    .filter((n) => n.startsWith("health/"))
+    .map((n) => gauge(n, n.slice(7).replaceAll("_", " "), "Health of the run, by step."));
 
 const TIME = [
   {
@@ -30,7 +32,10 @@ const TIME = [
     missing: "No step is finished yet.",
     draw: (host, run) => {
       const total = run.seconds.reduce((sum, [, s]) => sum + s, 0) || 1;
-      barTable(host, run.seconds.map(([phase, s]) => [phase, s, `${clock(s)} · ${percent(s / total, 1)}`]));
+      barTable(
+        host,
+        run.seconds.map(([phase, s]) => [phase, s, `${clock(s)} · ${percent(s / total, 1)}`]),
+      );
     },
   },
   {
@@ -40,17 +45,40 @@ const TIME = [
     missing: "No step is finished yet.",
     draw: (host, run) => {
       const names = ["rollout", "update", "evolution"];
-      const { x, values } = binned(run, names.map((n) => metric(run, `seconds/${n}`)));
-      const series = names.map((label, k) => ({ label, values: values[k], colour: ["--boundary", "--forgetting", "--rare"][k] }));
+      const { x, values } = binned(
+        run,
+        names.map((n) => metric(run, `seconds/${n}`)),
+      );
+      const series = names.map((label, k) => ({
+        label,
+        values: values[k],
+        colour: ["--boundary", "--forgetting", "--rare"][k],
+      }));
       const sums = stacked(series, { bars: {} });
-      chart(host, { x, series: sums, format: (v) => `${plain(v)} s`, range: [0, 1.08 * Math.max(...sums[0].values)], xrange: [x[0] - 1, x.at(-1) + 1], sync: "steps" });
+      chart(host, {
+        x,
+        series: sums,
+        format: (v) => `${plain(v)} s`,
+        range: [0, 1.08 * Math.max(...sums[0].values)],
+        xrange: [x[0] - 0.7, x.at(-1) + 0.7],
+        sync: "steps",
+      });
     },
   },
 ];
 
 const alertList = (run) =>
   run.alerts.length
-    ? h("section", { class: "group" }, h("h2", {}, "Alerts"), h("ul", { class: "alerts" }, run.alerts.slice(-50).map((a) => h("li", {}, h("b", {}, `step ${a.step} `), a.text))))
+    ? h(
+        "section",
+        { class: "group" },
+        h("h2", {}, "Alerts"),
+        h(
+          "ul",
+          { class: "alerts" },
+          run.alerts.slice(-50).map((a) => h("li", {}, h("b", {}, `step ${a.step} `), a.text)),
+        ),
+      )
     : null;
 
 const runOverview = (host, run) => {

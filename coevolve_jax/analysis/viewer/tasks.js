@@ -2,11 +2,20 @@
 
 const TASK_ROW = 58; // pixels
 
-const taskGain = (task) => (Number.isFinite(task.first_score) && Number.isFinite(task.last_score) ? task.last_score - task.first_score : null);
+const taskGain = (task) =>
+  Number.isFinite(task.first_score) && Number.isFinite(task.last_score) ? task.last_score - task.first_score : null;
 
 const taskRow = (task) =>
-  h("a", { class: "row", href: address({ ...here(), view: "tasks", task: task.id }) },
-    h("span", { class: "line" }, badge(task.origin), h("b", {}, task.id), h("span", { class: "right" }, task.origin === "evaluation" ? "" : `step ${task.step}`)),
+  h(
+    "a",
+    { class: "row", href: address({ ...here(), view: "tasks", task: task.id }) },
+    h(
+      "span",
+      { class: "line" },
+      badge(task.origin),
+      h("b", {}, task.id),
+      h("span", { class: "right" }, task.origin === "evaluation" ? "" : `step ${task.step}`),
+    ),
     h("span", { class: "line soft" }, task.turns[0]?.query ?? ""),
   );
 
@@ -15,17 +24,40 @@ const tasksView = (host, run, store) => {
   const byId = new Map(all.map((t) => [t.id, t]));
   const children = new Map();
   run.tasks.forEach((t) => children.set(t.lineage.parent, [...(children.get(t.lineage.parent) ?? []), t]));
-  const texts = new Map(all.map((t) => [t, [t.id, t.description, t.lineage.context, ...t.turns.flatMap((u) => [u.query, ...u.calls])].join("\n").toLowerCase()]));
+  const texts = new Map(
+    all.map((t) => [
+      t,
+      [t.id, t.description, t.lineage.context, ...t.turns.flatMap((u) => [u.query, ...u.calls])]
+        .join("\n")
+        .toLowerCase(),
+    ]),
+  );
   const set = (change) => goTo({ view: "tasks", ...change });
   const origins = ORIGINS.filter((o) => all.some((t) => t.origin === o));
-  const filter = choice("origin", "Origin", [["", "all tasks"], ["new", "new tasks"], ...origins.map((o) => [o, o])], (e) => set({ origin: e.target.value }));
-  const search = searchBox("Search tasks  /", settled((e) => set({ q: e.target.value })));
+  const filter = choice(
+    "origin",
+    "Origin",
+    [["", "all tasks"], ["new", "new tasks"], ...origins.map((o) => [o, o])],
+    (e) => set({ origin: e.target.value }),
+  );
+  const search = searchBox(
+    "Search tasks  /",
+    settled((e) => set({ q: e.target.value })),
+  );
   const count = h("span", { class: "count" });
   const rows = h("div", { class: "rows" });
   const detail = h("article", { class: "detail", tabindex: "-1" });
   const map = h("div", { class: "map" });
-  const key = h("p", { class: "key" }, ["initial", "random", "forgetting", "boundary", "rare", "evaluation"].filter((o) => origins.includes(o)).map(badge), h("span", { class: "soft" },
-    `Close points are similar tasks (the features that leak control compares); the two axes hold ${percent(run.map_share)} of all squared distances.`));
+  const key = h(
+    "p",
+    { class: "key" },
+    ["initial", "random", "forgetting", "boundary", "rare", "evaluation"].filter((o) => origins.includes(o)).map(badge),
+    h(
+      "span",
+      { class: "soft" },
+      `Close points are similar tasks (the features that leak control compares); the two axes hold ${percent(run.map_share)} of all squared distances.`,
+    ),
+  );
   host.append(
     h("aside", { class: "side" }, h("div", { class: "filters" }, search, filter, count), rows),
     h("div", { class: "main" }, map, key, detail),
@@ -38,7 +70,8 @@ const tasksView = (host, run, store) => {
       const words = (place.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       const origin = place.origin ?? "";
       const fits = (t) =>
-        (!origin || t.origin === origin || (origin === "new" && !["initial", "evaluation"].includes(t.origin))) && words.every((w) => texts.get(t).includes(w));
+        (!origin || t.origin === origin || (origin === "new" && !["initial", "evaluation"].includes(t.origin))) &&
+        words.every((w) => texts.get(t).includes(w));
       if (shown !== JSON.stringify([origin, words])) {
         const found = all.filter(fits);
         list.show(found);
@@ -52,7 +85,19 @@ const tasksView = (host, run, store) => {
       points.mark(task, fits);
       host.classList.toggle("chosen", Boolean(place.task));
       detail.replaceChildren(
-        ...(task ? lineage(task, byId, children, store) : [h("p", { class: "missing" }, place.task ? `This run has no task ${place.task}.` : all.length ? "Choose a task, in the list or on the map, to see where it comes from." : "tasks.jsonl is not there yet.")]),
+        ...(task
+          ? lineage(task, byId, children, store)
+          : [
+              h(
+                "p",
+                { class: "missing" },
+                place.task
+                  ? `This run has no task ${place.task}.`
+                  : all.length
+                    ? "Choose a task, in the list or on the map, to see where it comes from."
+                    : "tasks.jsonl is not there yet.",
+              ),
+            ]),
       );
     },
     step: (by) => {
@@ -79,26 +124,76 @@ const lineage = (task, byId, children, store) => {
   const rollout = fired && `rollout ${fired.rollout_index} of step ${fired.step} on `;
   const own = Array.from({ length: store.count }, (_, i) => i).filter((i) => store.columns.task[i] === task.id);
   const gain = taskGain(task);
-  const results = task.results && ["before", "after"].map((when) => `${when} ${task.results[when] ? task.results[when].join(" of ") : "—"}`).join(", ");
+  const results =
+    task.results &&
+    ["before", "after"]
+      .map((when) => `${when} ${task.results[when] ? task.results[when].join(" of ") : "—"}`)
+      .join(", ");
   const stages = [
-    ["Signal", born.signal && [badge(born.signal), ` in ${fired ? `rollout ${fired.rollout_index} of step ${fired.step}` : "a rollout"}`, fired?.pattern ? `: rare action ${fired.pattern}` : ""]],
-    ["Trajectory", fired && (trajectory >= 0 ? link(trajectoryPlace(store, trajectory), `${rollout}${fired.task_id}`) : `${rollout}${fired.task_id} (not among the logged ones)`)],
-    [parent ? "Parent task" : "Scenario", born.parent && [taskLink(born.parent, byId), parent?.turns[0] ? `: “${parent.turns[0].query.slice(0, 160)}”` : ""]],
+    [
+      "Signal",
+      born.signal && [
+        badge(born.signal),
+        ` in ${fired ? `rollout ${fired.rollout_index} of step ${fired.step}` : "a rollout"}`,
+        fired?.pattern ? `: rare action ${fired.pattern}` : "",
+      ],
+    ],
+    [
+      "Trajectory",
+      fired &&
+        (trajectory >= 0
+          ? link(trajectoryPlace(store, trajectory), `${rollout}${fired.task_id}`)
+          : `${rollout}${fired.task_id} (not among the logged ones)`),
+    ],
+    [
+      parent ? "Parent task" : "Scenario",
+      born.parent && [
+        taskLink(born.parent, byId),
+        parent?.turns[0] ? `: “${parent.turns[0].query.slice(0, 160)}”` : "",
+      ],
+    ],
     ["Reflection", born.context],
-    ["Exploration", born.triplets.length && `steps ${born.triplets.join(", ")} of the ${born.explorer ?? "unknown"} explorer`],
+    [
+      "Exploration",
+      born.triplets.length && `steps ${born.triplets.join(", ")} of the ${born.explorer ?? "unknown"} explorer`,
+    ],
     ["Task", task.turns.map(turnBlock)],
     ["Verdict", born.verdict && [born.verdict, born.reason].filter(Boolean).join(", ")],
-    ["Nearest evaluation task", born.nearest && [taskLink(born.nearest, byId), `, cosine ${born.similarity.toFixed(2)}`]],
-    ["Visits", task.visits !== null && task.visits !== undefined && `${task.visits} ${task.visits === 1 ? "step" : "steps"} trained on it`],
-    ["Gain", gain !== null && `mean reward ${task.first_score.toFixed(2)} at the first visit, ${task.last_score.toFixed(2)} at the last: ${points(gain)} points`],
+    [
+      "Nearest evaluation task",
+      born.nearest && [taskLink(born.nearest, byId), `, cosine ${born.similarity.toFixed(2)}`],
+    ],
+    [
+      "Visits",
+      task.visits !== null &&
+        task.visits !== undefined &&
+        `${task.visits} ${task.visits === 1 ? "step" : "steps"} trained on it`,
+    ],
+    [
+      "Gain",
+      gain !== null &&
+        `mean reward ${task.first_score.toFixed(2)} at the first visit, ${task.last_score.toFixed(2)} at the last: ${points(gain)} points`,
+    ],
     ["Successes of samples", results],
     ["Logged trajectories", own.length && own.slice(0, 40).map((i) => [trajectoryLink(store, i), " "])],
     ["Led to", children.get(task.id)?.map((t) => [taskLink(t.id, byId), " "])],
   ].filter(([, content]) => content);
   return [
     h("a", { class: "back", href: address({ ...here(), task: "" }) }, "← all tasks"),
-    h("h2", {}, badge(task.origin), " ", task.id, " ", h("span", { class: "soft" }, task.origin === "evaluation" ? "never trained on" : `born at step ${task.step}`)),
+    h(
+      "h2",
+      {},
+      badge(task.origin),
+      " ",
+      task.id,
+      " ",
+      h("span", { class: "soft" }, task.origin === "evaluation" ? "never trained on" : `born at step ${task.step}`),
+    ),
     task.description && h("p", { class: "note" }, task.description),
-    h("ol", { class: "chain" }, stages.map(([name, content]) => h("li", {}, h("h4", {}, name), h("div", {}, content)))),
+    h(
+      "ol",
+      { class: "chain" },
+      stages.map(([name, content]) => h("li", {}, h("h4", {}, name), h("div", {}, content))),
+    ),
   ].filter(Boolean);
 };

@@ -11,7 +11,9 @@ const tokenView = (row) => {
     const at = position;
     position += segment.tokens;
     if (!segment.logprobs)
-      return clipped(segment.pieces.join(""), 1200, (text) => h("pre", { class: "fed", "data-label": `fed · ${segment.tokens} tokens, masked` }, text));
+      return clipped(segment.pieces.join(""), 1200, (text) =>
+        h("pre", { class: "fed", "data-label": `fed · ${segment.tokens} tokens, masked` }, text),
+      );
     const spans = segment.pieces.map((piece, i) => {
       const logprob = segment.logprobs[i];
       facts.push({ piece, logprob, at: at + i, version: segment.version });
@@ -19,7 +21,11 @@ const tokenView = (row) => {
       span.style.setProperty("--surprise", `${Math.round(Math.min(1, -logprob / SURPRISE) * 70)}%`);
       return span;
     });
-    return h("pre", { class: "sampled", "data-label": `sampled · ${segment.tokens} tokens, policy version ${segment.version}` }, spans);
+    return h(
+      "pre",
+      { class: "sampled", "data-label": `sampled · ${segment.tokens} tokens, policy version ${segment.version}` },
+      spans,
+    );
   });
   const lowest = facts.reduce((a, b) => (b.logprob < (a?.logprob ?? Infinity) ? b : a), null);
   const mean = facts.reduce((sum, f) => sum + f.logprob, 0) / (facts.length || 1);
@@ -44,9 +50,14 @@ const tokenView = (row) => {
   readout.textContent = lowest ? "Point at a token, or use ← and →." : "";
   const scale = h("span", { class: "scale" }, "probable", h("i", {}), `improbable (e⁻${SURPRISE} and less)`);
   return [
-    h("p", { class: "note" },
+    h(
+      "p",
+      { class: "note" },
       `${position} tokens: ${facts.length} sampled, which the learner learns from, and ${position - facts.length} fed, which are masked. `,
-      lowest && `Mean log-probability ${mean.toFixed(3)} nats; least probable token ${JSON.stringify(lowest.piece)} (${percent(Math.exp(lowest.logprob), 2)}). `, scale),
+      lowest &&
+        `Mean log-probability ${mean.toFixed(3)} nats; least probable token ${JSON.stringify(lowest.piece)} (${percent(Math.exp(lowest.logprob), 2)}). `,
+      scale,
+    ),
     readout,
     body,
   ];
