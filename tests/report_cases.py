@@ -131,6 +131,13 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
         "signals": {k: sum(s.kind == k for s in signals) for k in SIGNAL_KINDS},
         "evolution": evolution,
         "held_out": None,
+        "health": {
+            "dead_groups": 0.4,
+            "logprob": -0.2,
+            "success": {"tool_failures": 0.1, "stops": {"done": 9}},
+            "failure": {"tool_failures": 0.3, "stops": {"done": 3}},
+        },
+        "alerts": ["dead_groups"] if step in (1, 4, 5, 6) else ["truncated"] if step == 2 else [],
         "seconds": {**seconds, "step": sum(seconds.values()) - 0.3},
     }
 
@@ -176,7 +183,7 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
     ):
         _dump(path / f"{name}.jsonl", lines)
     config = {"seed": seed, "strategy": {"name": "coevolve"}, "data": {"leak_threshold": 0.9}}
-    config |= {"steps": steps, "environment": {"name": "bfcl"}}
+    config |= {"steps": steps, "environment": {"name": "bfcl"}, "health": {"patience": 3}}
     (path / "config.json").write_text(json.dumps(config))
     if finished:
         (path / "summary.json").write_text(json.dumps(_summary(rng, rows, held_out, seed)))

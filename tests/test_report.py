@@ -17,6 +17,7 @@ from report_cases import fake_comparison, fake_workdir
 
 from coevolve_jax.analysis import page, report
 from coevolve_jax.analysis.task_map import coordinates
+from coevolve_jax.health import RULES
 from coevolve_jax.types import SIGNAL_KINDS
 
 EVIL = '<script>alert("x")</script>'
@@ -202,6 +203,7 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
         for step in (0, 2)
         for name in ("iid", "balanced")
     ]
+    rows[1]["scenarios"] = dict.fromkeys(by_task, "x")  # nothing is known of other scenarios than this
     rows.append(
         {"step": 1, "set": "iid", "split": "test", "success": 0.25, "by_task": {}, "macro_weak": 0.125}
     )
@@ -211,8 +213,19 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
     assert [p["step"] for p in iid["points"]] == [0, 1, 2]
     first, second = iid["points"][:2]
     assert 0 <= first["low"] < first["value"] == 0.5 < first["high"] <= 1
+    assert balanced["points"][0] == {"step": 0, "value": 0.5, "low": 0.5, "high": 0.5}
     assert weak == {"name": "iid, test: weak tools", "points": [{**second, "value": 0.125}]}
     assert second == {"step": 1, "value": 0.25, "low": None, "high": None}
+
+
+def test_alerts_are_told_by_how_long_they_lasted(tmp_path):
+    lasting, once = build(fake_workdir(tmp_path / "run", steps=9)).view["alerts"]
+    assert (
+        lasting.pop("meaning") == RULES["dead_groups"][2]
+        and once["name"] == "truncated"
+        and not once["lasting"]
+    )
+    assert lasting == {"name": "dead_groups", "steps": 4, "longest": 3, "last": 6, "lasting": True}
 
 
 def test_the_data_of_a_large_run_lie_beside_its_page(tmp_path, monkeypatch):

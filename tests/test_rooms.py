@@ -50,7 +50,7 @@ ROOMS = {
     "plan": ("grpo", "models", "distributed.sharding"),
     "analysis.stats": (),
     "logs": ("types",),
-    "analysis": ("types", "analysis.stats", "logs", "envs.base", "envs.family"),
+    "analysis": ("types", "analysis.stats", "logs", "envs.base", "envs.family", "health"),
     "distributed.hosts": ("build", "checkpoint", "config", "distributed.sharding", "grpo", "models"),
     "build": ALL,
     "run": ALL,

@@ -93,13 +93,15 @@ def pixels(found, selector):
 def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     found = visit(address(workdir))
     titles = found.locator("#panels h3").all_inner_texts()
-    assert len(titles) == len(set(titles)) == 18 and found.locator(".missing:visible").count() == 0
+    assert len(titles) == len(set(titles)) == 21 and found.locator(".missing:visible").count() == 0
     charts = found.locator("#panels canvas").count()
-    assert charts == 15  # the other three are bars
+    assert charts == 18  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
+    assert "dead groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
     # What the cursor points at stands in the legend, with its interval.
     plot = found.locator("figure", has_text="Held-out success by number of calls")
+    plot.scroll_into_view_if_needed()
     box = plot.locator(".u-over").bounding_box()
     found.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert re.search(r"(before|after) \d+% \(\d+% to \d+%\)", plot.locator(".legend").inner_text())

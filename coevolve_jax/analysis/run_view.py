@@ -13,6 +13,7 @@ from coevolve_jax.analysis.loading import Run, asked_for
 from coevolve_jax.analysis.summary import clock, p_value
 from coevolve_jax.analysis.task_map import coordinates
 from coevolve_jax.envs import base, family
+from coevolve_jax.health import RULES
 from coevolve_jax.logs import flatten
 from coevolve_jax.types import Task
 
@@ -28,9 +29,7 @@ def run_view(run: Run) -> dict:
         "name": run.name,
         "headline": headline(run, result),
         "metrics": columns(run.rows),
-        "alerts": [
-            {"step": row["step"], "text": str(a)} for row in run.rows for a in row.get("alerts") or ()
-        ],
+        "alerts": alerts(run),
         "held_out": held_out(run, result),
         "evaluations": evaluations(run.evaluations),
         "leak_threshold": run.config.get("data", {}).get("leak_threshold"),
@@ -61,16 +60,15 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
     success = gain = ("—", "known at the end of the run")
     if result:
         before, after = result.before, result.after
+        kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
         lead = (
-            f"Success on {summary['held_out_tasks']} held-out tasks, never trained on, went from "
+            f"Success on {summary['held_out_tasks']} {kind} tasks, never trained on, went from "
             f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
         )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
         success = (f"{before.value:.0%} → {after.value:.0%}", f"95% intervals {spans[0]} and {spans[1]}")
-        test = "no paired test: results by task not recorded"
-        if result.paired:
-            d, p = result.paired.difference, p_value(result.paired.p)
-            test = f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}; {p}, paired over tasks"
+        d, p = result.paired.difference, p_value(result.paired.p)
+        test = f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}; {p}, paired over tasks"
         gain = (f"{100 * (after.value - before.value):+.1f} points", test)
     origins = Counter(asked_for(task) for task in run.tasks)
     new = sum(n for kind, n in origins.items() if kind != "initial")
@@ -100,6 +98,30 @@ def columns(rows: Sequence[Mapping]) -> dict[str, list]:
     }
 
 
+def alerts(run: Run) -> list[dict]:
+    """What passed a threshold of config.health, what lasted first: {"name", "meaning", "steps": in how many, "longest":
+    in a row, "last": step, "lasting": whether it did for config.health.patience steps}."""
+    steps = defaultdict(list)
+    for place, row in enumerate(run.rows):
+        for name in row.get("alerts") or ():
+            steps[name].append(place)
+    patience = run.config.get("health", {}).get("patience", 1)
+    found = []
+    for name, places in steps.items():
+        in_a_row = Counter(place - i for i, place in enumerate(places))
+        found.append(
+            {
+                "name": name,
+                "meaning": RULES[name][2] if name in RULES else "",
+                "steps": len(places),
+                "longest": max(in_a_row.values()),
+                "last": run.rows[places[-1]]["step"],
+                "lasting": max(in_a_row.values()) >= patience,
+            }
+        )
+    return sorted(found, key=lambda alert: -alert["longest"])
+
+
 def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
     """Success before and after with 95% intervals, also by number of reference calls; None where not measured."""
     if result is None:
@@ -121,7 +143,7 @@ def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
 
 
 def evaluations(rows: Iterable[Mapping]) -> list[dict]:
-    """Curves of evaluations.jsonl by set and split, with 95% intervals over tasks: {"name", "points"}, a point being
+    """Curves of evaluations.jsonl by set and split, with 95% intervals that resample scenarios: {"name", "points"}, a point being
     {"step", "value", "low", "high"}."""
     curves = defaultdict(dict)
     for row in rows:
@@ -142,11 +164,12 @@ def evaluations(rows: Iterable[Mapping]) -> list[dict]:
 
 def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) -> dict | None:
     """Success of an evaluation on the tasks that are chosen by id, with its interval; None where nothing is known."""
-    counts = [c for task, c in (row.get("by_task") or {}).items() if c[1] and chosen(task)]
+    counts = {task: c for task, c in (row.get("by_task") or {}).items() if c[1] and chosen(task)}
     if not counts:
         return None
-    successes, trials = zip(*counts)
-    return _estimate(stats.clustered_success(successes, trials))
+    successes, trials = zip(*counts.values())
+    where = row.get("scenarios") or {}
+    return _estimate(stats.clustered_ratio(successes, trials, [where.get(task, task) for task in counts]))
 
 
 def task_map(run: Run) -> tuple[list[dict], list[dict], float]:

@@ -3,36 +3,6 @@
 const ARM_COLOURS = ["--boundary", "--forgetting", "--rare", "--random", "--initial", "--evaluation"];
 const spanText = (low, high, format) => (low === null || low === undefined ? "—" : `${format(low)} to ${format(high)}`);
 
-const table = (heads, rows) =>
-  h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      {},
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          heads.map((x) => h("th", {}, x)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            {},
-            row.map((x) => h("td", {}, x)),
-          ),
-        ),
-      ),
-    ),
-  );
-
 // Means as points with intervals on one axis, a row for each arm.
 const forest = (rows, format, low, high, colours) =>
   h(

@@ -58,3 +58,34 @@ const clipped = (text, limit, make) => {
   }
   return node;
 };
+
+// heads: of the columns. rows: of texts or elements.
+const table = (heads, rows) =>
+  h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      {},
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((x) => h("th", {}, x)),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((x) => h("td", {}, x)),
+          ),
+        ),
+      ),
+    ),
+  );

@@ -49,7 +49,7 @@ const LEARNING = [
   },
   {
     title: "Held-out success",
-    reading: "Tasks never trained on; lines through points are 95% intervals over tasks.",
+    reading: "Tasks never trained on; lines through points are 95% intervals over scenarios.",
     has: (run) => run.held_out || run.evaluations.length,
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {
@@ -75,7 +75,7 @@ const LEARNING = [
   },
   {
     title: "Held-out success by number of calls",
-    reading: "Calls in the reference solution; lines are 95% intervals over tasks.",
+    reading: "Calls in the reference solution; lines are 95% intervals over scenarios.",
     has: (run) => run.held_out?.calls.length,
     missing: "summary.json with the two held-out evaluations is written at the end of the run.",
     draw: (host, run) => {

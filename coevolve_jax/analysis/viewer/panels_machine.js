@@ -18,11 +18,44 @@ const OPTIMISATION = [
   gauge("mixed_groups", "Mixed groups", "Share of groups with both outcomes: GRPO learns from these.", FRACTION),
 ];
 
-// One gauge for each number that the run keeps of its own health.
-const healthPanels = (run) =>
-  Object.keys(run.metrics)
-    .filter((n) => n.startsWith("health/"))
-    .map((n) => gauge(n, n.slice(7).replaceAll("_", " "), "Health of the run, by step."));
+// One panel for each number that the run keeps of its own health; of both outcomes in one where it is kept by outcome.
+const healthPanels = (run) => {
+  const kept = Object.keys(run.metrics).filter((n) => n.startsWith("health/") && !n.includes("/stops/"));
+  const names = [...new Set(kept.map((n) => n.split("/").at(-1)))];
+  return names.map((name) => {
+    const lines = kept.includes(`health/${name}`) ? [["", `health/${name}`, "--boundary"]] : [];
+    for (const [outcome, colour] of [
+      ["success", "--rare"],
+      ["failure", "--forgetting"],
+    ])
+      if (kept.includes(`health/${outcome}/${name}`))
+        lines.push([`in a ${outcome}`, `health/${outcome}/${name}`, colour]);
+    return {
+      title: name[0].toUpperCase() + name.slice(1).replaceAll("_", " "),
+      reading: HEALTH[name] ?? "",
+      has: () => measured(run, ...lines.map(([, key]) => key)),
+      missing: "Not measured.",
+      width: "third",
+      draw: (host) => metricChart(host, run, lines, { height: 130 }),
+    };
+  });
+};
+const HEALTH = {
+  dead_groups: "Share of groups whose rewards have no spread: they teach nothing.",
+  group_std: "Mean standard deviation of the rewards within groups.",
+  logprob: "Mean log-probability in nats of sampled tokens; near 0 exploration has collapsed.",
+  steps: "Calls per rollout.",
+  truncated: "Share of rollouts that a limit ended.",
+  kept_groups: "Share of groups that are learned from.",
+  length_reward: "Correlation of a rollout's tokens with its reward.",
+  malformed: "Share of steps that are no call.",
+  invalid: "Share of rollouts that our own infrastructure failed.",
+  rollouts: "Rollouts of each outcome.",
+  tool_failures: "Share of calls that came back as errors.",
+  tool_entropy: "Entropy of the tools called, in bits.",
+  repeated: "Share of pairs of calls that the rollout made before.",
+  longest_run: "Most calls of one tool in a row.",
+};
 
 const TIME = [
   {
@@ -67,19 +100,33 @@ const TIME = [
   },
 ];
 
-const alertList = (run) =>
-  run.alerts.length
-    ? h(
-        "section",
-        { class: "group" },
-        h("h2", {}, "Alerts"),
-        h(
-          "ul",
-          { class: "alerts" },
-          run.alerts.slice(-50).map((a) => h("li", {}, h("b", {}, `step ${a.step} `), a.text)),
-        ),
-      )
+// What passed a threshold for so long that the terminal told it too; the rest is in the table of all.
+const alertList = (run) => {
+  const lasting = run.alerts.filter((a) => a.lasting);
+  const line = (a) =>
+    h(
+      "li",
+      {},
+      h("b", {}, a.name.replaceAll("_", " ")),
+      `, ${a.longest} steps in a row, the last at step ${a.last}: ${a.meaning}`,
+    );
+  return lasting.length
+    ? h("section", { class: "group" }, h("h2", {}, "Alerts"), h("ul", { class: "alerts" }, lasting.map(line)))
     : null;
+};
+const alertTable = (run) =>
+  run.alerts.length
+    ? table(
+        ["passed threshold", "steps", "in a row", "last step", "what it usually means"],
+        run.alerts.map((a) => [a.name, plain(a.steps), plain(a.longest), plain(a.last), a.meaning]),
+      )
+    : h("p", { class: "note" }, "No threshold was passed.");
+
+const healthSection = (panels, run) => {
+  const section = panelSection("Health", panels, run);
+  section.append(alertTable(run));
+  return section;
+};
 
 const runOverview = (host, run) => {
   const health = healthPanels(run);
@@ -89,7 +136,7 @@ const runOverview = (host, run) => {
       panelSection("Learning", LEARNING, run),
       panelSection("Co-evolution", EVOLUTION, run),
       panelSection("Optimisation", OPTIMISATION, run),
-      health.length ? panelSection("Health", health, run) : null,
+      health.length ? healthSection(health, run) : null,
       panelSection("Time", TIME, run),
     ].filter(Boolean),
   );
