@@ -72,6 +72,7 @@ def run() -> list:
     from tqdm import tqdm
 
     from coevolve_jax import config as configs
+    from coevolve_jax.analysis import report
     from coevolve_jax.comparison import cells, plan, results
     from coevolve_jax.comparison.table import table
 
@@ -122,6 +123,7 @@ def run() -> list:
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done)
     print(table(results.write(folder, made, chosen)))
+    report.write_report(folder)
     return failures
 
 

@@ -252,7 +252,7 @@ def test_a_comparison_has_its_own_page(tmp_path):
     assert found.view["kind"] == "comparison" and len(found.view["cells"]) == 9
     assert found.view["notes"][0] == "Read on the test set."
     found = build(fake_comparison(tmp_path / "begun", finished=False))
-    assert "not finished: 0 of 9 cells" in found.text and found.view["tables"] == []
+    assert "not finished: 0 of 9 runs" in found.text and found.view["tables"] == []
 
 
 COUNTS = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 3)).map(Counter), max_size=12)

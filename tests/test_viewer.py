@@ -107,6 +107,33 @@ def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     assert re.search(r"(before|after) \d+% \(\d+% to \d+%\)", plot.locator(".legend").inner_text())
 
 
+def test_dragging_zooms_a_chart_and_a_double_click_zooms_out(visit, workdir):
+    found = visit(address(workdir))
+    for title in ("Success in training", "Weakness signals"):
+        plot = found.locator("figure", has_text=title).first
+        plot.scroll_into_view_if_needed()
+        image = lambda: plot.locator("canvas").evaluate("c => c.toDataURL()")
+        box, whole = plot.locator(".u-over").bounding_box(), image()
+        found.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 20)
+        found.mouse.down()
+        found.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 20)
+        found.mouse.up()
+        assert image() != whole
+        found.mouse.dblclick(box["x"] + 0.5 * box["width"], box["y"] + 20)
+        assert image() == whole
+
+
+def test_a_run_of_one_step_shows_it(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=1, every=1)
+    report.write_report(path)
+    found = visit(address(path))
+    plots = found.locator("#panels canvas")
+    assert plots.count() == 18
+    blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+    blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
+    assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10
+
+
 def test_light_and_dark(visit, workdir):
     found = visit(address(workdir), color_scheme="dark")
     paper = lambda: found.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -48,11 +48,12 @@ def headline(comparison: Comparison) -> dict:
     plan, result, cells = comparison.plan, comparison.result, comparison.summaries
     finished = sum(bool(summary) for summary in cells.values())
     arms, seeds = result.get("arms") or plan.get("arms") or [], plan.get("seeds") or []
+    wanted = len(plan.get("arms") or ()) * len(seeds) * len(plan.get("settings") or [{}])
     facts = [f"{name}: {plan[name]}" for name in ("date", "machine", "command") if plan.get(name)]
     lead = f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(result)}."
     if not result:
-        lead = f"The comparison is not finished: {finished} of {len(arms) * len(seeds)} cells are."
-    cards = [("Runs", f"{finished} of {max(len(cells), len(arms) * len(seeds))}", "have finished")]
+        lead = f"The comparison is not finished: {finished} of {wanted} runs are."
+    cards = [("Runs", f"{finished} of {max(len(cells), wanted)}", "have finished")]
     for row in [row for row in result.get("planned") or () if row.get("difference") is not None][:3]:
         spread = "one seed: no interval"
         if row.get("low") is not None:

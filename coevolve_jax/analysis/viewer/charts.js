@@ -42,7 +42,8 @@ const chart = (
   const add = (values, options) => data.push(values) && shown.push(options);
   series.forEach((s) => {
     const colour = () => css(s.colour);
-    const points = { show: Boolean(s.points), size: 7, fill: colour, stroke: colour };
+    const lone = s.values.filter(Number.isFinite).length < 2; // a line that would not be seen
+    const points = { show: Boolean(s.points) || lone, size: 7, fill: colour, stroke: colour };
     if (s.low && !s.whiskers) {
       add(s.high, { stroke: "transparent", points: { show: false } });
       add(s.low, { stroke: "transparent", points: { show: false } });
@@ -50,7 +51,7 @@ const chart = (
     }
     if (s.smooth) {
       add(s.values, { stroke: () => faint(s.colour, 0.35), width: 1, points: { show: false } });
-      add(movingAverage(s.values, s.smooth), { stroke: colour, width: 2, spanGaps: true, points: { show: false } });
+      add(movingAverage(s.values, s.smooth), { stroke: colour, width: 2, spanGaps: true, points });
     } else if (s.bars) {
       add(s.values, {
         fill: () => css(s.colour),
@@ -73,6 +74,7 @@ const chart = (
     }
   });
   const legend = chartLegend(series, format);
+  const whole = xrange ?? (x.length === 1 ? [x[0] - 1, x[0] + 1] : [x[0], x.at(-1)]);
   const axis = (more) => ({
     stroke: () => css("--soft"),
     font: "11px system-ui, sans-serif",
@@ -96,7 +98,7 @@ const chart = (
       drag: { x: true, y: false },
     },
     scales: {
-      x: { time: false, range: xrange && (() => xrange) },
+      x: { time: false, range: (u, low, high) => (low === x[0] && high === x.at(-1) ? whole : [low, high]) }, // else zoomed
       y: {
         range: range ? () => range : (u, low, high) => uPlot.rangeNum(low, high === low ? low + 1 : high, 0.08, true),
       },

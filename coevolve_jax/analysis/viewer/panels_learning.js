@@ -25,7 +25,8 @@ const estimateChart = (host, groups, more) => {
   const series = groups.map((g) => {
     const found = new Map(g.at.map((at, i) => [at, g.estimates[i]]));
     const values = (name) => x.map((at) => found.get(at)?.[name] ?? null);
-    return { ...g, values: values("value"), low: values("low"), high: values("high"), points: true };
+    const whiskers = g.whiskers || g.at.length < 3; // too few points for a band to be seen
+    return { ...g, values: values("value"), low: values("low"), high: values("high"), points: true, whiskers };
   });
   return chart(host, { x, series, ...more });
 };

@@ -18,10 +18,29 @@ const OPTIMISATION = [
   gauge("mixed_groups", "Mixed groups", "Share of groups with both outcomes: GRPO learns from these.", FRACTION),
 ];
 
+// Titles of what health.py measures, and how to read it; what is not here has its name for a title.
+const HEALTH = {
+  dead_groups: ["Groups without spread", "Share of groups whose rewards are all alike: they teach nothing."],
+  kept_groups: ["Groups learned from", "Share of groups that reach the update."],
+  group_std: ["Spread within groups", "Mean standard deviation of the rewards of a group."],
+  logprob: ["Certainty", "Mean log-probability in nats of sampled tokens: near 0 exploration has collapsed."],
+  steps: ["Calls per rollout", "Few: the policy gives up. Many: it goes round in circles."],
+  truncated: ["Truncated rollouts", "Share that a limit ended."],
+  malformed: ["Malformed calls", "Share of steps that could not be read as a call."],
+  invalid: ["Invalid rollouts", "Share that our own infrastructure failed."],
+  length_reward: ["Length against reward", "Correlation of a rollout's tokens with its reward."],
+  rollouts: ["Rollouts by outcome", "Valid rollouts in a step."],
+  tool_failures: ["Calls that failed", "Share of calls that came back as errors."],
+  tool_entropy: ["Variety of tools", "Entropy of the tools called, in bits."],
+  repeated: ["Repeated calls", "Share of pairs of calls in a row that the rollout had made before."],
+  longest_run: ["Longest run of one tool", "Most calls of one tool in a row."],
+};
+
 // One panel for each number that the run keeps of its own health; of both outcomes in one where it is kept by outcome.
 const healthPanels = (run) => {
   const kept = Object.keys(run.metrics).filter((n) => n.startsWith("health/") && !n.includes("/stops/"));
-  const names = [...new Set(kept.map((n) => n.split("/").at(-1)))];
+  const found = new Set(kept.map((n) => n.split("/").at(-1)));
+  const names = [...Object.keys(HEALTH).filter((n) => found.delete(n)), ...found];
   return names.map((name) => {
     const lines = kept.includes(`health/${name}`) ? [["", `health/${name}`, "--boundary"]] : [];
     for (const [outcome, colour] of [
@@ -31,30 +50,14 @@ const healthPanels = (run) => {
       if (kept.includes(`health/${outcome}/${name}`))
         lines.push([`in a ${outcome}`, `health/${outcome}/${name}`, colour]);
     return {
-      title: name[0].toUpperCase() + name.slice(1).replaceAll("_", " "),
-      reading: HEALTH[name] ?? "",
+      title: HEALTH[name]?.[0] ?? name.replaceAll("_", " "),
+      reading: HEALTH[name]?.[1] ?? "",
       has: () => measured(run, ...lines.map(([, key]) => key)),
       missing: "Not measured.",
       width: "third",
       draw: (host) => metricChart(host, run, lines, { height: 130 }),
     };
   });
-};
-const HEALTH = {
-  dead_groups: "Share of groups whose rewards have no spread: they teach nothing.",
-  group_std: "Mean standard deviation of the rewards within groups.",
-  logprob: "Mean log-probability in nats of sampled tokens; near 0 exploration has collapsed.",
-  steps: "Calls per rollout.",
-  truncated: "Share of rollouts that a limit ended.",
-  kept_groups: "Share of groups that are learned from.",
-  length_reward: "Correlation of a rollout's tokens with its reward.",
-  malformed: "Share of steps that are no call.",
-  invalid: "Share of rollouts that our own infrastructure failed.",
-  rollouts: "Rollouts of each outcome.",
-  tool_failures: "Share of calls that came back as errors.",
-  tool_entropy: "Entropy of the tools called, in bits.",
-  repeated: "Share of pairs of calls that the rollout made before.",
-  longest_run: "Most calls of one tool in a row.",
 };
 
 const TIME = [
