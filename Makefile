@@ -18,6 +18,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
+	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
 	@echo "make test   set up and run the tests"
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
@@ -59,6 +60,11 @@ $(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/patch_sglang_cpu.
 
 demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
+
+# Is there anything to gain by knowing the weak tools? docs/results/headroom.md has what came out.
+headroom: setup
+	$(RUN) experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \
+	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
 
 test: setup-test setup-sglang
 	$(RUN) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
