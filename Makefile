@@ -14,7 +14,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-check demo test check sglang-cpu pretrain pretrain-weak bench clean
+.PHONY: help setup setup-test setup-sglang setup-check demo headroom test check sglang-cpu pretrain pretrain-weak bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
