@@ -33,10 +33,13 @@ class Abstractor:
 
 
 def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
-    """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often."""
+    """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often, and what
+    the context asks for is in each of them."""
     triplets, rng = exploration.triplets, exploration.rng
     rounds = {r: candidates([t for t in triplets if t.round == r]) for r in {t.round for t in triplets}}
     usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
+    must = set(exploration.context.must)
+    usable = [steps for steps in usable if must <= {t.call.name for t in steps}]
     goals = []
     for _ in range(limits.proposals if usable else 0):
         steps = usable[rng.integers(len(usable))]
@@ -45,8 +48,11 @@ def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
         size = allowed[rng.choice(len(allowed), p=shares / shares.sum())]
         focus = exploration.context.focus_pattern
         weights = np.array([4.0 if t.call.name in focus else 1.0 for t in steps])
-        picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum())
-        goals.append(tuple(sorted(steps[i].index for i in picked)))
+        picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum()).tolist()
+        for tool in sorted(must - {steps[i].call.name for i in picked}):
+            able = [i for i, t in enumerate(steps) if t.call.name == tool]
+            picked[int(rng.integers(len(picked)))] = able[rng.integers(len(able))]
+        goals.append(tuple(sorted(steps[i].index for i in set(picked))))
     return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]
 
 

@@ -86,9 +86,9 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
     next_to = np.array([float(any(related(t, f) for f in focus)) for t in box.values()]) * (1 - on)
     rarest = np.array([float(n == e.context.focus_pattern[0]) for n in box])
     assert e.context.signal is not None  # without one there is no focus
-    share = {"forgetting": 0.2 + 0.2 * e.round, "rare": 0.5, "boundary": 0.3}[e.context.signal]
+    share = {"forgetting": 0.2 + 0.2 * e.round, "boundary": 0.3}.get(e.context.signal, 0.5)
     spread = 0.05 * fresh / fresh.sum()
-    if e.context.signal == "rare":
+    if e.context.signal not in ("forgetting", "boundary"):
         on = on + 2 * rarest
     return (1 - share) * on / on.sum() + share * next_to * fresh / max(next_to.sum(), 1) + spread
 
