@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from coevolve_jax.envs.base import canonical
+from coevolve_jax.synthesis.choice import tools_of
 from coevolve_jax.types import Task, Trajectory
-
-
-def names(task: Task) -> set[str]:
-    """The tools in the task's reference."""
-    return {call.name for call in task.calls}
 
 
 def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[str, bool]]:
@@ -31,28 +27,27 @@ def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[str, boo
                 return
 
 
-def by_tool(
-    tasks: Mapping[str, Sequence[Task]], rolled: Mapping[str, Sequence[Trajectory]]
-) -> dict[str, dict[str, float]]:
+def by_tool(tasks: Sequence[Task], rolled: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
     """For each tool, success of the tasks that hold it and of its calls where all before them were made.
 
-    tasks: by tool. rolled: trajectories by task id.
+    rolled: trajectories by task id.
     """
+    holding: dict[str, list[Task]] = {}
     reached, made = Counter(), Counter()
-    for task in (t for held in tasks.values() for t in held):
-        for trajectory in rolled[task.id]:
-            for name, right in reached_calls(task, trajectory):
-                reached[name] += 1
-                made[name] += right
+    for task in tasks:
+        for tool in tools_of(task):
+            holding.setdefault(tool, []).append(task)
+        for tool, right in (call for t in rolled[task.id] for call in reached_calls(task, t)):
+            reached[tool] += 1
+            made[tool] += right
     return {
         tool: {
-            "tasks": len(held),
-            "success": float(np.mean([t.outcome.success for task in held for t in rolled[task.id]])),
+            "tasks": len(own),
+            "success": float(np.mean([t.outcome.success for task in own for t in rolled[task.id]])),
             "calls_reached": reached[tool],
             "call_success": made[tool] / max(reached[tool], 1),
         }
-        for tool, held in tasks.items()
-        if held
+        for tool, own in holding.items()
     }
 
 

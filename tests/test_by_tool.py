@@ -57,10 +57,11 @@ def test_a_tools_figures_are_of_all_tasks_in_which_it_was_reached():
         "t": [trajectory([A, B], [C], success=True), trajectory([A])],
         "u": [trajectory([B], success=True), trajectory([])],
     }
-    rows = by_tool({"c": [TASK], "b": [other], "d": []}, rolled)
+    rows = by_tool([TASK, other], rolled)
     assert rows == {
+        "a": {"tasks": 1, "success": 0.5, "calls_reached": 2, "call_success": 1.0},
+        "b": {"tasks": 2, "success": 0.5, "calls_reached": 4, "call_success": 0.5},
         "c": {"tasks": 1, "success": 0.5, "calls_reached": 1, "call_success": 1.0},
-        "b": {"tasks": 1, "success": 0.5, "calls_reached": 4, "call_success": 0.5},
     }
-    lines = table(rows, {"b": {"error": "skip", "rate": 0.5}}, {"b": 0.25, "c": 0.0}).splitlines()
-    assert [line.split()[0] for line in lines] == ["tool", "b", "c"] and "skip 50%" in lines[1]
+    lines = table(rows, {"b": {"error": "skip", "rate": 0.5}}, {"a": 0.1, "b": 0.25, "c": 0.0}).splitlines()
+    assert [line.split()[0] for line in lines] == ["tool", "b", "a", "c"] and "skip 50%" in lines[1]
