@@ -120,7 +120,7 @@ const metricSection = ({ metric, arms, planned }, k) => {
   return h(
     "section",
     { class: "group" },
-    h("h2", {}, k ? `Also: ${metric}` : metric[0].toUpperCase() + metric.slice(1)),
+    h("h2", {}, k ? `Also: ${metric}` : metric.charAt(0).toUpperCase() + metric.slice(1)),
     planned.length
       ? [
           h(
