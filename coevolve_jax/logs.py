@@ -109,7 +109,9 @@ def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
 
 def encode(row: Mapping[str, Any]) -> bytes:
     """One JSON line. Floats are written with repr: reading gives the same bits. NaN and infinity are null."""
-    return (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode(
+        errors="backslashreplace"  # half a pair of surrogates, as a policy may write it, stays JSON's own escape
+    )
 
 
 def _plain(value: Any) -> Any:

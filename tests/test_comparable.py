@@ -425,7 +425,9 @@ def test_chosen_sets(seed):
     few = choice.balanced(skewed, 40, np.random.default_rng(seed))
     assert len({t.id for t in few}) == 40 and [t for t in skewed if t in few] == few
     times = [sum(f"tool_{i}" in choice.tools_of(t) for t in few) for i in range(8)]
-    assert times[7] == 6 and np.ptp(times[:7]) <= 8  # all that there are, and the others about as often
+    assert times[7] == 6 and min(times[:7]) >= 0.6 * np.mean(
+        times[:7]
+    )  # all that there are, the others about as often
     weak = ("tool_0", "tool_3")
     scarce = choice.scarce(many, 20, weak, 1, 2, np.random.default_rng(seed))
     assert len({t.id for t in scarce}) == 20 and [t for t in many if t in scarce] == scarce

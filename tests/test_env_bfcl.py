@@ -461,7 +461,7 @@ def test_official_check_leaves_no_world_behind():
 
 
 def test_splits_are_fixed_stratified_and_disjoint():
-    train, test = benchmark.split("train"), benchmark.split("test")
+    train, test = benchmark.split("train"), benchmark.split("evaluation")
     assert train | test == set(range(200)) and not train & test
     for block in range(4):
         assert sum(block * 50 <= i < block * 50 + 50 for i in train) == 25
@@ -471,10 +471,12 @@ def test_splits_are_fixed_stratified_and_disjoint():
     for category in benchmark.CATEGORIES:  # one index is nearly one task in every category
         sides = {
             name: {int(s.id.rpartition("_")[2]) for s in benchmark.scenarios(name, category=category)}
-            for name in ("train", "test")
+            for name in ("train", "evaluation")
         }
-        assert sides == {"train": train, "test": test}
-    with pytest.raises(ValueError, match="Unknown split 'dev': use one of train, test"):
+        assert sides == {"train": train, "evaluation": test}
+    with pytest.raises(
+        ValueError, match="Unknown split 'dev': use one of train, evaluation, development, test"
+    ):
         benchmark.split("dev")
 
 

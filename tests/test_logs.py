@@ -116,3 +116,9 @@ def test_a_repeated_step_is_refused(tmp_path):
     writer.write_step(row(4))
     with pytest.raises(ValueError, match="already holds step 4"):
         writer.write_step(row(4))
+
+
+def test_what_is_no_unicode_is_kept_as_it_was_written(tmp_path):
+    writer = logs.MetricsWriter(tmp_path)
+    writer.append("signals.jsonl", [{"call": "half a pair: \ud800, größer"}])
+    assert read(tmp_path / "signals.jsonl") == [{"call": "half a pair: \ud800, größer"}]

@@ -20,6 +20,8 @@ playwright = pytest.importorskip(
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 expect = playwright.expect
+PATIENCE = 60_000  # milliseconds: a busy machine draws slowly
+expect.set_options(timeout=PATIENCE)
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(
     not CHROMIUM,
@@ -46,6 +48,7 @@ def visit(browser):
 
     def visit(address, **options):
         context = browser.new_context(**{"viewport": DESK, **options})
+        context.set_default_timeout(PATIENCE)
         opened.append(context)
         found = context.new_page()
         found.on("dialog", lambda d: (wrong.append(f"dialog {d.message}"), d.dismiss()))
@@ -54,7 +57,7 @@ def visit(browser):
         own = str(address).partition("#")[0].rpartition("/")[0]
         found.on("request", lambda r: r.url.startswith((own, "blob:")) or wrong.append(f"request {r.url}"))
         found.goto(str(address))
-        found.wait_for_selector("html[data-ready]", timeout=30_000)
+        found.wait_for_selector("html[data-ready]")
         return found
 
     yield visit
