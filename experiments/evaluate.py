@@ -1,6 +1,6 @@
 """Scores a model on BFCL's own multi_turn_base tasks, or on the held-out synthetic tasks of a run.
 
-    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=test --output=score.json
+    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development --output=score.json
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
 
 BFCL tasks are scored by the official checker, with its limit of 20 steps per user turn. What the
@@ -24,7 +24,9 @@ _BENCHMARK = flags.DEFINE_string(
     "benchmark", "bfcl", "Which tasks: an environment family's own, by its name, or held_out."
 )
 _SPLIT = flags.DEFINE_string(
-    "split", "test", "Of the benchmark; BFCL: all, train, test, sequential_train or sequential_test."
+    "split",
+    "development",
+    "Of the benchmark; BFCL: development, test (to be read once), evaluation (both), train, all, sequential_train, sequential_test.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
