@@ -56,7 +56,7 @@ ROOMS = {
     "run": ALL,
     "begin": ALL,
     "health": ("types",),
-    "comparison": ("types", "config", "names", "run", "analysis.stats"),
+    "comparison": ("types", "config", "names", "checkpoint", "run", "analysis.stats"),
     "train": ALL,
     "testing": ALL,
 }

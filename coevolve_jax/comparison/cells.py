@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import run
+from coevolve_jax import checkpoint, run
 from coevolve_jax.comparison.arms import arm
 from coevolve_jax.comparison.plan import Cell, start_config
 
@@ -35,25 +33,19 @@ def command(workdir: Path, *flags: str) -> list[str]:
     return [sys.executable, str(MAIN), f"--workdir={workdir}", *flags]
 
 
-def shell_command(workdir: Path) -> str:
-    return shlex.join(["python", "experiments/main.py", f"--workdir={workdir}"])
-
-
 def finished(workdir: Path) -> bool:
     return (workdir / "summary.json").exists()
 
 
 def begun(start: Path) -> bool:
     """Whether the beginning of a seed is there: a checkpoint of step 0."""
-    return (start / "evaluations.jsonl").exists() and any((start / "checkpoints").glob("*0"))
+    return 0 in checkpoint.steps(start / "checkpoints")
 
 
-def prepare(folder: Path, config: ConfigDict, cell: Cell) -> Path:
-    """The workdir of a cell, forked from its beginning unless it is there."""
-    workdir = cell.workdir(folder)
-    if not workdir.exists():
-        run.fork(cell.start(folder), 0, workdir, arm(cell.arm).changes)
-    return workdir
+def prepare(folder: Path, cell: Cell) -> None:
+    """Forks a cell from its beginning, unless it is there. ValueError where the arm does not fit the config."""
+    if not cell.workdir(folder).exists():
+        run.fork(cell.start(folder), 0, cell.workdir(folder), arm(cell.arm).changes)
 
 
 def run_all(
@@ -76,14 +68,18 @@ def run_all(
         jobs, initializer=_take_cores, initargs=(_shares(jobs), threading.Lock())
     ) as threads:
 
+        def attempt(workdir: Path, make: Callable[[], object], *flags: str) -> Failure | None:
+            try:
+                make()
+            except ValueError as error:
+                return _failure(workdir, folder, str(error))
+            return _run(workdir, folder, *flags)
+
         def begin(start: Path, config: ConfigDict) -> Failure | None:
-            if begun(start):
-                return None
-            run.claim(start, config)
-            return _run(start, folder, "--until=0")
+            return None if begun(start) else attempt(start, lambda: run.claim(start, config), "--until=0")
 
         def go_on(cell: Cell) -> Failure | None:
-            return _run(prepare(folder, config, cell), folder)
+            return attempt(cell.workdir(folder), lambda: prepare(folder, cell))
 
         waiting: dict[Future, Path | Cell] = {
             threads.submit(begin, start, start_config(config, own[0])): start for start, own in starts.items()
@@ -119,7 +115,7 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
 
 def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
     """Runs a workdir to its end; once more where its process was killed."""
-    log = workdir.with_name(workdir.name + ".log")
+    log = _log(workdir)
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
@@ -137,7 +133,15 @@ def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
         return None
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     why = lines[-1] if lines else "its log is empty"
-    return Failure(str(workdir.relative_to(folder)), f"exit status {status}: {why}", log)
+    return _failure(workdir, folder, f"exit status {status}: {why}")
+
+
+def _log(workdir: Path) -> Path:
+    return workdir.with_name(workdir.name + ".log")
+
+
+def _failure(workdir: Path, folder: Path, why: str) -> Failure:
+    return Failure(str(workdir.relative_to(folder)), why, _log(workdir))
 
 
 def machine() -> str:
@@ -147,10 +151,3 @@ def machine() -> str:
         lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
         model = lines[0].partition(":")[2].strip() if lines else model
     return f"{len(os.sched_getaffinity(0))} cores of {model}"
-
-
-def read_plan(folder: Path) -> dict:
-    """Raises ValueError where the folder holds no comparison."""
-    if not (folder / "plan.json").exists():
-        raise ValueError(f"{folder} holds no comparison (no plan.json): name the --workdir of one.")
-    return json.loads((folder / "plan.json").read_text())
