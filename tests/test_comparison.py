@@ -141,6 +141,9 @@ def test_the_table_is_what_other_code_computes():
     assert d["p"] < 0.01 and d["p_holm"] == d["p"] and d["p_improvement"] > 0.9
     others = results.compare(rows, results.METRICS["others"], ["static", "random"], [("random", "static")])
     assert abs(others["planned"][0]["difference"]) < 0.05
+    assert (
+        others["planned"][0]["boot_low"] < 0 < others["planned"][0]["boot_high"]
+    )  # some samples hold none of these
 
 
 def slow_bootstrap(rows, times=400):

@@ -112,11 +112,13 @@ class Counts(NamedTuple):
     trials: np.ndarray
 
     def value(self, weights: np.ndarray | None = None) -> np.ndarray | float:
-        """Mean over the rows of their success rates. weights: [B, scenarios], how often each scenario counts: [B]."""
+        """Mean over the rows of their success rates; NaN where no row has a trial. weights: [B, scenarios], how often
+        each scenario counts: [B]."""
         w = np.ones((1, self.trials.shape[1])) if weights is None else weights
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = (w @ self.successes.T) / (w @ self.trials.T)
-        means = np.nanmean(rates, axis=1)
+            known = np.isfinite(rates)
+            means = np.where(known, rates, 0).sum(axis=1) / known.sum(axis=1)
         return float(means[0]) if weights is None else means
 
 
@@ -165,7 +167,8 @@ def difference(found: Mapping[tuple[str, int], Counts], a: str, b: str, seed: in
     where = stats.resample(mine[0].trials.shape[1], rng, size)
     by_seed = np.stack([x.value(where) - y.value(where) for x, y in zip(mine, theirs)])  # [S, B]
     drawn = stats.resample(len(seeds), rng, size) / len(seeds)
-    low, high = np.quantile(np.einsum("sb,bs->b", by_seed, drawn), [0.025, 0.975])
+    sampled = np.einsum("sb,bs->b", by_seed, drawn)
+    low, high = np.nanquantile(sampled, [0.025, 0.975])  # a sample of scenarios may hold no such task
     sd = statistics.stdev(d.tolist())
     return row | {
         "low": t.low,
