@@ -170,6 +170,24 @@ def slow_bootstrap(rows, times=400):
     return found[int(0.025 * times)], found[int(0.975 * times)]
 
 
+def test_the_published_table_follows_from_the_published_numbers():
+    folder = ROOT / "docs" / "results" / "headroom"
+    rows, said = (
+        results.read_csv(folder / "outcomes.csv.gz"),
+        json.loads((folder / "comparison.json").read_text()),
+    )
+    planned = [(d["a"], d["b"]) for d in said["planned"]]
+    again = results.compare(rows, results.METRICS["weak"], [a["arm"] for a in said["arms"]], planned)
+    for ours, theirs in zip(again["arms"], said["arms"], strict=True):
+        assert ours == {key: pytest.approx(theirs[key]) for key in ours}
+    for ours, theirs in zip(again["planned"], said["planned"], strict=True):
+        assert ours == {key: pytest.approx(theirs[key]) for key in ours}
+    page = (folder.parent / "headroom.md").read_text()
+    for d in again["planned"]:
+        shown = f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
+        assert shown in page
+
+
 def test_no_effect_is_mostly_not_found():
     rng = np.random.default_rng(1)
     found = [stats.paired_p(rng.standard_normal(6)) < 0.05 for _ in range(400)]

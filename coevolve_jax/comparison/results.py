@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -299,7 +300,9 @@ def summarise(
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8", newline="") as f:
+    """Rows of outcomes.csv or cells.csv, also of one that gzip made smaller; all values are text."""
+    read = gzip.open if path.suffix == ".gz" else open
+    with read(path, "rt", encoding="utf-8", newline="") as f:
         return list(csv.DictReader(f))
 
 
