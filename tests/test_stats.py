@@ -120,9 +120,3 @@ def test_held_out_uses_tasks_where_they_are_listed():
     invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
     result = stats.held_out({**summary, "held_out": invalid})
     assert result.paired.tasks == 11 and result.after.value == pytest.approx(29 / 44)
-
-
-def test_moving_average_keeps_its_length_and_skips_gaps():
-    average = stats.moving_average(np.array([1.0, np.nan, 3.0, 5.0, np.nan, np.nan, np.nan]), 3)
-    np.testing.assert_allclose(average, [1, 2, 4, 4, np.nan, np.nan, np.nan])
-    assert len(stats.moving_average(np.array([2.0]), 3)) == 1

@@ -216,14 +216,3 @@ def held_out(summary: Mapping) -> HeldOut | None:
     (s0, n0), (s1, n1) = (np.array([c[task] for task in both], np.float64).T for c in counts)
     sides = clustered_ratio(s0, n0, labels), clustered_ratio(s1, n1, labels)
     return HeldOut(*sides, paired_by_task(s0 / n0, s1 / n1, labels))
-
-
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean of values [T] over `window` steps, fewer at the ends; NaN is left out.
-
-    It stays NaN before the first and after the last known value."""
-    known, ones = np.isfinite(values), np.ones(min(window, len(values)))
-    count = np.convolve(known, ones, "same")
-    total = np.convolve(np.where(known, values, 0), ones, "same")
-    begun, going_on = np.maximum.accumulate(known), np.maximum.accumulate(known[::-1])[::-1]
-    return np.where(begun & going_on & (count > 0), total / np.maximum(count, 1), np.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -323,6 +324,4 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def _digest(ids: Iterable[str]) -> str:
-    import hashlib
-
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
