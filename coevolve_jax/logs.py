@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-METRICS, SIGNALS = "metrics.jsonl", "signals.jsonl"
+METRICS, SIGNALS, EXPLORATIONS = "metrics.jsonl", "signals.jsonl", "explorations.jsonl"
 TRAJECTORIES = re.compile(r"step_(\d+)\.jsonl")  # names of the files in trajectories/
 
 
@@ -28,7 +28,7 @@ class MetricsWriter:
 
         self._dir = pathlib.Path(workdir)
         self._dir.mkdir(parents=True, exist_ok=True)
-        sizes = {METRICS: 0, SIGNALS: 0, **(resume_sizes or {})}
+        sizes = {METRICS: 0, SIGNALS: 0, EXPLORATIONS: 0, **(resume_sizes or {})}
         self._last = truncate(self._dir, sizes)
         self._begun = set(sizes)
         for name in sizes:

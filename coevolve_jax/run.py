@@ -3,6 +3,7 @@
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
+explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
 checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
 summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
 """
@@ -139,7 +140,8 @@ class Run:
         state.ledger["learned_trajectories"] += len(samples)
         state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
         if grown is not None:
-            state.synthesis.add(grown)
+            state.synthesis.add(dataclasses.replace(grown, explored=[]))
+            self._logs.append("explorations.jsonl", grown.explored)
             state.tasks.write(self.workdir / "tasks.jsonl")
         for phase in ("rollout", "update", "evolution"):
             state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
@@ -164,7 +166,7 @@ class Run:
         self._logs.write_step(row)
         self._logs.append("signals.jsonl", found.rows)
         if step % c.logging.trajectories_every == 0 or state.step == c.steps:
-            shown = readable(chat, groups, step, c.logging.trajectories)
+            shown = readable(chat, groups, samples, step, c.logging.trajectories)
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
         for sentence in self._watch(values, raised):
@@ -291,10 +293,18 @@ def fork(
     return config
 
 
-def readable(chat: Chat, groups: Sequence[Group], step: int, most: int) -> list[dict]:
+def readable(
+    chat: Chat, groups: Sequence[Group], samples: Sequence[Sample], step: int, most: int
+) -> list[dict]:
     """`most` trajectories as one reads them: one of each outcome of each task, failures and successes in turn.
 
-    Their tokens are in "segments": see `segments`."""
+    Their tokens are in "segments": see `segments`. "advantage": the mean over the tokens that the policy sampled; None
+    where nothing was learned from the trajectory."""
+    learned = {
+        id(s.trajectory): round(float(np.mean(s.advantages[s.trajectory.mask])), 4)
+        for s in samples
+        if s.advantages is not None and s.trajectory.mask.any()
+    }
     queries = {g.task.id: [turn.query for turn in g.task.turns] for g in groups}
     distinct = {(t.task_id, t.outcome.success): t for t in reversed(trajectories_of(groups))}.values()
     failures, successes = ([t for t in distinct if t.outcome.success == success] for success in (False, True))
@@ -307,6 +317,7 @@ def readable(chat: Chat, groups: Sequence[Group], step: int, most: int) -> list[
             "success": t.outcome.success,
             "valid": t.outcome.valid,
             "policy_tokens": int(t.mask.sum()),
+            "advantage": learned.get(id(t)),
             "segments": segments(chat, t),
             "queries": queries[t.task_id],
         }

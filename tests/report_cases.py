@@ -142,6 +142,25 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
     }
 
 
+def _exploration(task):
+    """The row of explorations.jsonl that a task was made of: some of ten steps."""
+    said = {"summary": f"{task.id} went wrong", "failure_cause": "no such folder", "instability_pattern": ""}
+    plan = {"focus_pattern": ["mkdir", "cd"], "avoid": [], "must": []}
+    born = task.lineage
+    return {
+        "step": born.step,
+        "context": {"id": born.context, "signal": born.signal, "task": born.parent, **said, **plan},
+        "triplets": [
+            {"index": i, "round": 0, "call": call.to_json(), "observation": f"answer {i}", "error": False}
+            for i, call in enumerate([*CALLS, *CALLS])
+        ],
+        "proposals": [
+            {"task": None, "description": "", "triplets": [0], "verdict": "discard", "reason": "too_short"},
+            {"task": task.id, "description": "", "triplets": list(born.triplets), "verdict": "accept", "reason": ""},
+        ],
+    }  # fmt: skip
+
+
 def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finished=True, seed=0):
     """Writes the files of a run that learns a little."""
     rng = np.random.default_rng(seed)
@@ -180,6 +199,7 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
         ("tasks", [{**t.to_json(), "record": visited(t)} for t in tasks]),
         ("held_out", [fake_task(rng, f"held_{i:03d}", kind="held_out").to_json() for i in range(held_out)]),
         ("signals", [s.to_json() for s in found]),
+        ("explorations", [_exploration(t) for t in tasks if t.lineage.signal]),
     ):
         _dump(path / f"{name}.jsonl", lines)
     config = {"seed": seed, "strategy": {"name": "coevolve"}, "data": {"leak_threshold": 0.9}}

@@ -399,12 +399,12 @@ from coevolve_jax.synthesis.pipeline import synthesize
 if __name__ == "__main__":
     pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=60.0)
     scenarios = bfcl.scenarios("train")[::9]
-    verdicts, explored = synthesize(scripted.make(None, bfcl.tools), bfcl.tools, pool,
+    made = synthesize(scripted.make(None, bfcl.tools), bfcl.tools, pool,
         [unguided(s, s.id) for s in scenarios], Limits(proposals=2), rounds=2, steps=6,
         rng=np.random.default_rng(7), kind="initial")
     pool.shutdown()
-    tasks = [v.task for v in verdicts if v.task]
-    text = json.dumps([[v.reason for v in verdicts], [t.to_json() for t in tasks], explored])
+    tasks = [v.task for v in made.verdicts if v.task]
+    text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], made.environment_steps])
     print(len(tasks), hashlib.sha256(text.encode()).hexdigest())
     assert "jax" not in sys.modules
 """

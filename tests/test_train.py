@@ -73,6 +73,7 @@ def test_a_run_leaves_everything_that_the_docs_name(finished):
         "metrics.jsonl",
         "tasks.jsonl",
         "signals.jsonl",
+        "explorations.jsonl",
         "trajectories",
         "ledger.json",
         "checkpoints",
@@ -140,6 +141,26 @@ def test_signals_are_those_of_the_logged_rollouts(finished):
     assert sum(sum(c.values()) for c in counts) > 0
 
 
+def test_every_new_task_leads_to_what_was_explored_for_it(finished):
+    evolved = {m["step"]: m["evolution"] for m in rows(finished, "metrics.jsonl") if m["evolution"]}
+    explored = rows(finished, "explorations.jsonl")
+    made = {p["task"]: (row, p) for row in explored for p in row["proposals"] if p["task"]}
+    born = [t for t in rows(finished, "tasks.jsonl") if t["lineage"]["kind"] == "signal"]
+    assert born and made.keys() == {t["id"] for t in born}
+    for task in born:
+        row, proposal = made[task["id"]]
+        assert row["context"]["id"] == task["lineage"]["context"] and row["context"]["summary"]
+        assert row["context"]["task"] == task["lineage"]["parent"] and row["step"] == task["lineage"]["step"]
+        assert proposal["verdict"] == task["lineage"]["verdict"]
+        calls = [call for turn in task["turns"] for call in turn["calls"]]
+        assert [row["triplets"][i]["call"] for i in task["lineage"]["triplets"]] == calls
+    for step, grown in evolved.items():
+        now = [row for row in explored if row["step"] == step]
+        assert len(now) == grown["contexts"]
+        assert sum(len(row["triplets"]) for row in now) == grown["environment_steps"]
+        assert sum(len(row["proposals"]) for row in now) == grown["proposed"]
+
+
 def test_sampler_and_learner_agree_on_the_logprobs(finished):
     seen = [m for m in rows(finished, "metrics.jsonl") if m["policy_tokens"] > 1]
     assert seen and all(m["mismatch_max"] < 1e-3 for m in seen)
@@ -153,7 +174,13 @@ def comparable(workdir: Path) -> dict:
     ]
     summary = json.loads((workdir / "summary.json").read_text())
     summary = {k: v for k, v in summary.items() if k not in ("seconds", "evolution_share")}
-    files = ["tasks.jsonl", "signals.jsonl", "held_out.jsonl", "policy/model.safetensors"]
+    files = [
+        "tasks.jsonl",
+        "signals.jsonl",
+        "explorations.jsonl",
+        "held_out.jsonl",
+        "policy/model.safetensors",
+    ]
     files += sorted(str(p.relative_to(workdir)) for p in (workdir / "trajectories").iterdir())
     saved = json.loads((max((workdir / "checkpoints").glob("step_*")) / "state.json").read_text())["state"]
     return {

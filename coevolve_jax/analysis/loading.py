@@ -28,6 +28,7 @@ class Run:
     held_out: list[dict]
     signals: list[dict]
     evaluations: list[dict]
+    explorations: list[dict]
     trajectories: list[tuple[int, list[dict]]]
     written: datetime.datetime
 
@@ -60,7 +61,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
         raise FileNotFoundError(f"{workdir} is not a folder; give the workdir of a run.")
-    logs = ("tasks", "held_out", "signals", "evaluations")
+    logs = ("tasks", "held_out", "signals", "evaluations", "explorations")
     lines = {name: _lines(workdir / f"{name}.jsonl") for name in logs}
     files = sorted((workdir / "trajectories").glob("step_*.jsonl"))
     trajectories = [(int(m[1]), _lines(path)) for path in files if (m := TRAJECTORIES.fullmatch(path.name))]

@@ -180,7 +180,8 @@ def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
     fired = defaultdict(list)
     for signal in run.signals:
         fired[signal.get("kind"), signal.get("task_id")].append(signal)
-    result = [_task(row, point, fired) for row, point in zip(rows, points.tolist())]
+    made = {p["task"]: row for row in run.explorations for p in row["proposals"] if p["task"]}
+    result = [_task(row, point, fired, made.get(row["id"])) for row, point in zip(rows, points.tolist())]
     details = run.summary.get("held_out") or {}
     by_task = {when: (details.get(when) or {}).get("by_task") or {} for when in ("before", "after")}
     for task in result[len(run.tasks) :]:
@@ -201,7 +202,8 @@ def _known(row: Mapping) -> dict:
     return {key: value for key, value in row.items() if key != "record"}
 
 
-def _task(row: Mapping, point: Sequence[float], fired: Mapping) -> dict:
+def _task(row: Mapping, point: Sequence[float], fired: Mapping, explored: Mapping | None) -> dict:
+    """explored: the row of explorations.jsonl that the task was made of."""
     born, record = row["lineage"], row.get("record") or {}
     signals = [s for s in fired.get((born["signal"], born["parent"]), ()) if s["step"] <= born["step"]]
     # The one that the reflection names; else the last of its kind on the parent before the birth.
@@ -217,12 +219,18 @@ def _task(row: Mapping, point: Sequence[float], fired: Mapping) -> dict:
         ],
         "lineage": born,
         "fired": named[-1] if named else None,
+        "reflection": explored and explored["context"],
+        "explored": explored and [_explored(explored["triplets"][i]) for i in born["triplets"]],
         "visits": record.get("visits", record.get("trained")),
         "first_score": _rounded(record.get("first_score")),
         "last_score": _rounded(record.get("last_score")),
         "x": _rounded(point[0]),
         "y": _rounded(point[1]),
     }
+
+
+def _explored(triplet: Mapping) -> dict:
+    return {**triplet, "call": call_text(triplet["call"])}
 
 
 def _signal_name(signal: Mapping) -> str:

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.explorers.base import Limits, Roles
+from coevolve_jax.explorers.base import Exploration, Limits, Proposal, Roles
 from coevolve_jax.synthesis.explore import Tools, explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.shorten import shorten
@@ -24,11 +25,15 @@ Admit = Callable[
 ]  # why each validated task is refused; None: it is not
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
+OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 
 
 @dataclasses.dataclass
 class SynthesisStats:
-    """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate."""
+    """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
+
+    explored: a row of explorations.jsonl for each context (`explored_row`); it is logged, not kept with the counts.
+    """
 
     contexts: int = 0
     environment_steps: int = 0
@@ -38,6 +43,7 @@ class SynthesisStats:
     discarded: int = 0
     added: int = 0
     refused: Counter = dataclasses.field(default_factory=Counter)
+    explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def add(self, other: SynthesisStats) -> None:
         for name, value in vars(other).items():
@@ -45,11 +51,12 @@ class SynthesisStats:
 
     def to_json(self) -> dict:
         passed = (self.accepted + self.retained) / self.proposed if self.proposed else None
-        return {**vars(self), "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
+        counts = {name: value for name, value in vars(self).items() if name != "explored"}
+        return {**counts, "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
 
     @classmethod
     def from_json(cls, data: Mapping) -> SynthesisStats:
-        fields = {f.name: data[f.name] for f in dataclasses.fields(cls)}
+        fields = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name != "explored"}
         return cls(**{**fields, "refused": Counter(data["refused"])})
 
 
@@ -161,7 +168,7 @@ class Synthesizer:
     ) -> SynthesisStats:
         """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
         e, d = self.config.evolution, self.config.data
-        verdicts, explored = synthesize(
+        made = synthesize(
             self.roles,
             self.tools,
             self.env_pool,
@@ -176,6 +183,7 @@ class Synthesizer:
             fits=self.fits,
             executed=e.validate,
         )
+        verdicts = made.verdicts
         if admit is not None:
             valid = [v.task for v in verdicts if v.task is not None]
             words = dict(zip([t.id for t in valid], admit(valid), strict=True))
@@ -185,9 +193,10 @@ class Synthesizer:
                 else Verdict("discard", words[v.task.id] or "", None)
                 for v in verdicts
             ]
-        stats = SynthesisStats(len(contexts), explored)
+        rows = {e.context.id: _explored(e, step) for e in made.explorations}
+        stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
-        for verdict in verdicts:
+        for proposal, verdict in zip(made.proposals, verdicts, strict=True):
             if stats.added < wanted:
                 stats.proposed += 1
                 stats.accepted += verdict.verdict == "accept"
@@ -196,7 +205,28 @@ class Synthesizer:
                 refusal = verdict.reason if verdict.task is None else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
                 stats.refused.update([refusal] if refusal else [])
+                rows[proposal.context.id]["proposals"].append(
+                    {
+                        "task": verdict.task.id if verdict.task is not None and refusal is None else None,
+                        "description": proposal.description,
+                        "triplets": list(proposal.triplets),
+                        "verdict": verdict.verdict if refusal is None else "refused",
+                        "reason": refusal or verdict.reason,
+                    }
+                )
         return stats
+
+
+class Synthesis(NamedTuple):
+    """What a batch of contexts led to; verdicts[i] is on proposals[i]."""
+
+    explorations: list[Exploration]
+    proposals: list[Proposal]
+    verdicts: list[Verdict]
+
+    @property
+    def environment_steps(self) -> int:
+        return sum(len(e.triplets) for e in self.explorations)
 
 
 def synthesize(
@@ -214,11 +244,11 @@ def synthesize(
     step: int = 0,
     first_id: int = 0,
     executed: bool = True,
-) -> tuple[list[Verdict], int]:
+) -> Synthesis:
     """explore -> abstract -> validate for a batch of contexts.
 
-    Returns a verdict on each proposal, the first of every context before the second of any, and the number
-    of environment steps explored. The n-th proposal's task has the id f"{kind}-{step}-{first_id + n}".
+    Proposals are in such an order that the first of every context comes before the second of any. The n-th one's
+    task has the id f"{kind}-{step}-{first_id + n}".
     """
     explorations = explore(roles.explorer, tools, env_pool, contexts, rounds=rounds, steps=steps, rng=rng)
     groups = roles.abstractor.abstract(explorations, limits, functools.partial(shorten, env_pool))
@@ -236,4 +266,34 @@ def synthesize(
         min_calls=limits.min_calls,
         executed=executed,
     )
-    return verdicts, sum(len(e.triplets) for e in explorations)
+    return Synthesis(explorations, proposals, verdicts)
+
+
+def _explored(exploration: Exploration, step: int) -> dict:
+    """A row of explorations.jsonl: the reflection, what was done under it, and (to be added) what was made of it."""
+    context = exploration.context
+    return {
+        "step": step,
+        "context": {
+            "id": context.id,
+            "signal": context.signal,
+            "task": context.task.id,
+            "summary": context.summary,
+            "failure_cause": context.failure_cause,
+            "instability_pattern": context.instability_pattern,
+            "focus_pattern": list(context.focus_pattern),
+            "avoid": list(context.avoid),
+            "must": list(context.must),
+        },
+        "triplets": [
+            {
+                "index": t.index,
+                "round": t.round,
+                "call": t.call.to_json(),
+                "observation": t.observation.text[:OBSERVED],
+                "error": t.observation.error,
+            }
+            for t in exploration.triplets
+        ],
+        "proposals": [],
+    }

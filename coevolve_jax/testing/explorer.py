@@ -74,7 +74,7 @@ def check_explorer(
     contexts = [unguided(s, f"unguided-{n}") for n, s in enumerate(scenarios)]
 
     def run(contexts: Sequence[Context], kind: str) -> list[Verdict]:
-        verdicts, _ = synthesize(
+        return synthesize(
             watched,
             tools,
             env_pool,
@@ -84,8 +84,7 @@ def check_explorer(
             steps=steps,
             rng=np.random.default_rng(seed),
             kind=kind,
-        )
-        return verdicts
+        ).verdicts
 
     verdicts = run(contexts, "initial")
     accepted = [v.task for v in verdicts if v.verdict == "accept" and v.task is not None]

@@ -39,7 +39,7 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 scenario = _offer(scenarios[toolset], toolset, rng)
                 contexts.append(unguided(scenario, f"pretrain-{contexts_made}"))
                 contexts_made += 1
-            verdicts, _ = synthesize(
+            verdicts = synthesize(
                 roles,
                 bfcl.tools,
                 pool,
@@ -50,7 +50,7 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 rng=rng,
                 kind="initial",
                 first_id=5 * contexts_made,
-            )
+            ).verdicts
             before = len(tasks)
             for task in (v.task for v in verdicts if v.task is not None):
                 tasks.setdefault(

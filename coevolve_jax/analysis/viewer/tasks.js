@@ -116,6 +116,19 @@ const turnBlock = (turn) => [
   turn.calls.map((call) => clipped(call, 700, (text) => h("code", { class: "call" }, text))),
 ];
 
+// What the reflector read from the trajectory: only what it said.
+const reflection = (context) =>
+  [
+    ["", context.summary],
+    ["Cause: ", context.failure_cause],
+    ["Instability: ", context.instability_pattern],
+    ["Explore: ", context.focus_pattern.join(" → ")],
+    ["Avoid: ", context.avoid.join("; ")],
+    ["Must call: ", context.must.join(", ")],
+  ]
+    .filter(([, text]) => text)
+    .map(([name, text]) => h("p", { class: "note" }, `${name}${text}`));
+
 // From the weakness that asked for a task to what became of it: the elements of its page.
 const lineage = (task, byId, children, store) => {
   const { lineage: born, fired } = task;
@@ -152,10 +165,16 @@ const lineage = (task, byId, children, store) => {
         parent?.turns[0] ? `: “${parent.turns[0].query.slice(0, 160)}”` : "",
       ],
     ],
-    ["Reflection", born.context],
+    ["Reflection", born.context && [born.context, task.reflection && reflection(task.reflection)]],
     [
       "Exploration",
-      born.triplets.length && `steps ${born.triplets.join(", ")} of the ${born.explorer ?? "unknown"} explorer`,
+      born.triplets.length && [
+        `steps ${born.triplets.join(", ")} of the ${born.explorer ?? "unknown"} explorer`,
+        task.explored?.map((t) => [
+          clipped(t.call, 700, (text) => h("code", { class: "call" }, text)),
+          clipped(t.observation, 400, (text) => h("div", { class: t.error ? "answer error" : "answer" }, text)),
+        ]),
+      ],
     ],
     ["Task", task.turns.map(turnBlock)],
     ["Verdict", born.verdict && [born.verdict, born.reason].filter(Boolean).join(", ")],

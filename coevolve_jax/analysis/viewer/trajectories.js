@@ -149,6 +149,7 @@ const reader = (run, store, i, row, place) => {
   const { reward, progress, reason } = { progress: null, reason: "", ...row.outcome, reward: row.reward };
   const facts = [
     ["reward", reward.toFixed(2)],
+    row.advantage !== undefined && ["advantage", row.advantage?.toFixed(2) ?? "none: nothing was learned from it"],
     progress !== null && ["turns passed first", percent(progress)],
     ["stop", row.stop],
     ["sampled tokens", plain(row.policy_tokens)],
