@@ -376,18 +376,26 @@ def test_the_first_call_that_a_failure_misses_is_to_blame():
 
 
 def test_weights_prefer_what_is_neither_mended_nor_hopeless():
-    tools = {"good": (40, 1), "weak": (40, 20), "hopeless": (40, 40), "unknown": (0, 0)}
+    others = {f"good_{i}": (40, 1) for i in range(20)}
+    tools = {**others, "weak": (40, 20), "hopeless": (40, 40), "seldom tried": (1, 0), "unknown": (0, 0)}
     weights, chasing = blame.tool_weights(tools), blame.tool_weights(tools, chasing=True)
-    assert max(weights, key=weights.get) in ("weak", "unknown")
-    assert weights["weak"] > 5 * max(weights["good"], weights["hopeless"])
+    assert max(weights, key=weights.get) == "weak"
+    assert weights["weak"] > 2.5 * max(w for tool, w in weights.items() if tool != "weak")
     assert max(chasing, key=chasing.get) == "hopeless"
+    for plain, sharp in (
+        (weights, blame.tool_weights(tools, 2)),
+        (chasing, blame.tool_weights(tools, 2, True)),
+    ):
+        assert sharp == pytest.approx({tool: w**2 for tool, w in plain.items()})
+    assert set(blame.tool_weights({"a": (0, 0), "b": (0, 0)}).values()) == {0.25}
 
 
 def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
     config = settings_of("blame", **{"evolution.every": 10, "steps": 30, "evolution.contexts": 40})
     strategy, contexts = blame.make(config), []
-    task = Task("t", "made_up", {}, (Turn("q", tuple(call(f"tool_{i}") for i in range(4))),))
+    calls = tuple(call(f"tool_{i}") for i in range(4))
     for step in range(10):
+        task = Task(f"t{step}", "made_up", {}, (Turn("q", calls),))
         done = [
             dataclasses.replace(
                 rollout(task.calls if m % 2 else task.calls[:2], bool(m % 2)), rollout_index=m
@@ -395,6 +403,9 @@ def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
             for m in range(8)
         ]
         assert strategy.observe(step, [Group(task, tuple(done))]).counts["blame"] == 4
+        strategy = blame.make(config, json.loads(json.dumps(strategy.to_json())))
+        again = strategy.observe(step, [Group(task, tuple(done))])
+        assert again.counts["blame"] == 0  # no longer at first sight
 
     class Lab(MadeUpLab):
         def grow(self, given, **how):

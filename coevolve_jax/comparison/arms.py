@@ -55,8 +55,14 @@ ARMS: dict[str, Arm] = {
     "coevolve_retire": Arm(
         {"strategy.name": "coevolve", "data.retire_after": 3}, "tasks alike in 3 visits are drawn no more"
     ),
-    "blame": Arm({"strategy.name": "blame"}, "tools that failed rollouts miss, by p (1 - p)"),
-    "blame_chasing": Arm({"strategy.name": "blame", "strategy.chasing": True}, "the same, by 1 - p"),
+    "blame": Arm(
+        {"strategy.name": "blame"}, "tools that failed rollouts miss at first sight, by p (1 - p) squared"
+    ),
+    "blame_all_visits": Arm(
+        {"strategy.name": "blame", "strategy.first_sight": 0}, "the same, from all visits to a task"
+    ),
+    "blame_even": Arm({"strategy.name": "blame", "strategy.sharpness": 1.0}, "the same, by p (1 - p) itself"),
+    "blame_chasing": Arm({"strategy.name": "blame", "strategy.chasing": True}, "the same, by 1 - p squared"),
     "blame_probe": Arm({"strategy.name": "blame", "strategy.probe": 4}, "blame and admission by probe"),
     "blame_prioritised": Arm(
         {"strategy.name": "blame", "data.sampling": "variance"}, "blame and batches drawn by p (1 - p)"

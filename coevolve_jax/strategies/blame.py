@@ -2,8 +2,9 @@
 
 A rollout that fails a task with reference calls has left them somewhere: the first reference call that it does not
 make is to blame. Attempts and misses of each tool, the older ones fading, give the rate p at which the policy gets it
-right. Tools are explored in proportion to p (1 - p), so that neither what works nor what is hopeless takes the budget,
-in any training scenario that offers them, and a task made for a tool has to call it.
+right. Only the first visits to a task count: later on the policy knows the task, and succeeds with tools that it still
+gets wrong elsewhere. Tools are explored in proportion to a power of p (1 - p), so that neither what works nor what is
+hopeless takes the budget, in any training scenario that offers them, and a task made for a tool has to call it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Sample, Trajectory
 
+PRIOR = 4.0  # attempts at the mean rate of all tools that each tool begins with
+
 DEFAULTS = {
-    "memory": 0.9,  # what an attempt counts for after each GRPO step
-    "chasing": False,  # weigh tools by their failure rate 1 - p alone
+    "first_sight": 1,  # visits to a task that count, the first ones; 0: all
+    "memory": 0.95,  # what an attempt counts for after each GRPO step
+    "sharpness": 2.0,  # the power: 1 for p (1 - p) itself; the higher, the fewer tools share the budget
+    "chasing": False,  # weigh tools by their failure rate 1 - p alone, to the same power
     "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
 }
 
 
 class Blame:
     """Static, but for `observe` and `evolve`. See strategies/base.py. Its state besides: [attempts, misses] of each
-    tool."""
+    tool, and the visits to each task so far, as far as they count."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         self._config = config
@@ -37,6 +42,7 @@ class Blame:
         self._tools: dict[str, tuple[float, float]] = {
             tool: tuple(counts) for tool, counts in (state["tools"] if state else {}).items()
         }
+        self._visits: dict[str, int] = dict(state["visits"]) if state else {}
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return self._grpo.collect(step, tasks, roll)
@@ -46,9 +52,10 @@ class Blame:
 
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:
         found, memory = self._grpo.observe(step, groups), self._config.strategy.memory
+        fresh = [group for group in groups if self._counts(group)]
         tools = {tool: (memory * n, memory * missed) for tool, (n, missed) in self._tools.items()}
         blamed = 0
-        for group in groups:
+        for group in fresh:
             for t in group.valid:
                 for call, missed in attempts(group.task.calls, t):
                     n, misses = tools.get(call.name, (0.0, 0.0))
@@ -57,12 +64,19 @@ class Blame:
         self._tools = tools
         return Findings({**found.counts, "blame": blamed}, found.rows)
 
+    def _counts(self, group: Group) -> bool:
+        """Whether this visit to the group's task does; it is noted."""
+        most, visits = self._config.strategy.first_sight, self._visits.get(group.task.id, 0)
+        if most and group.valid:
+            self._visits[group.task.id] = min(most, visits + 1)
+        return not most or visits < most
+
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c = self._config
         if not evolves(c, step):
             return None
         rng = rng_for(c.seed, "evolve", step)
-        weights = tool_weights(self._tools, c.strategy.chasing)
+        weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
         names, total = sorted(weights), sum(weights.values())
         contexts = []
         for i in range(c.evolution.contexts if total else 0):
@@ -75,7 +89,8 @@ class Blame:
         )  # fmt: skip
 
     def to_json(self) -> dict:
-        return {**self._grpo.to_json(), "tools": {t: list(self._tools[t]) for t in sorted(self._tools)}}
+        tools = {t: list(self._tools[t]) for t in sorted(self._tools)}
+        return {**self._grpo.to_json(), "tools": tools, "visits": self._visits}
 
 
 make = Blame
@@ -96,7 +111,12 @@ def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Ca
     return came
 
 
-def tool_weights(tools: Mapping[str, tuple[float, float]], chasing: bool = False) -> dict[str, float]:
-    """Weight of each tool from [attempts, misses], p being the smoothed rate of success: p (1 - p), or 1 - p."""
-    rates = {tool: 1 - (missed + 0.5) / (n + 1) for tool, (n, missed) in tools.items()}
-    return {tool: (1 - p) * (1.0 if chasing else p) for tool, p in rates.items()}
+def tool_weights(
+    tools: Mapping[str, tuple[float, float]], sharpness: float = 1.0, chasing: bool = False
+) -> dict[str, float]:
+    """Weight of each tool from its [attempts, misses]: p (1 - p), or 1 - p, to the power `sharpness`. p is its rate of
+    success, drawn towards that of all tools by PRIOR attempts, so that what was seldom tried is not taken for weak."""
+    attempts, misses = (sum(counts[i] for counts in tools.values()) for i in (0, 1))
+    mean = (1 - misses / attempts) if attempts else 0.5
+    rates = {tool: (n - missed + PRIOR * mean) / (n + PRIOR) for tool, (n, missed) in tools.items()}
+    return {tool: ((1 - p) * (1.0 if chasing else p)) ** sharpness for tool, p in rates.items()}
