@@ -14,7 +14,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-check demo headroom test check sglang-cpu pretrain pretrain-weak bench clean
+.PHONY: help setup setup-test setup-sglang setup-check demo headroom test check sglang-cpu pretrain pretrain-weak pretrain-seldom bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -93,6 +93,14 @@ WEAK_TOOLS := get_user_stats:wrong_argument:0.5 view_messages_sent:skip:0.5 du:s
 pretrain-weak: setup
 	$(PRETRAIN) --output=runs/pretrain/broad --seed=7 --steps=600
 	$(PRETRAIN) --output=runs/pretrain/weak --start=runs/pretrain/broad --seed=8 --tasks=6000 --steps=400 --learning_rate=0.008 --decay=0.7 --weak_tools="$(WEAK_TOOLS)"
+
+# And models/tiny_qwen3_seldom, from that one: unguided exploration meets all of its weak tools seldom. Writes
+# runs/pretrain/seldom.
+SELDOM_TOOLS := sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 grep:wrong_argument:0.5 \
+  delete_message:wrong_argument:0.5 search_messages:give_up:0.5 add_contact:skip:0.5 edit_ticket:wrong_argument:0.5 \
+  get_user_tickets:sibling_tool:0.5 comment:wrong_argument:0.5
+pretrain-seldom: setup
+	$(PRETRAIN) --output=runs/pretrain/seldom --start=models/tiny_qwen3_weak --seed=9 --tasks=4500 --steps=300 --learning_rate=0.006 --decay=0.7 --weak_tools="$(SELDOM_TOOLS)"
 
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
 PEERS := tunix trl

@@ -1,10 +1,14 @@
-"""A testbed on which signals can show what they are worth: a base policy with few weak tools, which are known.
+"""A testbed on which signals can show what they are worth: a base policy with ten weak tools, which are known.
 
-The demo's policy errs with half of its tools, so whatever is explored meets a weakness. This one (models/tiny_qwen3_weak)
-errs with ten, some met often and some seldom by unguided exploration; D_0 has each of them in one or two tasks. The
-question (shared by all arms of experiments/compare.py): are weak tools mended sooner if exploration knows of them?
+The demo's policy errs with half of its tools, so whatever is explored meets a weakness. Here D_0 has each weak tool in one
+task of 64. The question (shared by all arms of experiments/compare.py): are weak tools mended sooner if exploration
+knows of them? Two base policies give two doses of the same thing:
+
+    weak=seldom   unguided exploration meets the weak tools in few tasks (models/tiny_qwen3_seldom)
+    weak=spread   some of them it meets often, and mends without any signal (models/tiny_qwen3_weak)
 
     python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 --workdir=runs/headroom
+    python experiments/compare.py --config=configs/bfcl_headroom.py:weak=spread --arms=...
 """
 
 import json
@@ -12,21 +16,26 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import inherit
+from coevolve_jax.config import inherit, parse_arg
 
-MODEL = Path(__file__).parents[1] / "models" / "tiny_qwen3_weak"
+MODELS = {"seldom": "models/tiny_qwen3_seldom", "spread": "models/tiny_qwen3_weak"}
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    c = inherit(__file__, "bfcl_tiny.py", arg)
+    arg = parse_arg(arg, weak="seldom", strategy="coevolve", seed=0, engine="native")
+    if arg.weak not in MODELS:
+        raise ValueError(f"Config argument weak={arg.weak!r} must be one of {', '.join(MODELS)}.")
+    c = inherit(__file__, "bfcl_tiny.py", f"strategy={arg.strategy},seed={arg.seed},engine={arg.engine}")
 
-    c.model = "models/tiny_qwen3_weak"
+    c.model = MODELS[arg.weak]
     c.steps = 40
-    c.data.initial_tasks = 32  # N
+    c.data.initial_tasks = 64  # N
+    c.data.new_share = 0.5
     c.evolution.every = 5  # F
-    c.evolution.tasks = 8
-    c.evolution.contexts = 10
+    c.evolution.tasks = 16
+    c.evolution.contexts = 20
     c.evolution.settle_steps = 10
+    c.learner.learning_rate = 1e-4  # at 3e-4 the entropy is gone in 20 steps, and seeds differ by 10 points
 
     c.evaluation.tasks = 96
     c.evaluation.balanced_tasks = 300
@@ -34,9 +43,10 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evaluation.every = 20
 
     c.testbed = ConfigDict()
-    c.testbed.weak_tools = tuple(json.loads((MODEL / "weak_tools.json").read_text()))  # with their habits
+    planted = Path(__file__).parents[1] / c.model / "weak_tools.json"
+    c.testbed.weak_tools = tuple(json.loads(planted.read_text()))  # with their habits
     c.testbed.least = 1  # tasks of D_0 with each of them
-    c.testbed.most = 2
-    c.testbed.candidates = 400  # that D_0 is chosen from
+    c.testbed.most = 1
+    c.testbed.candidates = 800  # that D_0 is chosen from
     c.checkpoint.every = 20
     return c

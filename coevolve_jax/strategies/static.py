@@ -1,8 +1,11 @@
-"""GRPO on D_0 alone: the control without new tasks. Signals are counted, so that runs can be compared."""
+"""GRPO on D_0 alone: the control without new tasks. Signals are counted, so that runs can be compared.
+
+The controls random.py and oracle.py are the same with a way for D_t to grow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -20,12 +23,14 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Sample
 
+Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # of a config, after a step
+
 
 class Static:
-    """See strategies/base.py."""
+    """See strategies/base.py. evolve: how D_t grows; None: not at all."""
 
-    def __init__(self, config: ConfigDict, state: Mapping | None = None):
-        self._config = config
+    def __init__(self, config: ConfigDict, state: Mapping | None = None, evolve: Evolve | None = None):
+        self._config, self._evolve = config, evolve
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
@@ -44,7 +49,7 @@ class Static:
         return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        return None
+        return self._evolve(self._config, step, lab) if self._evolve else None
 
     def to_json(self) -> dict:
         return {"filter": self._filter._asdict(), "history": self._history.to_json()}

@@ -4,10 +4,11 @@ They imitate a demonstrator who acts in BFCL's real environment (train split onl
 teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
 one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
 frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
-In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak ten by name.
+In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak and models/tiny_qwen3_seldom ten by name.
 
     make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
     make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak
+    make pretrain-seldom # models/tiny_qwen3_seldom, from that one, as runs/pretrain/seldom
 
 Seeded. The wall time and what came out stand in docs/results.md.
 """
