@@ -96,9 +96,9 @@ pretrain-weak: setup
 
 # And models/tiny_qwen3_seldom, from that one: unguided exploration meets all of its weak tools seldom. Writes
 # runs/pretrain/seldom.
-SELDOM_TOOLS := sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 grep:wrong_argument:0.5 \
-  delete_message:wrong_argument:0.5 search_messages:give_up:0.5 add_contact:skip:0.5 edit_ticket:wrong_argument:0.5 \
-  get_user_tickets:sibling_tool:0.5 comment:wrong_argument:0.5
+SELDOM_TOOLS := sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 grep:wrong_argument:0.5 diff:wrong_argument:0.5 \
+  delete_message:wrong_argument:0.5 search_messages:give_up:0.5 edit_ticket:wrong_argument:0.5 \
+  close_ticket:sibling_tool:0.5 get_tweet_comments:skip:0.5
 pretrain-seldom: setup
 	$(PRETRAIN) --output=runs/pretrain/seldom --start=models/tiny_qwen3_weak --seed=9 --tasks=4500 --steps=300 --learning_rate=0.006 --decay=0.7 --weak_tools="$(SELDOM_TOOLS)"
 

@@ -444,8 +444,11 @@ def test_chosen_sets(seed):
     assert len({t.id for t in scarce}) == 20 and [t for t in many if t in scarce] == scarce
     for tool in weak:
         assert 1 <= sum(tool in choice.tools_of(t) for t in scarce) <= 2
-    with pytest.raises(ValueError, match="no 20 tasks could be chosen.*raise config.testbed.candidates"):
-        choice.scarce(many, 20, ["tool_99"], 1, 2, np.random.default_rng(seed))
+    with pytest.raises(
+        ValueError,
+        match=r"120 candidates \(tool_99 in 0, tool_0 in \d+\) no 20 tasks .*raise config.testbed.candidates",
+    ):
+        choice.scarce(many, 20, ["tool_0", "tool_99"], 1, 2, np.random.default_rng(seed))
 
 
 def test_signals_know_their_kinds():

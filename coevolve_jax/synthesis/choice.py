@@ -72,9 +72,13 @@ def scarce(
             take(task)
         if len(chosen) == count and all(seen[tool] >= low for tool in tools):
             return [t for t in candidates if t.id in chosen]
+    held = Counter(tool for task in candidates for tool in tools_of(task) & tools)
+    counts = ", ".join(
+        f"{tool} in {held[tool]}" for tool in sorted(tools, key=lambda tool: (held[tool], tool))
+    )
     raise ValueError(
-        f"Of {len(candidates)} candidates no {count} tasks could be chosen in which each of {', '.join(sorted(tools))} "
-        f"comes {low} to {high} times: raise config.testbed.candidates, or ask for less."
+        f"Of {len(candidates)} candidates ({counts}) no {count} tasks could be chosen in which each of these tools comes "
+        f"{low} to {high} times: raise config.testbed.candidates, or ask for less."
     )
 
 
