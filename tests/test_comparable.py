@@ -390,8 +390,20 @@ def test_weights_prefer_what_is_neither_mended_nor_hopeless():
     assert set(blame.tool_weights({"a": (0, 0), "b": (0, 0)}).values()) == {0.25}
 
 
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 12))
+def test_tools_are_drawn_in_rounds_of_different_ones(seed, count, breadth):
+    weights = {"a": 0.5, "b": 1e-9, "c": 0.2, "d": 0.0, "e": 0.3}
+    drawn = blame.draw(weights, count, breadth, np.random.default_rng(seed))
+    assert len(drawn) == count and "d" not in drawn
+    size = min(breadth, 4)
+    rounds = [drawn[i : i + size] for i in range(0, count, size)]
+    assert all(len(set(r)) == len(r) for r in rounds)
+    assert blame.draw({}, count, breadth, np.random.default_rng(seed)) == []
+
+
 def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
     config = settings_of("blame", **{"evolution.every": 10, "steps": 30, "evolution.contexts": 40})
+    config.strategy.breadth = 1
     strategy, contexts = blame.make(config), []
     calls = tuple(call(f"tool_{i}") for i in range(4))
     for step in range(10):

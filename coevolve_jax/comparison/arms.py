@@ -61,7 +61,8 @@ ARMS: dict[str, Arm] = {
     "blame_all_visits": Arm(
         {"strategy.name": "blame", "strategy.first_sight": 0}, "the same, from all visits to a task"
     ),
-    "blame_even": Arm({"strategy.name": "blame", "strategy.sharpness": 1.0}, "the same, by p (1 - p) itself"),
+    "blame_flat": Arm({"strategy.name": "blame", "strategy.sharpness": 1.0}, "the same, by p (1 - p) itself"),
+    "blame_narrow": Arm({"strategy.name": "blame", "strategy.breadth": 1}, "the same, each tool drawn anew"),
     "blame_chasing": Arm({"strategy.name": "blame", "strategy.chasing": True}, "the same, by 1 - p squared"),
     "blame_probe": Arm({"strategy.name": "blame", "strategy.probe": 4}, "blame and admission by probe"),
     "blame_prioritised": Arm(

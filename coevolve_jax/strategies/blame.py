@@ -4,13 +4,15 @@ A rollout that fails a task with reference calls has left them somewhere: the fi
 make is to blame. Attempts and misses of each tool, the older ones fading, give the rate p at which the policy gets it
 right. Only the first visits to a task count: later on the policy knows the task, and succeeds with tools that it still
 gets wrong elsewhere. Tools are explored in proportion to a power of p (1 - p), so that neither what works nor what is
-hopeless takes the budget, in any training scenario that offers them, and a task made for a tool has to call it.
+hopeless takes the budget, several before any comes again, so that one weakness does not hide the others, in any
+training scenario that offers them; and a task made for a tool has to call it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.evidence import signature
@@ -27,6 +29,7 @@ DEFAULTS = {
     "first_sight": 1,  # visits to a task that count, the first ones; 0: all
     "memory": 0.95,  # what an attempt counts for after each GRPO step
     "sharpness": 2.0,  # the power: 1 for p (1 - p) itself; the higher, the fewer tools share the budget
+    "breadth": 10,  # different tools that an evolution explores before it comes back to one
     "chasing": False,  # weigh tools by their failure rate 1 - p alone, to the same power
     "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
 }
@@ -77,11 +80,10 @@ class Blame:
             return None
         rng = rng_for(c.seed, "evolve", step)
         weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
-        names, total = sorted(weights), sum(weights.values())
-        contexts = []
-        for i in range(c.evolution.contexts if total else 0):
-            tool = names[rng.choice(len(names), p=[weights[n] / total for n in names])]
-            contexts.append(tool_context(lab, tool, "blame", f"blame/{step}/{i}/{tool}", rng))
+        contexts = [
+            tool_context(lab, tool, "blame", f"blame/{step}/{i}/{tool}", rng)
+            for i, tool in enumerate(draw(weights, c.evolution.contexts, c.strategy.breadth, rng))
+        ]
         return lab.grow(
             [context for context in contexts if context is not None],
             wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
@@ -120,3 +122,16 @@ def tool_weights(
     mean = (1 - misses / attempts) if attempts else 0.5
     rates = {tool: (n - missed + PRIOR * mean) / (n + PRIOR) for tool, (n, missed) in tools.items()}
     return {tool: ((1 - p) * (1.0 if chasing else p)) ** sharpness for tool, p in rates.items()}
+
+
+def draw(weights: Mapping[str, float], count: int, breadth: int, rng: np.random.Generator) -> list[str]:
+    """`count` tools by weight, in rounds of `breadth` different ones (of as many as weigh something, if fewer do)."""
+    names = [tool for tool in sorted(weights) if weights[tool] > 0]
+    if not names:
+        return []
+    shares = np.array([weights[tool] for tool in names]) / sum(weights[tool] for tool in names)
+    drawn: list[str] = []
+    while len(drawn) < count:
+        size = min(breadth, len(names), count - len(drawn))
+        drawn += [names[i] for i in rng.choice(len(names), size, replace=False, p=shares)]
+    return drawn
