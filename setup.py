@@ -45,12 +45,13 @@ setup(
         "filelock",
     ],
     extras_require={
-        "test": ["pytest", "hypothesis", "playwright"],
+        "test": ["pytest", "hypothesis", "playwright", "nbclient", "ipykernel"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],
         "cuda": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
-        "tfds": ["tensorflow-datasets>=4.9.10"],
-        "notebooks": ["jupyterlab"],
+        # tensorflow-datasets imports importlib_resources and does not ask for it.
+        "tfds": ["tensorflow-datasets>=4.9.10", "array-record>=0.8", "importlib_resources"],
+        "notebooks": ["jupyterlab", "matplotlib>=3.10"],
     },
 )

@@ -9,6 +9,7 @@ package alone imports neither jax nor numpy:
     evaluate.evaluate(agent, tasks, ...)  success rates under a named protocol; build makes the agent of a config
     load_run(workdir)                     the files of a run; write_report, summary_table: what they say
     hf_io.load, hf_io.save, Qwen          Hugging Face folders as parameters, and the model that applies them
+    tfds_tasks.write, tfds_tasks.read     a run's training set as a TFDS data set (the extra "tfds")
     plan.table(config, ...)               bytes per device, before a machine is rented
     Task, Trajectory, TaskPool, ...       the data that the rooms hand each other (types.py)
 
@@ -30,6 +31,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.evaluate": (),
     "coevolve_jax.models.hf_io": (),
     "coevolve_jax.plan": (),
+    "coevolve_jax.tfds_tasks": (),
     "coevolve_jax.train": (),
     "coevolve_jax.run": ("fork",),
     "coevolve_jax.analysis.loading": ("load_run",),

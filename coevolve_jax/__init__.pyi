@@ -5,6 +5,7 @@ from coevolve_jax import checkpoint as checkpoint
 from coevolve_jax import config as config
 from coevolve_jax import evaluate as evaluate
 from coevolve_jax import plan as plan
+from coevolve_jax import tfds_tasks as tfds_tasks
 from coevolve_jax import train as train
 from coevolve_jax.analysis.loading import load_run as load_run
 from coevolve_jax.analysis.report import write_report as write_report

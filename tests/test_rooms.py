@@ -51,6 +51,7 @@ ROOMS = {
     "analysis.stats": (),
     "logs": ("types",),
     "analysis": ("types", "analysis.stats", "logs", "envs.base", "envs.family", "health"),
+    "tfds_tasks": ("types", "analysis.loading"),
     "distributed.hosts": ("build", "checkpoint", "config", "distributed.sharding", "grpo", "models"),
     "build": ALL,
     "run": ALL,
