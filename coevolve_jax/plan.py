@@ -42,6 +42,8 @@ class Topology:
 
 
 TOPOLOGIES = {
+    "gpu-1x16": Topology(1, 16 * GB, "gpu"),
+    "gpu-1x24": Topology(1, 24 * GB, "gpu"),
     "gpu-8x80": Topology(8, 80 * GB, "gpu"),
     "gpu-8x141": Topology(8, 141 * GB, "gpu"),
     "v5e-16": Topology(16, 16 * GB),

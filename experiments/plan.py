@@ -15,7 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from absl import app, flags
 from ml_collections import config_flags
 
-TOPOLOGIES = ("gpu-8x80", "gpu-8x141", "v5e-16", "v5p-8", "v6e-16", "all")
+TOPOLOGIES = ("gpu-1x16", "gpu-1x24", "gpu-8x80", "gpu-8x141", "v5e-16", "v5p-8", "v6e-16", "all")
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
 )

@@ -24,6 +24,7 @@ SIZES = {  # as published with the checkpoints
     "bfcl_qwen2_5_7b": 7_615_616_512,
     "bfcl_qwen3_4b": 4_022_468_096,
     "bfcl_qwen3_30b_a3b": 30_532_122_624,
+    "bfcl_qwen2_5_0_5b": 494_032_768,
 }
 SMALL = {
     "model_type": "qwen3",
@@ -134,7 +135,7 @@ def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
     assert setting not in plan.table(configs["bfcl_qwen3_4b"], ["v5p-8"], [16384], 1)
     texts = {p.name: p.read_text() for p in (*ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.py"))}
     told = {name: content for name, content in texts.items() if "MEM_FRACTION=" in content}
-    assert {"memory.md", "bfcl_qwen2_5_7b.py"} <= told.keys()
+    assert {"memory.md", "bfcl_qwen2_5_7b.py", "bfcl_qwen2_5_0_5b.py"} <= told.keys()
     for name, content in told.items():
         assert content.count("MEM_FRACTION=") == content.count(setting), name
     seven = plan.load_model(configs["bfcl_qwen2_5_7b"].model)

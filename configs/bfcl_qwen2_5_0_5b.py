@@ -1,0 +1,54 @@
+"""CoEvolve on BFCL multi-turn with Qwen2.5-0.5B-Instruct, for ablations on one GPU of 24 GB such as an L4.
+
+No values of a paper: the learner's are those of configs/bfcl_qwen3_4b.py, the sizes are smaller, the toolsets those of
+configs/bfcl_tiny.py. Not run here: no weights and no GPU were at hand, so time and score are not known. The
+in-process engine generates on the same GPU. By experiments/plan.py the update needs 15.8 GB; the engine's cache, 12,288
+bytes per token in bfloat16, has up to 3.2 GB more, and JAX takes only 75% of the memory by itself:
+
+    XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 python experiments/main.py --config=configs/bfcl_qwen2_5_0_5b.py \\
+        --workdir=runs/qwen2_5_0_5b --config.model=PATH_TO/Qwen2.5-0.5B-Instruct
+
+On a T4 (16 GB, no bfloat16) all parameters do not fit; experiments/notebooks/small_ablation.ipynb trains adapters there.
+"""
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import inherit
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    c = inherit(__file__, "bfcl_tiny.py", arg)  # the same keys, so that a flag works for both
+
+    c.model = "Qwen2.5-0.5B-Instruct"
+    c.steps = 60
+    c.environment.call_timeout = 5.0
+
+    c.data.initial_tasks = 32  # N
+    c.rollout.tasks_per_step = 8
+    c.rollout.temperature = 0.9
+    c.rollout.max_length = 8192  # the schemas of two toolsets are 12,000 characters
+    c.rollout.max_new_tokens = 512
+    c.rollout.max_observation = 4000
+    c.engine.max_concurrency = 32
+    c.engine.dtype = "bfloat16"
+
+    c.learner.learning_rate = 1e-6
+    c.learner.adam_b2 = 0.999
+    c.learner.clip_high = 0.28
+    c.learner.kl_coef = 0.001
+    c.learner.tis_cap = 2.0  # sampler and learner are two programs in bfloat16
+    c.learner.row_length = 8192
+    c.learner.rows_per_microbatch = 1
+    c.learner.logprob_chunk = 1024
+    c.learner.dtype = "bfloat16"
+    c.learner.remat = True
+
+    c.signals.rare_percent = 5.0  # theta
+    c.evolution.tasks = 16
+    c.evolution.contexts = 16
+
+    c.evaluation.tasks = 96
+    c.evaluation.every = 20
+    c.evaluation.temperature = 0.9
+    c.checkpoint.every = 20
+    return c
