@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from coevolve_jax import plan, tfds_tasks
+from coevolve_jax.comparison import results
 from coevolve_jax.config import check, load_file, override
 from coevolve_jax.types import Task
 
@@ -97,7 +98,7 @@ def test_the_table_has_the_numbers_of_the_comparison(executed):
         assert [arm["arm"], f"{100 * arm['mean']:.1f}", f"{100 * value:.1f}"] in rows
     (difference,) = comparison["planned"]
     assert ["coevolve - random", f"{100 * difference['difference']:+.1f}"] in rows
-    assert "One seed has no interval, so nothing follows" in text
+    assert "Without an interval over seeds nothing follows" in text
     assert all(f"* {note}" in text for note in comparison["notes"])
 
 
@@ -145,26 +146,23 @@ def test_the_report_is_linked_and_the_training_set_comes_back(executed):
     assert sum(map(int, told.values())) == len(tasks) and told["initial"] == "6"
 
 
-def test_two_seeds_are_said_to_prove_nothing(tmp_path):
-    """The verdict on more than one seed, from the published comparison."""
-    (tmp_path / "comparison.json").write_text(
-        (ROOT / "docs" / "results" / "headroom" / "comparison.json").read_text()
-    )
+@pytest.mark.parametrize(
+    "seeds, needed, nothing", [(2, (3, 3), True), (4, (3, 3), True), (6, (3, 5), False), (6, (3, 98), True)]
+)
+def test_few_seeds_are_said_to_prove_nothing(tmp_path, seeds, needed, nothing):
+    """The table of differences, from the published comparison with other numbers of seeds."""
+    comparison = json.loads((ROOT / "docs" / "results" / "headroom" / "comparison.json").read_text())
+    comparison["planned"] = comparison["planned"][:2]
+    for difference, number in zip(comparison["planned"], needed, strict=True):
+        difference |= {"n": seeds, "seeds_for_effect": number}
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison))
     (cell,) = [cell for cell in notebook().cells if cell.id == "differences"]
     texts = []
-    from coevolve_jax.comparison import results
-
-    scope = {
-        "json": json,
-        "results": results,
-        "Path": Path,
-        "Markdown": str,
-        "display": texts.append,
-        "WORKDIR": tmp_path,
-    }
-    exec(cell.source, scope)
-    assert "**3 seeds prove nothing here**" in texts[0] and "takes 25 to 98 seeds" in texts[0]
-    assert "| oracle - random | +1.8 | -24.2 to +27.8 | 0.79 | 98 |" in texts[0]
+    scope = {"json": json, "results": results, "Path": Path, "WORKDIR": tmp_path}
+    exec(cell.source, scope | {"Markdown": str, "display": texts.append})
+    assert (f"**{seeds} seeds prove nothing here**" in texts[0]) == nothing
+    assert f"takes {min(needed)} to {max(needed)} seeds." in texts[0]
+    assert f"| oracle - random | +1.8 | -24.2 to +27.8 | 0.79 | {needed[0]} |" in texts[0]
 
 
 def test_it_is_committed_without_outputs():
