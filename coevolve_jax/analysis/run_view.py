@@ -11,7 +11,6 @@ from typing import Any
 from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.loading import Run, asked_for
 from coevolve_jax.analysis.summary import clock, p_value
-from coevolve_jax.analysis.task_map import coordinates
 from coevolve_jax.envs import base, family
 from coevolve_jax.health import RULES
 from coevolve_jax.logs import flatten
@@ -174,6 +173,8 @@ def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) ->
 
 def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
     """D_t and the evaluation tasks for lists, lineage and map, and the share that the map shows of their distances."""
+    from coevolve_jax.analysis.task_map import coordinates  # scipy's sparse matrices: not at a run's start
+
     rows = [*run.tasks, *run.held_out]
     features = _features(run.config)
     points, share = coordinates([features(Task.from_json(_known(row))) for row in rows])

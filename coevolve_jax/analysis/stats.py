@@ -84,8 +84,6 @@ def paired_by_task(
 
     The test flips the sign of whole clusters (Fisher, 1935): all sign vectors where there are few, else a sample.
     """
-    from scipy import stats
-
     b, a = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if b.shape != a.shape or b.ndim != 1 or not b.size:
         raise ValueError(f"A paired test needs the same tasks before and after, got {b.shape} and {a.shape}.")
@@ -94,6 +92,8 @@ def paired_by_task(
     sums = by_cluster(a - b, labels)
     if len(sums) < 2 or not sums.any():
         return Paired(difference, 1.0, b.size, len(sums))
+    from scipy import stats
+
     p = stats.permutation_test(
         (sums, np.zeros_like(sums)),
         lambda x, y, axis: np.sum(x - y, axis=axis),
