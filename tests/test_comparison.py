@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_train import environ  # noqa: F401 (a fixture)
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, plan, results
@@ -304,7 +305,8 @@ def compare(workdir, *flags):
     return subprocess.run(script, capture_output=True, text=True, timeout=900)
 
 
-def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch):
+def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
+    monkeypatch.setenv("PYTHONPATH", environ["PYTHONPATH"])  # as installed for a user, without PyTorch
     folder = tmp_path / "comparison"
     changes = dict(text.split("=", 1) for text in SMALL)
     config = override(TINY, {k: plan.parse_value(TINY, k, v) for k, v in changes.items()})
@@ -336,8 +338,12 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch):
     ):  # one beginning: the same tasks and the same first evaluation
         assert {k: v for k, v in a.items() if k != "arm"} == {k: v for k, v in b.items() if k != "arm"}
     tasks = {a: (folder / "cells" / a / "seed_0" / "tasks.jsonl").read_text() for a in ("random", "static")}
-    ids = {a: [json.loads(line)["id"] for line in text.splitlines()] for a, text in tasks.items()}
-    assert ids["random"][:4] == ids["static"] and len(ids["random"]) == 6
+    born = {
+        a: [(t["id"], t["lineage"]["kind"]) for t in map(json.loads, text.splitlines())]
+        for a, text in tasks.items()
+    }
+    assert born["random"][:4] == born["static"]
+    assert [kind for _, kind in born["random"]] == ["initial"] * 4 + ["random"] * 2
     with open(folder / "cells.csv") as f:
         costs = {r["arm"]: r for r in csv.DictReader(f)}
     assert costs["random"]["rollouts"] == costs["static"]["rollouts"] == "8"
