@@ -7,17 +7,17 @@ import json
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import jax
 import numpy as np
 import pytest
 from test_multiprocess import free_address
-from test_train import ROOT, command, environ, rows, run  # noqa: F401 (environ is a fixture)
+from test_train import ROOT, command, environ, rows  # noqa: F401 (environ is a fixture)
 
 from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.models import hf_io
@@ -29,7 +29,7 @@ FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once 
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
-def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[subprocess.Popen]:
+def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS, "PATIENCE": str(patience)}
     address, processes = free_address(), []
@@ -38,16 +38,10 @@ def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60)
     # each process, and gloo mixes them up.
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
     for index in range(2):
-        options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[2:]
+        options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
+        program = [__file__, f"--processes={address},2,{index}", *options]
         processes.append(
-            subprocess.Popen(
-                [sys.executable, __file__, f"--processes={address},2,{index}", *options],
-                cwd=folders[index],
-                env={**environ, "PYTHONPATH": path, "XLA_FLAGS": flags},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            forked.Start(program, {**environ, "PYTHONPATH": path, "XLA_FLAGS": flags}, folders[index])
         )
     return processes
 
@@ -62,7 +56,7 @@ def ends(processes) -> list[tuple[int, str]]:
             process.kill()
 
 
-def kill_when(process: subprocess.Popen, ready) -> None:
+def kill_when(process: forked.Start, ready) -> None:
     """Sends SIGKILL as soon as ready() holds."""
     deadline = time.monotonic() + 600
     while not ready():
@@ -77,7 +71,7 @@ def alone(tmp_path_factory, environ) -> Path:
     """The run of one process with two devices."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
     flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
-    done = run(command(workdir, **SMALL), {**environ, **flags})
+    done = forked.run(command(workdir, **SMALL), {**environ, **flags})
     assert done.returncode == 0, done.stderr[-3000:]
     return workdir
 
@@ -88,7 +82,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, envi
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
-    both = start(workdir, environ, patience=30)
+    both = start(workdir, environ, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints" / "step_00000001").exists())
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()

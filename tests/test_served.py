@@ -1,13 +1,13 @@
 """The real loop, shrunk, on a real SGLang server; and one step ahead of the update."""
 
 import json
-import subprocess
 import time
 
+import forked
 import numpy as np
 import pytest
 from faults import Proxy
-from test_train import ROOT, command, environ, rows, run  # noqa: F401 (a fixture)
+from test_train import command, environ, rows  # noqa: F401 (a fixture)
 
 from coevolve_jax import checkpoint, collect
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
@@ -27,7 +27,9 @@ def check_metrics(workdir, ages):
 
 
 def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_server, environ, tmp_path):
-    done = run(command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ)
+    done = forked.run(
+        command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     check_metrics(tmp_path / "run", [0, 0, 0])
     assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
@@ -43,14 +45,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     workdir = tmp_path / "run"
     with Proxy(sglang_server.url) as proxy:
         settings = {"steps": 3, "checkpoint.every": 100, "engine.url": proxy.url, "engine.patience": 2.0}
-        process = subprocess.Popen(
-            command(workdir, SERVED, **settings),
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = forked.Start(command(workdir, SERVED, **settings), environ)
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and process.poll() is None:
             if (workdir / "metrics.jsonl").exists() and rows(workdir, "metrics.jsonl"):
@@ -62,7 +57,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
     assert "Error: No SGLang server has answered for 2 s" in error.strip().splitlines()[-1]
     kept = len(rows(workdir, "metrics.jsonl"))
     assert 1 <= kept < 3 and checkpoint.latest_step(workdir / "checkpoints") == kept
-    done = run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), environ)
+    done = forked.run(command(workdir, SERVED, **settings | {"engine.url": sglang_server.url}), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     check_metrics(workdir, [0, 0, 0])
 
@@ -76,7 +71,7 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, env
         "learner.skip_dead_groups": False,
     }
     ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
-    done = run(command(tmp_path / "run", **ahead), environ)
+    done = forked.run(command(tmp_path / "run", **ahead), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1

@@ -9,8 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
+
+from coevolve_jax.config import load_file, override
+from coevolve_jax.train import train
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -35,7 +39,7 @@ SMALL = {
 
 def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
     options = [f"--config.{k}={v}" for k, v in {**SMALL, **changes}.items()]
-    return [sys.executable, "experiments/main.py", f"--config={config}", f"--workdir={workdir}", *options]
+    return ["experiments/main.py", f"--config={config}", f"--workdir={workdir}", *options]
 
 
 @pytest.fixture(scope="session")
@@ -50,15 +54,12 @@ def environ():
     }
 
 
-def run(arguments, environ) -> subprocess.CompletedProcess:
-    return subprocess.run(arguments, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, environ) -> Path:
-    """A run that was never interrupted."""
+    """A run that was never interrupted, and is started as a user starts it; the others are forked."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    done = run(command(workdir), environ)
+    program = [sys.executable, *command(workdir)]
+    done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     (workdir / "stdout.txt").write_text(done.stdout)
     return workdir
@@ -195,9 +196,7 @@ def comparable(workdir: Path) -> dict:
 
 def kill_when(arguments, environ, ready, patience=300.0) -> bool:
     """Starts a run and sends SIGKILL as soon as ready() holds; False if the run ended before."""
-    process = subprocess.Popen(
-        arguments, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = forked.Start(arguments, environ)
     deadline = time.monotonic() + patience
     while process.poll() is None and not ready():
         assert time.monotonic() < deadline, "the run never came to the point where it was to be killed"
@@ -226,7 +225,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, e
     ]
     killed = [kill_when(command(workdir), environ, ready) for ready in points]
     assert all(killed)
-    done = run(command(workdir), environ)
+    done = forked.run(command(workdir), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     want, got = comparable(finished), comparable(workdir)
     assert want.keys() == got.keys()
@@ -240,7 +239,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     newest = max((workdir / "checkpoints").glob("step_*"))
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-100])
-    done = run(command(workdir), environ)
+    done = forked.run(command(workdir), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     assert newest.name in done.stderr
     want, got = comparable(finished), comparable(workdir)
@@ -264,7 +263,7 @@ def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, environ, change
     import re
 
     workdir = tmp_path / "run"
-    done = run(command(workdir, **changes), environ)
+    done = forked.run(command(workdir, **changes), environ)
     assert done.returncode != 0
     assert re.search(why, done.stderr, re.DOTALL), done.stderr[-2000:]
     assert "Traceback" not in done.stderr
@@ -273,7 +272,7 @@ def test_bad_config_is_one_sentence_and_writes_nothing(tmp_path, environ, change
 
 def test_a_workdir_of_another_config_is_left_alone(finished, environ):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
-    done = run(command(finished, **{"learner.learning_rate": 0.5}), environ)
+    done = forked.run(command(finished, **{"learner.learning_rate": 0.5}), environ)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "config.learner.learning_rate" in done.stderr and "--workdir" in done.stderr
     assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
@@ -286,39 +285,38 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
     data = json.loads(path.read_text())
     data["added_tokens"].append({**data["added_tokens"][-1], "id": 5000, "content": "<|alien|>"})
     path.write_text(json.dumps(data))
-    done = run(command(tmp_path / "run", model=str(folder)), environ)
+    done = forked.run(command(tmp_path / "run", model=str(folder)), environ)
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert "vocab" in done.stderr and not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("rate", [1e30, 1e15])  # the update overflows; it does not, but the next rollouts do
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, environ, rate):
+# The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
+BREAKING = {"learner.max_grad_norm": 1e30, "learner.warmup_steps": 2, "checkpoint.every": 1, "steps": 30}
+
+
+def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, environ):
     workdir = tmp_path / "run"
-    # The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
-    changes = {
-        "learner.learning_rate": rate,
-        "learner.max_grad_norm": 1e30,
-        "learner.warmup_steps": 2,
-        "checkpoint.every": 1,
-        "steps": 30,
-    }
-    done = run(command(workdir, **changes), environ)
+    done = forked.run(command(workdir, **BREAKING, **{"learner.learning_rate": 1e30}), environ)
     assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
     assert any((workdir / "checkpoints").glob("step_*"))
 
 
-@pytest.mark.parametrize("strategy", ["random", "static"])
-def test_the_other_strategies(tmp_path, environ, strategy):
-    workdir = tmp_path / strategy
-    done = run(command(workdir, config=f"configs/bfcl_tiny.py:strategy={strategy}", steps=3), environ)
-    assert done.returncode == 0, done.stderr[-3000:]
-    kinds = [t["lineage"]["kind"] for t in rows(workdir, "tasks.jsonl")]
-    assert kinds == ["initial"] * 8 + ["random"] * (3 if strategy == "random" else 0)
+def test_a_policy_that_overflows_in_the_next_rollouts_does_too(tmp_path):
+    changes = {
+        **SMALL,
+        **BREAKING,
+        "learner.learning_rate": 1e15,
+        "model": str(ROOT / "models" / "tiny_qwen3"),
+    }
+    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), changes)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        train(config, tmp_path / "run")
+    assert any((tmp_path / "run" / "checkpoints").glob("step_*"))
 
 
 def test_resuming_a_finished_run_changes_no_result(finished, environ):
     before = comparable(finished)
-    done = run(command(finished), environ)
+    done = forked.run(command(finished), environ)
     assert done.returncode == 0, done.stderr[-3000:]
     after = comparable(finished)
     assert before == after
