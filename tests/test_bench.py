@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -34,6 +32,9 @@ def tiny(kind="update", **changes) -> cases.Case:
 
 @pytest.mark.parametrize("tied", (False, True))
 def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
+    import torch  # here, since who collects the tests would wait two seconds for it
+    import transformers
+
     case = tiny(tied=tied)
     cases.write(case, tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "policy").double()
