@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,12 +38,16 @@ hypothesis.settings.load_profile("any machine")
 
 # `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps. What needs
 # an SGLang server stays together, so that one of the two starts one.
-SERVER = "test_served.py", "test_faults.py", "test_server.py", "test_push_served.py", "test_engines.py"
+SERVER = "test_served.py", "test_server.py", "test_faults.py", "test_push_served.py", "test_engines.py"
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 LONGEST = (
     "test_train.py",
     *SERVER,
     "test_hosts.py",
+    "test_comparison.py",
+    "test_strategies.py",
+    "test_run.py",
+    "test_loop.py",
     "test_routing.py",
     "test_grpo.py",
     "test_models.py",
@@ -128,3 +133,18 @@ def sglang_server(tmp_path_factory) -> Server:
     log = tmp_path_factory.mktemp("sglang") / "server.log"
     with Server(TINY, context_length=2048, max_running_requests=64, log_path=log) as server:
         yield server.wait_until_ready()
+
+
+@pytest.fixture(scope="session")
+def to_be_struck(tmp_path_factory) -> Iterator[Callable[[], Server]]:
+    """Gives a second real server, which tests may kill, stop and start anew: the last one, while it is alive."""
+    started, log = [], tmp_path_factory.mktemp("struck") / "server.log"
+
+    def server() -> Server:
+        if not started or not started[-1].alive():
+            started.append(Server(TINY, context_length=512, max_running_requests=8, log_path=log))
+        return started[-1]
+
+    yield server
+    for one in started:
+        one.stop()

@@ -24,31 +24,14 @@ from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
 from coevolve_jax.rollout.sglang.fleet import Fault, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
-from coevolve_jax.rollout.sglang.server import Server
 from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
 
 PROMPT = np.arange(40, 60)
 
 
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory):
-    """Servers that this file may strike, the last one maybe alive."""
-    started, log = [], tmp_path_factory.mktemp("server") / "log"
-
-    def start() -> Server:
-        started.append(Server(FOLDER, context_length=512, max_running_requests=8, log_path=log))
-        return started[-1].wait_until_ready()
-
-    yield started, start
-    for server in started:
-        server.stop()
-
-
 @pytest.fixture
-def second(servers):
-    """One of them that is alive: a test that has an engine close it leaves none."""
-    started, start = servers
-    return started[-1] if started and started[-1].alive() else start()
+def second(to_be_struck):
+    return to_be_struck().wait_until_ready()
 
 
 @pytest.fixture
@@ -209,32 +192,39 @@ def test_a_server_left_paused_is_woken(proxies, make):
     assert c.finish in ("stop", "length")
 
 
-def test_a_launched_server_that_is_killed_or_hangs_comes_back_with_the_newest_weights(
-    second,
-    make,
-    policy,
-):
+def test_a_launched_server_that_hangs_or_dies_comes_back_with_the_newest_weights(second, make, policy):
+    """The one that hangs is started anew, the new one killed before it is up, and what comes after that one serves."""
     member = Member(second.url, second)
     engine = make(member, timeout=10.0, probe_timeout=2.0, patience=600.0)
     other = moved(policy.params, 0.02)
     engine.update_weights(other, 3)
-    for count, how in enumerate((signal.SIGKILL, signal.SIGSTOP), start=1):
-        struck = threading.Timer(0.02, strike, (second, how))
-        struck.start()
-        completions = generate(engine, [ask(i, PROMPT + i, stop=(), new=64) for i in range(4)])
-        struck.join()
-        for i, c in enumerate(completions):
-            assert c.finish == "length", c.reason
-            assert (c.versions == 3).all()
-            check_completion(Subject(None, policy), PROMPT + i, c, weights={3: other})
-        assert member.restarts == count and engine.faults >= count
+    striking = threading.Thread(target=stop_and_kill_the_next, args=(second,))
+    striking.start()
+    completions = generate(engine, [ask(i, PROMPT + i, stop=(), new=64) for i in range(4)])
+    striking.join()
+    for i, c in enumerate(completions):
+        assert c.finish == "length", c.reason
+        assert (c.versions == 3).all()
+        check_completion(Subject(None, policy), PROMPT + i, c, weights={3: other})
+    assert member.restarts == 2 and engine.faults >= 1
+    engine.close()
+    assert not second.alive() and not second.healthy(1)
+    second.stop()
 
 
-def strike(server, how):
-    """Sends a signal to all processes of the server; its supervisor's only child leads their group."""
+def stop_and_kill_the_next(server):
+    """Stops all processes of a server while it generates, and kills the one that is started then."""
     supervisor = server._process.pid
-    (leader,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    os.killpg(int(leader), how)
+    time.sleep(0.02)
+    os.killpg(started_by(supervisor), signal.SIGSTOP)
+    while server._process.pid == supervisor or not started_by(server._process.pid):
+        time.sleep(0.01)
+    os.kill(started_by(server._process.pid), signal.SIGKILL)
+
+
+def started_by(supervisor: int) -> int:
+    """The only child of a server's supervisor, which leads the group of its processes; 0 where there is none yet."""
+    return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text() or 0)
 
 
 # ---- Reading answers -----------------------------------------------------------------------------------

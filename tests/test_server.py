@@ -81,7 +81,7 @@ def test_a_started_server_generates(sglang_server):
     assert len(answer["meta_info"]["output_token_logprobs"]) == 4
 
 
-def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp_path):
+def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, to_be_struck, tmp_path):
     """Killed by another hand, like a crash; then back with a model of other numbers and another version."""
     import numpy as np
     from safetensors.numpy import load_file, save_file
@@ -93,7 +93,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
     tensors[key] = (tensors[key].astype(np.float32) * 0.5).astype(tensors[key].dtype)
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
 
-    server = Server(TINY, max_running_requests=4, log_path=tmp_path / "log")
+    server = to_be_struck()
     url, group = server.url, server._process.pid
     child = _until(
         lambda: [
@@ -117,9 +117,6 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, tmp
     first = [answer["meta_info"]["output_token_logprobs"][0][0] for answer in (before, after)]
     assert abs(first[0] - first[1]) > 0.01
     assert len(_members(group)) >= 4  # supervisor, HTTP server, scheduler, detokenizer
-    server.stop()
-    assert not _members(group) and not server.alive() and not server.healthy(1)
-    server.stop()
 
 
 def test_no_process_outlives_a_killed_owner(tmp_path):
