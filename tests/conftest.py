@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" optimises them.
-# What a user starts is compiled as for a user (test_train.py).
+# What a user starts is compiled as for a user (`environ`).
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
@@ -123,6 +123,14 @@ def tiny_config() -> QwenConfig:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
+
+
+@pytest.fixture(scope="session")
+def environ() -> dict[str, str]:
+    """What a user starts runs as installed for a user, and optimised (see above)."""
+    path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
+    kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **kept, "PYTHONPATH": path, "XLA_FLAGS": ""}
 
 
 @pytest.fixture(scope="session")

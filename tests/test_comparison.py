@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train import environ  # noqa: F401 (a fixture)
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, plan, results

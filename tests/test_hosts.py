@@ -1,6 +1,6 @@
 """The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together.
 
-As a program, this file is experiments/main.py that waits $PATIENCE seconds for the dead.
+As a program, this file is experiments/main.py; its first argument says how many seconds it waits for the dead.
 """
 
 import json
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 from test_multiprocess import free_address
-from test_train import ROOT, command, environ, rows  # noqa: F401 (environ is a fixture)
+from test_train import ROOT, command, rows
 
 from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.models import hf_io
@@ -31,7 +31,7 @@ SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2
 
 def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
-    environ = {**environ, **THREADS, "PATIENCE": str(patience)}
+    environ = {**environ, **THREADS}
     address, processes = free_address(), []
     path = os.pathsep.join((str(ROOT), environ["PYTHONPATH"]))
     # Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one in
@@ -39,7 +39,7 @@ def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60)
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
-        program = [__file__, f"--processes={address},2,{index}", *options]
+        program = [__file__, str(patience), f"--processes={address},2,{index}", *options]
         processes.append(
             forked.Start(program, {**environ, "PYTHONPATH": path, "XLA_FLAGS": flags}, folders[index])
         )
@@ -185,6 +185,6 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
 
 
 if __name__ == "__main__":
-    sharding.PATIENCE = int(os.environ["PATIENCE"])
+    sharding.PATIENCE = int(sys.argv.pop(1))
     sys.argv[0] = str(ROOT / "experiments" / "main.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

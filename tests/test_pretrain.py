@@ -7,7 +7,7 @@ import sys
 
 import jax
 import numpy as np
-from test_train import ROOT, environ  # noqa: F401 (a fixture)
+from test_train import ROOT
 
 from coevolve_jax.models import hf_io
 

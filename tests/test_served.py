@@ -7,7 +7,7 @@ import forked
 import numpy as np
 import pytest
 from faults import Proxy
-from test_train import command, environ, rows  # noqa: F401 (a fixture)
+from test_train import command, rows
 
 from coevolve_jax import checkpoint, collect
 from coevolve_jax.types import Group, Outcome, Task, Trajectory

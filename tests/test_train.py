@@ -1,7 +1,6 @@
 """The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -40,18 +39,6 @@ SMALL = {
 def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
     options = [f"--config.{k}={v}" for k, v in {**SMALL, **changes}.items()]
     return ["experiments/main.py", f"--config={config}", f"--workdir={workdir}", *options]
-
-
-@pytest.fixture(scope="session")
-def environ():
-    """What a user starts runs as installed for a user, and optimised (see conftest.py)."""
-    path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
-    return {
-        **os.environ,
-        "PYTHONPATH": path,
-        "XLA_FLAGS": "",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
 
 
 @pytest.fixture(scope="module")
