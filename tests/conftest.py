@@ -44,6 +44,7 @@ LONGEST = (
     "test_train.py",
     *SERVER,
     "test_hosts.py",
+    "test_notebook.py",
     "test_comparison.py",
     "test_strategies.py",
     "test_run.py",
