@@ -74,7 +74,7 @@ ARMS: dict[str, Arm] = {
 }
 
 # The differences that a comparison tests, where both arms are in it; Holm's correction is over these.
-PLANNED = (("coevolve", "placebo"), ("coevolve", "random"), ("random", "static"))
+PLANNED = (("coevolve", "placebo"), ("coevolve", "random"), ("blame", "random"), ("random", "static"))
 
 
 def arm(name: str) -> Arm:
