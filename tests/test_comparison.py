@@ -220,6 +220,9 @@ def test_what_is_not_equal_is_said():
     assert [n for n in said if "not equal" in n] == [
         "The arms are not equal in new tasks: from 6 (coevolve) to 8 (random)."
     ]
+    few = [any("is itself a guess" in n for n in results.notes(PLAN, rows * n, [])) for n in (1, 5)]
+    many = [{**row, "seed": seed} for row in rows for seed in range(5)]
+    assert few == [True, True] and not any("guess" in n for n in results.notes(PLAN, many, []))
     rows[1] = budget("coevolve", 0, new_tasks=8, initial_digest="y", rollouts=2.0)
     said = results.notes(PLAN, rows, [])
     assert any("not start from the same D_0" in n for n in said) and any(

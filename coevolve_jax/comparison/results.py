@@ -20,6 +20,7 @@ from coevolve_jax.comparison.quality import quality
 
 OUTCOMES = ("arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials")
 EFFECT = 0.03  # the difference that the sizing asks for
+FEW = 5  # seeds, below which the spread between them is not known
 EQUAL = 0.01  # budgets that differ by no more count as equal
 
 
@@ -237,6 +238,12 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     if missing:
         said.append(
             f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
+        )
+    seeds = len({r["seed"] for r in budget})
+    if seeds < FEW:
+        said.append(
+            f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Two that happen to agree "
+            f"give a narrow interval and a small p; {FEW} or more are needed."
         )
     static = {r["arm"] for r in budget if not r["new_tasks"]}
     for key in BOUND:
