@@ -63,7 +63,7 @@ def begin(
             first = choice.scarce(first, size, testbed.weak_tools, testbed.least, testbed.most, rng)
         tasks = TaskPool(c.data.max_tasks or None, key)
         tasks.add(first)
-        initial = dataclasses.replace(initial, added=len(tasks))
+        initial = dataclasses.replace(initial, added=len(tasks), explored=[])
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
     return RunState(0, tasks, held_out, rows, initial, seconds=seconds)

@@ -401,6 +401,14 @@ def test_tools_are_drawn_in_rounds_of_different_ones(seed, count, breadth):
     assert blame.draw({}, count, breadth, np.random.default_rng(seed)) == []
 
 
+@pytest.mark.parametrize(
+    "key, value", [("breadth", 0), ("first_sight", -1), ("sharpness", -1.0), ("memory", -0.5)]
+)
+def test_settings_of_blame_that_mean_nothing_are_refused(key, value):
+    with pytest.raises(ValueError, match=f"config.strategy.{key} is {value}: it must be [01] or more"):
+        blame.make(settings_of("blame", **{f"strategy.{key}": value}))
+
+
 def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
     config = settings_of("blame", **{"evolution.every": 10, "steps": 30, "evolution.contexts": 40})
     config.strategy.breadth = 1

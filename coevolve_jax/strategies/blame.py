@@ -40,6 +40,12 @@ class Blame:
     tool, and the visits to each task so far, as far as they count."""
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        least = {"first_sight": 0, "memory": 0, "sharpness": 0, "breadth": 1}
+        for name, bound in least.items():
+            if config.strategy[name] < bound:
+                raise ValueError(
+                    f"config.strategy.{name} is {config.strategy[name]!r}: it must be {bound} or more."
+                )
         self._config = config
         self._grpo = static.Static(config, state)
         self._tools: dict[str, tuple[float, float]] = {

@@ -32,7 +32,7 @@ OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 class SynthesisStats:
     """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
 
-    explored: a row of explorations.jsonl for each context (`explored_row`); it is logged, not kept with the counts.
+    explored: a row of explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
     """
 
     contexts: int = 0
@@ -210,7 +210,7 @@ class Synthesizer:
                         "task": verdict.task.id if verdict.task is not None and refusal is None else None,
                         "description": proposal.description,
                         "triplets": list(proposal.triplets),
-                        "verdict": verdict.verdict if refusal is None else "refused",
+                        "verdict": "refused" if verdict.task is not None and refusal else verdict.verdict,
                         "reason": refusal or verdict.reason,
                     }
                 )
