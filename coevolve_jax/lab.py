@@ -10,7 +10,7 @@ import numpy as np
 
 from coevolve_jax.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
-from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -41,10 +41,12 @@ class Laboratory:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
         stats = self.synthesizer.grow(
-            self.tasks, contexts, wanted=wanted, kind=kind, step=step, rng=rng, admit=admit
-        )
+            self.tasks, contexts,
+            wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
+        )  # fmt: skip
         return self._booked(kind, stats)
 
     def grow_unguided(

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
@@ -67,10 +67,12 @@ class Lab(Protocol):
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
         the new tasks' lineage says of their origin. admit: is asked about each batch of validated tasks and says
-        for each why it is refused, or None."""
+        for each why it is refused, or None. elsewhere: gives a context that led to no task another place; then each
+        context gives one task before any gives a second."""
         ...
 
     def grow_unguided(
@@ -204,23 +206,37 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Callable[[Seque
     return admit if k else lambda tasks: [None] * len(tasks)
 
 
-def tool_context(lab: Lab, tool: str, signal: str, id: str, rng: np.random.Generator) -> Context | None:
-    """The context of exploring one tool in a random scenario that offers it; None where none does."""
-    offering = [s for s in lab.scenarios if tool in lab.offered(s)]
-    if not offering:
-        return None
-    scenario = offering[rng.integers(len(offering))]
-    return Context(
-        id=id,
-        signal=signal,
-        task=scenario,
-        summary=f"{tool} is called wrongly or not at all.",
-        failure_cause="",
-        instability_pattern="",
-        focus_pattern=(tool,),
-        avoid=(),
-        must=(tool,),
-    )
+def grow_for_tools(
+    config: ConfigDict,
+    lab: Lab,
+    tools: Sequence[str],
+    signal: str,
+    *,
+    kind: str,
+    step: int,
+    rng: np.random.Generator,
+) -> SynthesisStats:
+    """A task that calls it for each of `tools`, explored in scenarios of chance that offer the tool until one gives it.
+
+    What can not be had so is made up by second tasks of the others, to config.evolution.tasks in all.
+    config.strategy.probe is asked (`solvable`).
+    """
+    offering = {tool: [s for s in lab.scenarios if tool in lab.offered(s)] for tool in dict.fromkeys(tools)}
+
+    def context(tool: str, id: str) -> Context:
+        scenario = offering[tool][rng.integers(len(offering[tool]))]
+        words = f"{tool} is called wrongly or not at all."
+        return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
+
+    def elsewhere(barren: Context) -> Context:
+        id, _, place = barren.id.rpartition("/")
+        return context(barren.must[0], f"{id}/{int(place) + 1}")
+
+    return lab.grow(
+        [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
+        wanted=config.evolution.tasks, kind=kind, step=step, rng=rng,
+        admit=solvable(config, lab, step, config.strategy.probe), elsewhere=elsewhere,
+    )  # fmt: skip
 
 
 def credit_groups(

@@ -4,8 +4,8 @@ A rollout that fails a task with reference calls has left them somewhere: the fi
 make is to blame. Attempts and misses of each tool, the older ones fading, give the rate p at which the policy gets it
 right. Only the first visits to a task count: later on the policy knows the task, and succeeds with tools that it still
 gets wrong elsewhere. Tools are explored in proportion to a power of p (1 - p), so that neither what works nor what is
-hopeless takes the budget, several before any comes again, so that one weakness does not hide the others, in any
-training scenario that offers them; and a task made for a tool has to call it.
+hopeless takes the budget, several before any comes again, so that one weakness does not hide the others. A task made for
+a tool has to call it; a tool that a scenario gives no task for is explored in another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, solvable, tool_context
+from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, grow_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Sample, Trajectory
@@ -29,7 +29,7 @@ DEFAULTS = {
     "first_sight": 1,  # visits to a task that count, the first ones; 0: all
     "memory": 0.95,  # what an attempt counts for after each GRPO step
     "sharpness": 2.0,  # the power: 1 for p (1 - p) itself; the higher, the fewer tools share the budget
-    "breadth": 10,  # different tools that an evolution explores before it comes back to one
+    "breadth": 6,  # different tools that an evolution explores before it comes back to one
     "chasing": False,  # weigh tools by their failure rate 1 - p alone, to the same power
     "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
 }
@@ -86,15 +86,8 @@ class Blame:
             return None
         rng = rng_for(c.seed, "evolve", step)
         weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
-        contexts = [
-            tool_context(lab, tool, "blame", f"blame/{step}/{i}/{tool}", rng)
-            for i, tool in enumerate(draw(weights, c.evolution.contexts, c.strategy.breadth, rng))
-        ]
-        return lab.grow(
-            [context for context in contexts if context is not None],
-            wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
-            admit=solvable(c, lab, step, c.strategy.probe),
-        )  # fmt: skip
+        tools = draw(weights, c.evolution.tasks, c.strategy.breadth, rng)
+        return grow_for_tools(c, lab, tools, "blame", kind="signal", step=step, rng=rng)
 
     def to_json(self) -> dict:
         tools = {t: list(self._tools[t]) for t in sorted(self._tools)}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Lab, evolves, solvable, tool_context
+from coevolve_jax.strategies.base import Lab, evolves, grow_for_tools
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
@@ -35,12 +35,6 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
         return None
     rng = rng_for(c.seed, "evolve", step)
     # Every weak tool as often as any other, in an order of chance.
-    tools = [rng.permutation(c.testbed.weak_tools).tolist() for _ in range(c.evolution.contexts)]
-    wanted = [tool for order in tools for tool in order][: c.evolution.contexts]
-    ids = [f"oracle/{step}/{i}/{tool}" for i, tool in enumerate(wanted)]
-    contexts = [tool_context(lab, tool, "oracle", id, rng) for tool, id in zip(wanted, ids, strict=True)]
-    admit = solvable(c, lab, step, c.strategy.probe)
-    return lab.grow(
-        [context for context in contexts if context is not None],
-        wanted=c.evolution.tasks, kind="oracle", step=step, rng=rng, admit=admit,
-    )  # fmt: skip
+    orders = [rng.permutation(c.testbed.weak_tools).tolist() for _ in range(c.evolution.tasks)]
+    tools = [tool for order in orders for tool in order][: c.evolution.tasks]
+    return grow_for_tools(c, lab, tools, "oracle", kind="oracle", step=step, rng=rng)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,11 +21,13 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
 from coevolve_jax.types import Context, Evidence, Task
 
+Elsewhere = Callable[[Context], Context]
 Admit = Callable[
     [Sequence[Task]], Sequence[str | None]
 ]  # why each validated task is refused; None: it is not
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
+MAX_PLACES = 5  # where such a context is explored as may be explored elsewhere, until it gives a task
 OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 
 
@@ -44,6 +47,11 @@ class SynthesisStats:
     added: int = 0
     refused: Counter = dataclasses.field(default_factory=Counter)
     explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def fruitful(self) -> set[str]:
+        """Ids of the contexts that gave a task."""
+        return {row["context"]["id"] for row in self.explored if any(p["task"] for p in row["proposals"])}
 
     def add(self, other: SynthesisStats) -> None:
         for name, value in vars(other).items():
@@ -90,17 +98,32 @@ class Synthesizer:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
         """Adds `wanted` tasks at most, made under these contexts in up to MAX_PASSES passes over all of them.
 
         kind and step go to their lineage and, with a number, make their ids. admit: has a last word on validated
-        tasks. What a full pool has no room for is not made; it is counted as refused, "pool_full".
+        tasks. elsewhere: the same context in another place; with it each context is explored in MAX_PLACES places
+        until it gives a task, before any gives a second ("spare"). What a full pool has no room for is not made; it
+        is counted as refused, "pool_full".
         """
         total, wanted = self._room(tasks, wanted)
-        for _ in range(MAX_PASSES if contexts else 0):
-            missing = wanted - total.added
-            if missing > 0:
-                total.add(self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng, admit))
+
+        def pass_over(contexts: Sequence[Context], each: float = math.inf) -> SynthesisStats:
+            missing, first_id = wanted - total.added, total.proposed
+            if not contexts or missing <= 0:
+                return SynthesisStats()
+            stats = self._grow_once(tasks, contexts, missing, kind, step, first_id, rng, admit, each)
+            total.add(stats)
+            return stats
+
+        if elsewhere is not None:
+            barren = list(contexts)
+            for _ in range(MAX_PLACES):
+                gave = pass_over(barren, each=1).fruitful
+                barren = [elsewhere(context) for context in barren if context.id not in gave]
+        for _ in range(MAX_PASSES):
+            pass_over(contexts)
         return total
 
     def explore_unguided(
@@ -165,8 +188,10 @@ class Synthesizer:
         first_id: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        each: float = math.inf,
     ) -> SynthesisStats:
-        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most."""
+        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most, by `each` at
+        most from a context."""
         e, d = self.config.evolution, self.config.data
         made = synthesize(
             self.roles,
@@ -196,14 +221,20 @@ class Synthesizer:
         rows = {e.context.id: _explored(e, step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
+        given: Counter[str] = Counter()
         for proposal, verdict in zip(made.proposals, verdicts, strict=True):
             if stats.added < wanted:
                 stats.proposed += 1
                 stats.accepted += verdict.verdict == "accept"
                 stats.retained += verdict.verdict == "retain"
                 stats.discarded += verdict.task is None
-                refusal = verdict.reason if verdict.task is None else self.admit(tasks, verdict.task)
+                if verdict.task is None:
+                    refusal = verdict.reason
+                else:
+                    spare = given[proposal.context.id] >= each
+                    refusal = "spare" if spare else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
+                given[proposal.context.id] += refusal is None
                 stats.refused.update([refusal] if refusal else [])
                 rows[proposal.context.id]["proposals"].append(
                     {

@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
-from coevolve_jax.synthesis.pipeline import Admit, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     Call,
@@ -214,6 +214,7 @@ class MadeUpLab:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
         return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
 
