@@ -410,7 +410,7 @@ def test_settings_of_blame_that_mean_nothing_are_refused(key, value):
 
 
 def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
-    config = settings_of("blame", **{"evolution.every": 10, "steps": 30, "evolution.contexts": 40})
+    config = settings_of("blame", **{"evolution.every": 10, "steps": 30, "evolution.tasks": 40})
     config.strategy.breadth = 1
     strategy, contexts = blame.make(config), []
     calls = tuple(call(f"tool_{i}") for i in range(4))
