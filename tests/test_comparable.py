@@ -443,6 +443,13 @@ def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
     }  # wherever it is offered
 
 
+def test_the_frozen_test_names_the_settings_that_its_arm_runs():
+    frozen = load_file(ROOT / "configs" / "bfcl_headroom_test.py")
+    piloted = load_file(ROOT / "configs" / "bfcl_headroom.py", "strategy=blame")
+    assert frozen.strategy == configs.strategy("blame")
+    assert override(piloted, {"environment.eval_split": "test"}) == frozen
+
+
 # Sets of a known make-up
 
 
