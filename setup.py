@@ -45,6 +45,7 @@ setup(
         "filelock",
     ],
     extras_require={
+        "llm": ["openai>=3.54", "pydantic>=2.14"],
         "test": ["pytest", "hypothesis", "playwright", "nbclient", "ipykernel"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],

@@ -19,9 +19,8 @@ import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
 
-from coevolve_jax import build
+from coevolve_jax import build, event_loop
 from coevolve_jax.collect import Roller
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -45,7 +44,7 @@ def bare(url: str, bodies: list[dict]) -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*(post(session, body) for body in bodies))
 
-    loop.run(all_at_once())
+    event_loop.run(all_at_once())
 
 
 def timed(function) -> tuple[float, float]:
@@ -63,7 +62,7 @@ def flush(url: str) -> None:
             async with session.post(url + "/flush_cache") as response:
                 await response.read()
 
-    loop.run(post())
+    event_loop.run(post())
 
 
 def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int) -> None:
@@ -74,7 +73,7 @@ def client(engine, url: str, prompts: list[list[int]], tokens: int, rounds: int)
     ways = {
         "one request for all": lambda: bare(url, [whole]),
         "a request for each, bare": lambda: bare(url, single),
-        "a request for each, ours": lambda: loop.run(engine.generate(requests)),
+        "a request for each, ours": lambda: event_loop.run(engine.generate(requests)),
     }
     took = {name: [] for name in ways}
     for _ in range(rounds + 1):

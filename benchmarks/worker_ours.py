@@ -14,11 +14,11 @@ import numpy as np
 import protocol
 from ml_collections import ConfigDict
 
+from coevolve_jax import event_loop
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.types import Outcome, Sample, Trajectory
@@ -120,7 +120,7 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
         sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
         sessions = range(served, served + case.rows)
         served += case.rows
-        completions = loop.run(
+        completions = event_loop.run(
             engine.generate(
                 [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]
             )

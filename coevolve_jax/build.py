@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer
 
+from coevolve_jax import config as configs
 from coevolve_jax import envs, names
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -106,7 +107,7 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
 
 def explorer(config: ConfigDict) -> Roles:
     """The explorer that config.explorer.name names. Raises ValueError where there is none of that name."""
-    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"])
+    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
     return module.make(config, family(config).tools)
 
 

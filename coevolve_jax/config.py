@@ -6,10 +6,12 @@ import hashlib
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import flags
 from ml_collections import ConfigDict
 
 from coevolve_jax import names
@@ -30,6 +32,9 @@ CHOICES = {
     "learner.param_dtype": FLOATS,
     "learner.moment_dtype": FLOATS,
 }
+
+# What a module that a config names may lack here.
+REMEDY = "install it (what explorer=llm imports comes with pip install 'coevolve_jax[llm]')"
 
 # Keys and arguments of config files that have another name now.
 RENAMED = {
@@ -54,6 +59,14 @@ SERVING = (
     "engine.push_folder",
     "engine.push_timeout",
     "engine.push_exact",
+    "explorer.base_url",
+    "explorer.key_variable",
+    "explorer.timeout",
+    "explorer.attempts",
+    "explorer.patience",
+    "explorer.concurrency",
+    "explorer.cache",
+    "explorer.offline",
 )
 
 
@@ -103,17 +116,28 @@ def inherit(file: str, name: str, arg: str) -> ConfigDict:
 
 def strategy(name: str) -> ConfigDict:
     """The `strategy` section for a strategy: its name and its own settings, which are DEFAULTS of its module."""
-    own = getattr(names.module("strategies", name, "strategy.name", ["make"]), "DEFAULTS", {})
-    return ConfigDict({"name": name, **own})
+    return _named("strategies", name, "strategy.name")
+
+
+def explorer(name: str) -> ConfigDict:
+    """The `explorer` section, likewise."""
+    return _named("explorers", name, "explorer.name")
+
+
+def _named(room: str, name: str, key: str) -> ConfigDict:
+    module = names.module(room, name, key, ["make"], remedy=REMEDY)
+    return ConfigDict({"name": name, **getattr(module, "DEFAULTS", {})})
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy with some values replaced. values: by dotted key; another strategy.name brings that strategy's settings.
+    """A copy with some values replaced. values: by dotted key; another strategy.name or explorer.name brings the settings of that one.
     Raises ValueError for a key that is not there or a
     value of another type."""
     copied, values = ConfigDict(config.to_dict()), dict(values)
     if "strategy.name" in values:
         copied.strategy = strategy(values.pop("strategy.name"))
+    if "explorer.name" in values:
+        copied.explorer = explorer(values.pop("explorer.name"))
     for key, value in values.items():
         if key in RENAMED:
             raise ValueError(f"The config key {key!r} is called {RENAMED[key]!r} now.")
@@ -152,12 +176,13 @@ def check(config: ConfigDict) -> None:
             value = (config[section] if section else config)[name]
             raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
-    missing = set(strategy(config.strategy.name)) - set(config.strategy)
-    if missing:
-        raise ValueError(
-            f"config.strategy lacks {', '.join(sorted(missing))}, settings of {config.strategy.name}: name the strategy "
-            f"in the config file's argument (--config=FILE:strategy={config.strategy.name})."
-        )
+    for section, defaults in (("strategy", strategy), ("explorer", explorer)):
+        name = config[section].name
+        if missing := set(defaults(name)) - set(config[section]):
+            raise ValueError(
+                f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
+                f"config file's argument (--config=FILE:{section}={name})."
+            )
     for key, choices in CHOICES.items():
         section, name = key.split(".")
         require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
@@ -274,3 +299,24 @@ def numbers(config: dict) -> dict:
 def digest(config: ConfigDict) -> str:
     """16 hex digits that name everything in the config that a run's numbers depend on."""
     return hashlib.sha256(json.dumps(numbers(config.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """absl's parser, for app.run, with one sentence instead of a traceback for a config key or value that is wrong."""
+    for argument in argv[1:]:
+        key = argument.lstrip("-").partition("=")[0].removeprefix("config.")
+        if argument.startswith("--config.") and key in RENAMED:
+            sys.exit(f"Error: the config key {key!r} is called {RENAMED[key]!r} now.")
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(
+            f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
+        )
+    except (AttributeError, KeyError) as error:
+        key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
+        sys.exit(
+            f"Error: the config has no key {key!r}: the keys and their meaning stand in the config file."
+        )
+    except (TypeError, ValueError) as error:
+        sys.exit(f"Error: {error}")

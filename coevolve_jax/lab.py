@@ -14,10 +14,13 @@ from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Sy
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
+EXPLORER = "explorer/"
+
 
 @dataclasses.dataclass(frozen=True)
 class Laboratory:
-    """strategies.base.Lab. roller: gives `roll` of a step. ledger: counts of what each service has cost so far."""
+    """strategies.base.Lab. roller: gives `roll` of a step. ledger: counts of what each service has cost so far; what
+    the explorer's roles have spent is EXPLORER + its own key, and is theirs again when a run goes on."""
 
     tasks: TaskPool
     scenarios: Sequence[Task]
@@ -25,9 +28,17 @@ class Laboratory:
     roller: Callable[[int], Roller]
     ledger: Counter[str]
 
+    def __post_init__(self):
+        spent = {k.removeprefix(EXPLORER): v for k, v in self.ledger.items() if k.startswith(EXPLORER)}
+        if self.synthesizer.roles.costs is not None:
+            self.synthesizer.roles.costs.update(spent)
+        self._book_roles()
+
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         self.ledger["reflections"] += len(evidence)
-        return self.synthesizer.reflect(evidence)
+        contexts = self.synthesizer.reflect(evidence)
+        self._book_roles()
+        return contexts
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
@@ -73,4 +84,9 @@ class Laboratory:
         self.ledger[f"environment_steps/{kind}"] += stats.environment_steps
         self.ledger[f"tasks_proposed/{kind}"] += stats.proposed
         self.ledger[f"tasks_added/{kind}"] += stats.added
+        self._book_roles()
         return stats
+
+    def _book_roles(self) -> None:
+        for key, value in (self.synthesizer.roles.costs or {}).items():
+            self.ledger[EXPLORER + key] = value

@@ -219,7 +219,8 @@ class Run:
         ledger = {
             "initial": state.initial.to_json(),
             "evolution": made.to_json(),
-            "llm_tokens": 0,
+            "llm_tokens": state.ledger["explorer/llm_tokens"],
+            "money": state.ledger["explorer/money"],
             "seconds": state.seconds.get("evolution", 0.0),
             "costs": dict(sorted(state.ledger.items())),
         }

@@ -12,11 +12,11 @@ Variants: configs/bfcl_tiny.py:strategy=random (or static), and engine=sglang fo
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import parse_arg, strategy
+from coevolve_jax.config import explorer, parse_arg, strategy
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    arg = parse_arg(arg, strategy="coevolve", seed=0, engine="native")
+    arg = parse_arg(arg, strategy="coevolve", seed=0, engine="native", explorer="scripted")
     c = ConfigDict()
     c.seed = arg.seed
     c.steps = 60  # GRPO steps
@@ -138,8 +138,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.signals.window = 10  # W, scores looked back on for forgetting
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
-    c.explorer = ConfigDict()
-    c.explorer.name = "scripted"  # of a module of coevolve_jax.explorers, or the dotted path of another one
+    # Who explores: "scripted", "llm" (a model over the OpenAI protocol), or the dotted path of a module of your own
+    # (docs/add_explorer.md); and the settings that are its own.
+    c.explorer = explorer(arg.explorer)
 
     c.evolution = ConfigDict()
     c.evolution.every = 10  # F, GRPO steps between evolutions

@@ -16,6 +16,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from coevolve_jax.config import parse_flags
+
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True
 )
@@ -47,29 +49,6 @@ def main(argv) -> None:
         with hosts.together(config):
             train(config, _WORKDIR.value, _UNTIL.value)
     except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
-        sys.exit(f"Error: {error}")
-
-
-def parse_flags(argv):
-    """absl's parser, with one sentence instead of a traceback for a config key or value that is wrong."""
-    from coevolve_jax.config import RENAMED
-
-    for argument in argv[1:]:
-        key = argument.lstrip("-").partition("=")[0].removeprefix("config.")
-        if argument.startswith("--config.") and key in RENAMED:
-            sys.exit(f"Error: the config key {key!r} is called {RENAMED[key]!r} now.")
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(
-            f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
-        )
-    except (AttributeError, KeyError) as error:
-        key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
-        sys.exit(
-            f"Error: the config has no key {key!r}: the keys and their meaning stand in the config file."
-        )
-    except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
 
 

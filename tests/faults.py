@@ -6,7 +6,7 @@ import json
 import aiohttp
 from aiohttp import web
 
-from coevolve_jax.rollout import loop
+from coevolve_jax import event_loop
 
 
 class Proxy:
@@ -27,11 +27,11 @@ class Proxy:
         self.aborted: list[str] = []
 
     def __enter__(self):
-        loop.run(self._start())
+        event_loop.run(self._start())
         return self
 
     def __exit__(self, *exc):
-        loop.run(self._stop())
+        event_loop.run(self._stop())
 
     async def _start(self):
         self._http = aiohttp.ClientSession()

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax import build
-from coevolve_jax.rollout import loop
+from coevolve_jax import build, event_loop
 from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
@@ -44,7 +43,7 @@ def subject(request, policy):
 
 
 def generate(engine, requests):
-    return loop.run(engine.generate(requests))
+    return event_loop.run(engine.generate(requests))
 
 
 @pytest.mark.parametrize("check", suite.CHECKS)
@@ -82,7 +81,7 @@ def test_the_native_engine_repeats_itself_bit_by_bit(policy):
 
 
 def advance(engine, requests):
-    return loop.run(engine.advance(requests))
+    return event_loop.run(engine.advance(requests))
 
 
 def test_a_message_that_has_ended_does_not_wait_for_a_longer_one(policy):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from test_engines import FOLDER, LIMITS, generate, policy  # noqa: F401 (fixtures)
 from test_rollout import TASK
 
+from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
@@ -150,7 +150,7 @@ def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
         await asyncio.wait([asked])
         await until(lambda: proxy.aborted)
 
-    loop.run(cancel())
+    event_loop.run(cancel())
     assert proxy.aborted == [body["rid"] for body in proxy.seen]
 
 
@@ -186,7 +186,7 @@ def test_a_server_left_paused_is_woken(proxies, make):
     """As by a push whose connection broke: paused, it would never say that it is well."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))
-    loop.run(call(engine._http, proxy.url, "POST", "/pause_generation", {"mode": "retract"}))
+    event_loop.run(call(engine._http, proxy.url, "POST", "/pause_generation", {"mode": "retract"}))
     proxy.faults = ["reset"]
     (c,) = generate(engine, [ask(0, PROMPT, new=6)])
     assert c.finish in ("stop", "length")

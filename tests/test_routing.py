@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_moe import random_params
 
+from coevolve_jax import event_loop
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.qwen import KVCache, Qwen, QwenConfig
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.agent import Job, _Rollout
 from coevolve_jax.rollout.engine import Completion, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -73,7 +73,7 @@ def converse(engine, between=lambda turn: None):
             Request(r.session, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
             for i, r in enumerate(rollouts)
         ]
-        for r, completion, n in zip(rollouts, loop.run(engine.generate(asked)), observed):
+        for r, completion, n in zip(rollouts, event_loop.run(engine.generate(asked)), observed):
             r.sampled(completion)
             r.feed(draw(n))
             r.stop = "done"
@@ -170,11 +170,11 @@ def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajec
 def test_what_was_recorded_stays_when_the_weights_change_within_a_message():
     engine = make_engine()
     request = Request(0, np.arange(40, dtype=np.int32), Sampling(1.0, 24))
-    assert loop.run(engine.advance([request])) == [None]
+    assert event_loop.run(engine.advance([request])) == [None]
     engine.update_weights(other_routers(random_params(MODEL)), 1)
-    (c,) = loop.run(engine.generate([request]))
+    (c,) = event_loop.run(engine.generate([request]))
     known = 40 + int(np.argmax(c.versions)) - 1  # tokens that the first weights were fed
-    (before,) = loop.run(make_engine().generate([request]))
+    (before,) = event_loop.run(make_engine().generate([request]))
     np.testing.assert_array_equal(c.routing[:known], before.routing[:known])
     assert c.routing.shape == (63, A, K) and (c.routing[known:] != before.routing[known:]).any()
 

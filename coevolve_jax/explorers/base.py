@@ -12,6 +12,7 @@ all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementati
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -143,7 +144,8 @@ class Validator(Protocol):
 class Roles(NamedTuple):
     """An explorer: who plays the four roles. name: how the lineage of its tasks calls it.
 
-    Kinds can be mixed: `roles._replace(validator=other.validator)`.
+    Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
+    resumed, by key of the ledger; the roles add to it. None: nothing is spent.
     """
 
     name: str
@@ -151,3 +153,4 @@ class Roles(NamedTuple):
     explorer: Explorer
     abstractor: Abstractor
     validator: Validator
+    costs: Counter | None = None

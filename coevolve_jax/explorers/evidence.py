@@ -15,6 +15,13 @@ def signature(call: Call) -> str:
     return f"{call.name}({json.dumps(dict(call.arguments), sort_keys=True, ensure_ascii=False)})"
 
 
+def context_id(evidence: Evidence) -> str:
+    """A name for what is reflected on this, which no other evidence of a run has."""
+    signal = evidence.signal
+    parts = [signal.kind, str(signal.step), evidence.task.id, str(signal.rollout_index)]
+    return "/".join([*parts, signal.pattern] if signal.pattern else parts)
+
+
 def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
     """What not to repeat: `signature(call): error`, first come first, without repetitions."""
     lines = []

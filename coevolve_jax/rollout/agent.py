@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.chat import Chat, ParsedCall
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
@@ -201,10 +201,10 @@ class Agent:
           EngineError: the engine cannot go on.
         """
         start, busy = time.perf_counter(), self._pool.busy
-        running = loop.start(self._rollouts(jobs, temperature, on_done))
+        running = event_loop.start(self._rollouts(jobs, temperature, on_done))
         self._running.add(running)
         try:
-            return loop.wait(running)
+            return event_loop.wait(running)
         finally:
             self._running.discard(running)
             self._seconds += time.perf_counter() - start

@@ -207,19 +207,19 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Callable[[Seque
 
 
 def grow_for_tools(
-    config: ConfigDict,
     lab: Lab,
     tools: Sequence[str],
     signal: str,
     *,
+    wanted: int,
     kind: str,
     step: int,
     rng: np.random.Generator,
+    admit: Admit | None = None,
 ) -> SynthesisStats:
     """A task that calls it for each of `tools`, explored in scenarios of chance that offer the tool until one gives it.
 
-    What can not be had so is made up by second tasks of the others, to config.evolution.tasks in all.
-    config.strategy.probe is asked (`solvable`).
+    What can not be had so is made up by second tasks of the others, to `wanted` in all.
     """
     offering = {tool: [s for s in lab.scenarios if tool in lab.offered(s)] for tool in dict.fromkeys(tools)}
 
@@ -234,8 +234,7 @@ def grow_for_tools(
 
     return lab.grow(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
-        wanted=config.evolution.tasks, kind=kind, step=step, rng=rng,
-        admit=solvable(config, lab, step, config.strategy.probe), elsewhere=elsewhere,
+        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
     )  # fmt: skip
 
 

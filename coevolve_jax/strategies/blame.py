@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, grow_for_tools
+from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, grow_for_tools, solvable
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Sample, Trajectory
@@ -87,7 +87,10 @@ class Blame:
         rng = rng_for(c.seed, "evolve", step)
         weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
         tools = draw(weights, c.evolution.tasks, c.strategy.breadth, rng)
-        return grow_for_tools(c, lab, tools, "blame", kind="signal", step=step, rng=rng)
+        return grow_for_tools(
+            lab, tools, "blame", wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
+            admit=solvable(c, lab, step, c.strategy.probe),
+        )  # fmt: skip
 
     def to_json(self) -> dict:
         tools = {t: list(self._tools[t]) for t in sorted(self._tools)}

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from coevolve_jax import event_loop
 from coevolve_jax.build import Policy
 from coevolve_jax.models.config import QwenConfig
 from coevolve_jax.models.qwen import Qwen
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 
 MAX_LENGTH, MAX_NEW_TOKENS = 128, 64  # of the engine that is checked
@@ -37,7 +37,7 @@ class Subject:
     policy: Policy
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions = loop.run(self.engine.generate(requests))
+        completions = event_loop.run(self.engine.generate(requests))
         _expect(
             len(completions) == len(requests),
             f"{len(requests)} requests gave {len(completions)} completions.",
@@ -260,7 +260,7 @@ def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
     met = set()
     for wait in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3) * 5:  # until the switch has fallen into the sampling
         try:
-            completions = loop.run(meet(wait))
+            completions = event_loop.run(meet(wait))
         finally:
             engine.release(range(3))
             engine.update_weights(params, 0)
@@ -290,7 +290,7 @@ def _what_is_cancelled_leaves_nothing_behind(subject: Subject) -> None:
             return True
         return False
 
-    _expect(loop.run(cancel()), "A request that was cancelled raised no CancelledError.")
+    _expect(event_loop.run(cancel()), "A request that was cancelled raised no CancelledError.")
     engine.release(range(4))
     (c,) = subject.generate([ask(0, prompt[5:], new=12)])
     engine.release([0])

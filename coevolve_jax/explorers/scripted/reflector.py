@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coevolve_jax.explorers.evidence import divergence, focus, mistakes, split
+from coevolve_jax.explorers.evidence import context_id, divergence, focus, mistakes, split
 from coevolve_jax.types import Context, Evidence
 
 
@@ -32,10 +32,8 @@ def reflect(evidence: Evidence) -> Context:
         pattern = "solved before, not any more"
     elif signal.kind == "rare":
         pattern = f"{signal.pattern} is hardly ever called"
-    parts = [signal.kind, str(signal.step), task.id, str(signal.rollout_index)]
-    parts += [signal.pattern] if signal.pattern else []
     return Context(
-        id="/".join(parts),
+        id=context_id(evidence),
         signal=signal.kind,
         task=task,
         summary=f"Called {', '.join(trajectory.actions) or 'nothing'}; reward {trajectory.outcome.reward:g}.",

@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from coevolve_jax import event_loop
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout import loop
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
@@ -89,9 +89,9 @@ class SGLangEngine:
             0  # so far: what was sent, and what of it the servers had cached
         )
         self._broken: EngineError | None = None
-        loop.run(self._start(members, patience, restarts))
+        event_loop.run(self._start(members, patience, restarts))
         try:
-            loop.run(self._check_served())
+            event_loop.run(self._check_served())
             self.update_weights(params, 0)
             if not self._fleet.serving:
                 raise EngineError(self._fleet.members[0].why)
@@ -273,7 +273,7 @@ class SGLangEngine:
                 "config.engine.push_folder a folder with room for three versions."
             )
             return
-        loop.run(self._push(weights))
+        event_loop.run(self._push(weights))
 
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
@@ -295,7 +295,7 @@ class SGLangEngine:
         """Nothing: the servers drop the least recently used prefixes by themselves."""
 
     def close(self) -> None:
-        loop.run(self._aclose())
+        event_loop.run(self._aclose())
 
     async def _aclose(self) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rollouts", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
     return loop
 
 

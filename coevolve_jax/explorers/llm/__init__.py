@@ -1,0 +1,50 @@
+"""The explorer of the paper: a language model plays the four roles, over any server that speaks the OpenAI protocol.
+
+Its prompts are prompts/*.md, a file for each role. What it writes is data: checked against a schema, bounded, and
+never executed but as a call to a tool that the environment offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.explorers import scripted
+from coevolve_jax.explorers.base import Roles
+from coevolve_jax.explorers.llm.abstractor import Abstractor
+from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.explorer import Explorer
+from coevolve_jax.explorers.llm.reflector import Reflector
+from coevolve_jax.explorers.llm.validator import Validator
+from coevolve_jax.types import Task
+
+DEFAULTS = {
+    "base_url": "http://127.0.0.1:30000/v1",  # of the server; SGLang's own, or a hosted one's
+    "model": "default",  # as the server calls it
+    "key_variable": "OPENAI_API_KEY",  # environment variable that holds the key; unset: the server needs none
+    "temperature": 0.7,
+    "max_tokens": 1024,  # of an answer
+    "json_schema": True,  # the server constrains answers to a schema; False: they are only checked
+    "timeout": 60.0,  # seconds for one answer, all of it
+    "attempts": 4,  # at one answer, where the server cannot be reached, is slow, busy or broken
+    "patience": 30.0,  # seconds between two attempts at most, whatever the server asks for
+    "concurrency": 16,  # questions under way at once
+    "max_bytes": 1_000_000,  # of an answer
+    "price_in": 0.0,  # money per million tokens of questions
+    "price_out": 0.0,  # and of answers
+    "budget_tokens": 0,  # of a run, both ways; synthesis ends there and training goes on; 0: no bound
+    "budget_money": 0.0,  # likewise
+    "cache": "runs/answers.sqlite",  # every answer, for all runs that ask the same; "": none
+    "offline": False,  # only what is in the cache
+    "validator": "llm",  # who judges proposals: "llm", or "scripted"
+}
+
+
+def make(config: ConfigDict, tools: Callable[[Task], list[dict]]) -> Roles:
+    c = config.explorer
+    if c.validator not in ("llm", "scripted"):
+        raise ValueError(f"config.explorer.validator is {c.validator!r}: it must be llm or scripted.")
+    client = Client(c)
+    judge = Validator(client) if c.validator == "llm" else scripted.make(config, tools).validator
+    return Roles("llm", Reflector(client, tools), Explorer(client), Abstractor(client), judge, client.costs)

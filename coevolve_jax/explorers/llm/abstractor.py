@@ -1,0 +1,154 @@
+"""Abstraction by a language model: which of the steps that worked make a task, and what a user would say to ask for it.
+
+It names steps by number and writes no calls: what a task's reference does was done in the environment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from pydantic import BaseModel, Field
+
+from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten, Solution
+from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.prompting import history, lead, question, tool_lines
+from coevolve_jax.types import Turn
+
+
+class TurnAnswer(BaseModel):
+    query: str = Field(min_length=1, max_length=2000)
+    steps: list[int] = Field(min_length=1, max_length=20)
+
+
+class TaskAnswer(BaseModel):
+    """difficulty: from 1 to 5."""
+
+    description: str = Field(max_length=500)
+    difficulty: int = Field(ge=1, le=5)
+    turns: list[TurnAnswer] = Field(min_length=1, max_length=6)
+
+
+class Tasks(BaseModel):
+    tasks: list[TaskAnswer] = Field(max_length=20)
+
+
+class Abstractor:
+    def __init__(self, client: Client):
+        self._client = client
+
+    def abstract(
+        self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
+    ) -> list[list[Proposal]]:
+        asked = [e for e in explorations if len(_sound(e)) >= limits.min_calls]
+        questions = [
+            question(
+                "abstract",
+                int(e.rng.integers(2**31)),
+                tools=tool_lines(_used(e)),
+                rounds=[list(own) for own in _rounds(e)],
+                limits=limits,
+                **lead(e.context),
+            )
+            for e in asked
+        ]
+        answers = self._client.ask("abstract", questions, Tasks)
+        found = {
+            id(e): self._sound_tasks(e, answer, limits)
+            for e, answer in zip(asked, answers, strict=True)
+            if answer is not None
+        }
+        wanted = [found.get(id(e), []) for e in explorations]
+        goals = [
+            Goal(e, tuple(i for turn in task.turns for i in turn.steps))
+            for e, own in zip(explorations, wanted, strict=True)
+            for task in own
+        ]
+        solutions = iter(shorten(goals))
+        return [
+            self._proposals(e, own, list(itertools.islice(solutions, len(own))), limits)
+            for e, own in zip(explorations, wanted, strict=True)
+        ]
+
+    def _sound_tasks(self, exploration: Exploration, answer: Tasks, limits: Limits) -> list[TaskAnswer]:
+        """Those made of successful steps of one round, each once and in their order."""
+        rounds, kept = {t.index: t.round for t in _sound(exploration)}, []
+        for task in answer.tasks:
+            steps = [i for turn in task.turns for i in turn.steps]
+            if not set(steps) <= rounds.keys():
+                refusal = "no_such_step"
+            elif len({rounds[i] for i in steps}) > 1:
+                refusal = "two_rounds"
+            elif steps != sorted(set(steps)):
+                refusal = "steps_out_of_order"
+            elif len(task.turns) > limits.max_turns or len(steps) > 2 * limits.max_calls:
+                refusal = "task_too_long"
+            else:
+                refusal = "" if len(kept) < limits.proposals else "more_than_asked"
+            if refusal:
+                self._client.costs[f"llm_refused/{refusal}"] += 1
+            else:
+                kept.append(task)
+        return kept
+
+    def _proposals(
+        self,
+        exploration: Exploration,
+        tasks: Sequence[TaskAnswer],
+        solutions: Sequence[Solution | None],
+        limits: Limits,
+    ) -> list[Proposal]:
+        proposals: dict[str, Proposal] = {}
+        for task, solution in zip(tasks, solutions, strict=True):
+            if solution is None:
+                refusal = "not_reproducible"
+            elif not limits.min_calls <= len(solution.steps) <= limits.max_calls:
+                refusal = "too_short_or_long"
+            else:
+                proposal = _proposal(exploration, task, solution)
+                key = " ".join(map(signature, proposal.calls)) if proposal else ""
+                refusal = "idle_turn" if proposal is None else "twice" if key in proposals else ""
+                if proposal is not None and not refusal:
+                    proposals[key] = proposal
+            if refusal:
+                self._client.costs[f"llm_refused/{refusal}"] += 1
+        return list(proposals.values())
+
+
+def _proposal(exploration: Exploration, task: TaskAnswer, solution: Solution) -> Proposal | None:
+    """None where a turn has no step left that its query could ask for.
+
+    A step that shortening kept though no turn names it belongs to the turn of the next one that is named.
+    """
+    ends = [turn.steps[-1] for turn in task.turns]
+    owner = [next((n for n, end in enumerate(ends) if t.index <= end), len(ends) - 1) for t in solution.steps]
+    turns = [
+        Turn(turn.query, tuple(t.call for t, own in zip(solution.steps, owner) if own == n))
+        for n, turn in enumerate(task.turns)
+    ]
+    if not all(turn.calls for turn in turns):
+        return None
+    return Proposal(
+        exploration.context,
+        f"{task.description} (difficulty {task.difficulty} of 5)",
+        tuple(turns),
+        tuple(t.index for t in solution.steps),
+        tuple(t.observation for t in solution.steps),
+        solution.asked,
+    )
+
+
+def _sound(exploration: Exploration) -> list:
+    return [t for t in exploration.triplets if not t.observation.error]
+
+
+def _rounds(exploration: Exploration) -> list[list[str]]:
+    return [
+        history(list(own)) for _, own in itertools.groupby(exploration.triplets, key=lambda step: step.round)
+    ]
+
+
+def _used(exploration: Exploration) -> list[dict]:
+    called = {t.call.name for t in exploration.triplets}
+    return [tool for tool in exploration.tools if tool["function"]["name"] in called]

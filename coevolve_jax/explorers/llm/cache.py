@@ -1,0 +1,42 @@
+"""Answers on disk by the digest of their request, so that nothing is asked twice, and a run can be replayed offline."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, request TEXT NOT NULL, reply TEXT NOT NULL)"
+)
+
+
+class Cache:
+    """A file that several runs may share. It holds requests and replies as JSON text, no keys and no addresses."""
+
+    def __init__(self, path: str):
+        """Raises ValueError for a file that is no such cache, or cannot be made."""
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute(TABLE)
+        except (sqlite3.Error, OSError) as error:
+            raise ValueError(
+                f"config.explorer.cache is {path!r}, which cannot be used ({error}): name another file, or '' for none."
+            ) from None
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> dict | None:
+        with self._lock:
+            row = self._file.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def put(self, key: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
+        """The first answer to a request stays."""
+        row = (key, json.dumps(request, sort_keys=True), json.dumps(reply, sort_keys=True))
+        with self._lock:
+            self._file.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", row)

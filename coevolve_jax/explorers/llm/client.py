@@ -1,0 +1,354 @@
+"""Asks a language model over the OpenAI protocol: many questions at once, each answer checked and paid once.
+
+Nothing that a server does ends a run: what goes wrong is counted in `costs` under its name (FAULTS), and the answer
+is None. The key comes from the environment alone; it is in no message, no log, no cache and no exception that leaves
+this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
+import openai
+from ml_collections import ConfigDict
+from pydantic import BaseModel, ValidationError
+
+from coevolve_jax import event_loop
+from coevolve_jax.explorers.llm.cache import Cache
+
+FAULTS = {
+    "unreachable": "no connection, or it broke off",
+    "deadline": "no whole answer within explorer.timeout seconds",
+    "rate_limited": "status 429",
+    "server_error": "status 5xx",
+    "unauthorized": "status 401 or 403: the key",
+    "bad_request": "another status 4xx: the model's name, or a parameter that the server does not know",
+    "too_large": "more than explorer.max_bytes",
+    "no_protocol": "not an answer of the protocol, such as a page of HTML",
+    "no_choices": "an answer without a message",
+    "truncated": "cut at explorer.max_tokens",
+    "content_filter": "withheld by the server's filter",
+    "refusal": "the model declined",
+    "tool_call": "a tool call instead of text",
+    "reasoning_only": "reasoning and no answer",
+    "empty": "no text",
+    "no_json": "text that holds no JSON object, also when asked again",
+    "wrong_schema": "JSON of another form, also when asked again",
+    "budget": "not asked: explorer.budget_tokens or explorer.budget_money is spent",
+    "offline": "not asked: explorer.offline, and the answer is not in the cache",
+}
+AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
+REPAIRED = ("no_json", "wrong_schema")  # worth saying so to the model, once
+QUOTED = 4000  # characters of a wrong answer that the model is shown again
+PAUSE = 0.5  # seconds before the second attempt; they double
+
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class Fault(Exception):
+    """kind: one of FAULTS. wait: seconds that the server asks for."""
+
+    def __init__(self, kind: str, detail: str = "", wait: float = 0.0):
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail, self.wait = kind, detail, wait
+
+
+class Question(NamedTuple):
+    """seed: goes to the server, so that equal questions may get different answers and each comes again."""
+
+    system: str
+    user: str
+    seed: int
+
+
+class Client:
+    """config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
+
+    costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens, money,
+    llm_faults/FAULT. An answer from the cache costs what it cost when it was given, so that a run which was killed
+    and goes on has the same books; attempts that gave no answer cost nothing.
+    """
+
+    def __init__(self, config: ConfigDict):
+        self._config, self.costs = config, Counter()
+        self._cache = Cache(config.cache) if config.cache else None
+        self._said: set[str] = set()
+
+    def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
+        """The answers, in order; None where there is none. role: whom they are booked to.
+
+        At most config.concurrency are under way at once. The budget is looked at before a batch, not within it.
+        """
+        c = self._config
+        spent = (
+            c.budget_tokens and self.costs["llm_tokens"] >= c.budget_tokens,
+            c.budget_money and self.costs["money"] >= c.budget_money,
+        )
+        if any(spent):
+            self.costs["llm_faults/budget"] += len(questions)
+            self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
+            return [None] * len(questions)
+        answers: list[Form | None] = []
+        for answer, costs in event_loop.run(self._ask_all(role, questions, form)) if questions else ():
+            answers.append(answer)
+            self.costs.update(costs)  # in the order of the questions, for the same sums again
+        return answers
+
+    async def _ask_all(self, role: str, questions: Sequence[Question], form: type[Form]) -> list:
+        limit, server = asyncio.Semaphore(self._config.concurrency), self._server
+        under_way: dict[str, asyncio.Task] = {}
+
+        async def one(question: Question) -> tuple[Form | None, Counter]:
+            costs: Counter = Counter()
+            try:
+                async with limit:
+                    return await self._ask(server, under_way, role, question, form, costs), costs
+            except Fault as fault:
+                costs[f"llm_faults/{fault.kind}"] += 1
+                self._say(
+                    fault.kind,
+                    f"The explorer's endpoint: {fault.kind} ({fault.detail or FAULTS[fault.kind]}).",
+                )
+                return None, costs
+
+        return list(await asyncio.gather(*map(one, questions)))
+
+    @functools.cached_property
+    def _server(self) -> openai.AsyncOpenAI:
+        """Made where it is used, on the event loop; its connections live as long as the process."""
+        c = self._config
+        return openai.AsyncOpenAI(
+            base_url=c.base_url,
+            api_key=os.environ.get(c.key_variable) or "none",  # a server of one's own asks for none
+            max_retries=0,  # what is retried, and for how long, is decided here
+            timeout=c.timeout,
+            http_client=httpx2.AsyncClient(
+                transport=_Bounded(c.max_bytes), headers={"Accept-Encoding": "identity"}
+            ),
+        )
+
+    async def _ask(
+        self,
+        server: openai.AsyncOpenAI,
+        under_way: dict[str, asyncio.Task],
+        role: str,
+        question: Question,
+        form: type[Form],
+        costs: Counter,
+    ) -> Form:
+        """The answer, asked for again once where it has the wrong form. Raises Fault."""
+        c = self._config
+        request: dict[str, Any] = {
+            "model": c.model,
+            "messages": [
+                {"role": "system", "content": question.system},
+                {"role": "user", "content": question.user},
+            ],
+            "temperature": c.temperature,
+            "max_tokens": c.max_tokens,
+            "seed": question.seed,
+        }
+        if c.json_schema:
+            schema = {"name": form.__name__, "schema": form.model_json_schema()}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        for repaired in (False, True):
+            reply = await self._reply(server, under_way, request)
+            for key, count in (("in", reply["tokens_in"]), ("out", reply["tokens_out"])):
+                costs[f"llm_tokens_{key}/{role}"] += count
+                costs["llm_tokens"] += count
+                costs["money"] += count * c[f"price_{key}"] / 1e6
+            costs[f"llm_requests/{role}"] += 1
+            try:
+                return read(reply, form)
+            except Fault as fault:
+                if repaired or fault.kind not in REPAIRED:
+                    raise
+                costs["llm_repairs"] += 1
+                said = {"role": "assistant", "content": reply["text"][:QUOTED]}
+                wish = f"This is not what was asked for ({fault.detail}). Answer again, with the JSON object alone."
+                messages = [*request["messages"], said, {"role": "user", "content": wish}]
+                request = {**request, "messages": messages}
+        raise AssertionError("unreachable")
+
+    async def _reply(
+        self, server: openai.AsyncOpenAI, under_way: dict[str, asyncio.Task], request: Mapping[str, Any]
+    ) -> dict:
+        """What the server said, as `condense` has it: from the cache, or from an equal question that is under way."""
+        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        if self._cache is not None and (known := self._cache.get(key)) is not None:
+            return known
+        if self._config.offline:
+            raise Fault("offline")
+        if key not in under_way:
+            under_way[key] = asyncio.ensure_future(self._fetch(server, request, key))
+        return await asyncio.shield(under_way[key])
+
+    async def _fetch(self, server: openai.AsyncOpenAI, request: Mapping[str, Any], key: str) -> dict:
+        """Attempts with growing pauses. What was paid is in the cache before anybody reads it."""
+        c = self._config
+        for attempt in range(c.attempts):
+            try:
+                reply = await self._attempt(server, request)
+                if self._cache is not None:
+                    self._cache.put(key, request, reply)
+                return reply
+            except Fault as fault:
+                if fault.kind not in AGAIN or attempt + 1 == c.attempts:
+                    raise
+                await asyncio.sleep(min(max(fault.wait, PAUSE * 2**attempt), c.patience))
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, server: openai.AsyncOpenAI, request: Mapping[str, Any]) -> dict:
+        # The exceptions of the library hold the request with its key: none of them goes further than here.
+        kind, detail, wait = "unreachable", "", 0.0
+        try:
+            async with asyncio.timeout(self._config.timeout):  # around all of it: bytes may come one by one
+                raw = await server.chat.completions.with_raw_response.create(**request)
+                return condense(raw.http_response.text)
+        except Fault:
+            raise
+        except (TimeoutError, openai.APITimeoutError):
+            kind = "deadline"
+        except openai.APIStatusError as error:
+            status = error.status_code
+            kind = {429: "rate_limited", 401: "unauthorized", 403: "unauthorized"}.get(status) or (
+                "server_error" if status >= 500 else "bad_request"
+            )
+            detail, wait = f"status {status}", _seconds(error.response.headers.get("retry-after"))
+        except openai.APIError as error:
+            kind = "too_large" if isinstance(error.__cause__, _TooLarge) else kind
+        except _TooLarge:
+            kind = "too_large"
+        except (httpx2.HTTPError, UnicodeError, OSError):
+            pass
+        raise Fault(kind, detail, wait) from None
+
+    def _say(self, kind: str, sentence: str) -> None:
+        """On the terminal, once for each kind; the ledger counts the others."""
+        if kind not in self._said:
+            self._said.add(kind)
+            print(sentence, file=sys.stderr)
+
+
+def condense(body: str) -> dict:
+    """What we read of a chat completion, as JSON values: it is what the cache keeps.
+
+    Raises Fault ("no_protocol") for what is none.
+    """
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Fault("no_protocol", f"it begins {body[:60]!r}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
+        raise Fault("no_protocol", "no choices in it")
+    usage = data.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    choice = data["choices"][0] if data["choices"] and isinstance(data["choices"][0], dict) else None
+    message = choice.get("message") if choice else None
+    message = message if isinstance(message, dict) else {}
+    text, reasoning = message.get("content"), message.get("reasoning_content")
+    return {
+        "tokens_in": _count(usage.get("prompt_tokens")),
+        "tokens_out": _count(usage.get("completion_tokens")),
+        "choice": choice is not None,
+        "finish": str(choice.get("finish_reason")) if choice else "",
+        "text": text if isinstance(text, str) else "",
+        "refusal": bool(message.get("refusal")),
+        "tool_call": bool(message.get("tool_calls")),
+        "reasoning": isinstance(reasoning, str) and bool(reasoning),
+    }
+
+
+def read(reply: Mapping[str, Any], form: type[Form]) -> Form:
+    """The answer that a reply holds. Raises Fault."""
+    text: str = reply["text"].strip()
+    checks = (
+        ("no_choices", not reply["choice"]),
+        ("content_filter", reply["finish"] == "content_filter"),
+        ("refusal", reply["refusal"]),
+        ("tool_call", reply["tool_call"] and not text),
+        ("truncated", reply["finish"] == "length"),
+        ("reasoning_only", reply["reasoning"] and not text),
+        ("empty", not text),
+    )
+    for kind, found in checks:
+        if found:
+            raise Fault(kind)
+    start, end = text.find("{"), text.rfind("}")  # some put it between words or fences
+    if start < 0 or end < start:
+        raise Fault("no_json", "it holds no JSON object")
+    try:
+        return form.model_validate_json(text[start : end + 1])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        kind = "no_json" if first["type"] == "json_invalid" else "wrong_schema"
+        place = ".".join(map(str, first["loc"])) or "the object"
+        raise Fault(kind, f"{place}: {first['msg']}"[:300]) from None
+
+
+def _count(value: Any) -> int:
+    """Tokens that a server says it used."""
+    sound = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    return int(value) if sound else 0
+
+
+def _seconds(header: str | None) -> float:
+    """Retry-After in seconds; a date, or nothing, is 0."""
+    try:
+        seconds = float(header or 0)
+    except ValueError:
+        return 0.0
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Bounded(httpx2.AsyncBaseTransport):
+    """The usual transport, but for answers of more than so many bytes."""
+
+    def __init__(self, most: int):
+        self._most, self._inner = most, httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to anything
+            await response.aclose()
+            raise _TooLarge
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_BoundedStream(response.stream, self._most),
+            extensions=response.extensions,
+        )
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, most: int):
+        self._stream, self._most = stream, most
+
+    async def __aiter__(self):
+        seen = 0
+        async for part in self._stream:
+            seen += len(part)
+            if seen > self._most:
+                raise _TooLarge
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,72 @@
+"""Prompts from files, and what all roles put into them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jinja2
+
+from coevolve_jax.explorers.llm.client import Question
+from coevolve_jax.types import Call, Context, Task, Triplet
+
+ANSWER = 1200  # characters of an environment's answer that a model is shown
+SHOWN = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "prompts"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def question(name: str, seed: int, **values) -> Question:
+    """The prompt prompts/NAME.md: what the model is, a line of ---, what it is asked. seed: below 2**31."""
+    system, _, user = _template(name).render(**values).partition("\n---\n")
+    return Question(system.strip(), user.strip(), seed)
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    return SHOWN.get_template(f"{name}.md")
+
+
+def seed_of(*parts: object) -> int:
+    """A seed from names, for roles that have no generator of their own."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:4], "big") >> 1
+
+
+def step_line(index: int, call: Call, answer: str, error: bool) -> str:
+    """One step as one line of JSON: what comes from an environment stays within its quotes."""
+    row = {"step": index, "tool": call.name, "arguments": dict(call.arguments), "answer": answer[:ANSWER]}
+    return json.dumps({**row, "failed": True} if error else row, ensure_ascii=False)
+
+
+def history(triplets: Sequence[Triplet]) -> list[str]:
+    return [step_line(t.index, t.call, t.observation.text, t.observation.error) for t in triplets]
+
+
+def tool_lines(tools: Iterable[dict]) -> list[str]:
+    """One function schema in a line of JSON."""
+    return [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+
+
+def requests(task: Task) -> list[str]:
+    """What the user of a task says, turn by turn; a bare scenario has no user."""
+    return [turn.query for turn in task.turns]
+
+
+def lead(context: Context) -> dict:
+    """What reflection found, for a prompt."""
+    return {
+        "signal": context.signal or "free",
+        "requests": requests(context.task),
+        "summary": context.summary,
+        "failure_cause": context.failure_cause,
+        "instability_pattern": context.instability_pattern,
+        "focus": list(context.focus_pattern),
+        "avoid": list(context.avoid),
+        "must": list(context.must),
+    }

@@ -1,0 +1,88 @@
+"""Reflection by a language model: what a trajectory that carries a signal tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, mistakes, split
+from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.prompting import question, requests, seed_of, step_line
+from coevolve_jax.types import Context, Evidence, Task, Trajectory
+
+Line = Annotated[str, Field(max_length=300)]
+
+
+class Reflection(BaseModel):
+    summary: str = Field(max_length=800)
+    failure_cause: str = Field(max_length=500)
+    instability_pattern: str = Field(max_length=500)
+    focus_pattern: list[Line] = Field(max_length=12)
+    avoid: list[Line] = Field(max_length=12)
+
+
+class Reflector:
+    def __init__(self, client: Client, tools: Callable[[Task], list[dict]]):
+        self._client, self._tools = client, tools
+
+    def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
+        names = [[t["function"]["name"] for t in self._tools(e.task)] for e in evidence]
+        questions = [
+            question(
+                "reflect",
+                seed_of(context_id(e)),
+                signal=e.signal.kind,
+                pattern=e.signal.pattern,
+                tools=own,
+                requests=requests(e.task),
+                reference=[call.name for call in e.task.calls],
+                shown=_steps(e.trajectory),
+                outcome=_outcome(e.trajectory),
+                others=[{"outcome": _outcome(t), "steps": _steps(t)} for t in _contrast(e)],
+            )
+            for e, own in zip(evidence, names, strict=True)
+        ]
+        answers = self._client.ask("reflect", questions, Reflection)
+        return [_context(*given) for given in zip(evidence, names, answers, strict=True)]
+
+
+def _context(evidence: Evidence, offered: Sequence[str], answer: Reflection | None) -> Context:
+    """Where the model gave no answer, or named no tool that there is, what the statistics say stands in."""
+    statistics = focus(evidence)
+    named = tuple(dict.fromkeys(name for name in answer.focus_pattern if name in offered)) if answer else ()
+    return Context(
+        id=context_id(evidence),
+        signal=evidence.signal.kind,
+        task=evidence.task,
+        summary=answer.summary if answer else "",
+        failure_cause=answer.failure_cause if answer else evidence.trajectory.outcome.reason,
+        instability_pattern=answer.instability_pattern if answer else "",
+        focus_pattern=named or statistics,
+        avoid=tuple(answer.avoid)[:MAX_AVOIDED] if answer else mistakes(evidence.trajectory),
+    )
+
+
+def _steps(trajectory: Trajectory) -> list[str]:
+    return [
+        step_line(i, s.call, s.observation, s.error)
+        for i, s in enumerate(trajectory.steps)
+        if s.call is not None
+    ]
+
+
+def _outcome(trajectory: Trajectory) -> str:
+    found = trajectory.outcome
+    return f"{'success' if found.success else 'failure'}, reward {found.reward:g}" + (
+        f" ({found.reason})" if found.reason else ""
+    )
+
+
+def _contrast(evidence: Evidence) -> list[Trajectory]:
+    """A success and a failure of the same task, where there are such besides the trajectory itself."""
+    return [
+        next(t for t in side if t is not evidence.trajectory)
+        for side in split(evidence)
+        if any(t is not evidence.trajectory for t in side)
+    ]

@@ -1,0 +1,80 @@
+"""A language model as the judge of proposals, after the environment: its opinion on each user turn.
+
+How often it agrees with the environment's own check, where there is one, is counted: judge_agreement/JUDGE_CHECK with
+"yes" or "no" for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from coevolve_jax.explorers.base import Proposal, ProposalExecution
+from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.prompting import question, seed_of, step_line
+
+Reason = Literal[
+    "ok",
+    "wrong_call",
+    "wrong_argument",
+    "missing_step",
+    "needless_step",
+    "underspecified",
+    "two_goals",
+    "failed_step",
+    "goal_not_reached",
+]
+
+
+class TurnJudgement(BaseModel):
+    thought: str = Field(default="", max_length=2000)
+    reason: Reason
+
+
+class Judgement(BaseModel):
+    turns: list[TurnJudgement] = Field(min_length=1, max_length=6)
+
+
+class Validator:
+    def __init__(self, client: Client):
+        self._client = client
+
+    def judge(
+        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+    ) -> list[list[str | None]]:
+        """Where the model gives no opinion, the environment's check stands alone ("judge_silent" counts them)."""
+        questions = [
+            question(
+                "judge",
+                seed_of(p.context.id, *map(signature, p.calls)),
+                description=p.description,
+                turns=[
+                    {
+                        "query": turn.query,
+                        "steps": [
+                            step_line(i, call, o.text, o.error)
+                            for i, (call, o) in enumerate(zip(turn.calls, answers))
+                        ],
+                    }
+                    for turn, answers in zip(p.turns, e.observations)
+                ],
+            )
+            for p, e in zip(proposals, executions, strict=True)
+        ]
+        answers = self._client.ask("judge", questions, Judgement)
+        return [self._reasons(*given) for given in zip(proposals, executions, answers, strict=True)]
+
+    def _reasons(
+        self, proposal: Proposal, execution: ProposalExecution, answer: Judgement | None
+    ) -> list[str | None]:
+        executed = len(execution.observations)
+        if answer is None or len(answer.turns) < executed:
+            self._client.costs["judge_silent"] += 1
+            return [None] * executed
+        reasons = [None if turn.reason == "ok" else turn.reason for turn in answer.turns[:executed]]
+        words = ("yes" if not any(reasons) else "no", "yes" if execution.outcome.success else "no")
+        self._client.costs[f"judge_agreement/{'_'.join(words)}"] += 1
+        return reasons

@@ -1,0 +1,122 @@
+"""Makes tasks without training, so that one can judge an explorer before paying for a run.
+
+    python experiments/synthesize.py --config=configs/bfcl_tiny.py --tasks=5
+    python experiments/synthesize.py --config=configs/bfcl_tiny.py:explorer=llm --tasks=20 --output=tasks.jsonl \\
+        --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL --config.explorer.budget_tokens=500000
+
+Each task is printed as it comes, with the steps that it was made of; at the end what was refused and why, and what it has
+cost. Exploration is free, or for tasks that call one of --tools. It needs the explorer and the environment, and no policy.
+The same command again asks a model nothing twice (config.explorer.cache).
+"""
+
+import os
+import sys
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from coevolve_jax.config import parse_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, with its argument if any.", lock_config=True
+)
+_TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
+_TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
+_OUTPUT = flags.DEFINE_string("output", None, "File for the tasks, as JSON lines with their lineage.")
+flags.mark_flag_as_required("config")
+AT_ONCE = 4  # tasks asked for at once
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    try:
+        synthesize()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+
+
+def synthesize() -> None:
+    from collections import Counter
+
+    from coevolve_jax import build
+    from coevolve_jax import config as configs
+    from coevolve_jax.begin import leak_guard
+    from coevolve_jax.lab import Laboratory
+    from coevolve_jax.seeding import rng_for
+    from coevolve_jax.strategies.base import grow_for_tools
+    from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+    from coevolve_jax.synthesis.task_pool import TaskPool
+
+    c, ledger, total = _CONFIG.value, Counter(), SynthesisStats()
+    configs.check(c)
+    family, scenarios, roles = build.family(c), build.scenarios(c), build.explorer(c)
+    offered = {tool["function"]["name"] for scenario in scenarios for tool in family.tools(scenario)}
+    if unknown := sorted(set(_TOOLS.value) - offered):
+        raise ValueError(
+            f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
+        )
+    tasks, end = TaskPool(key=family.task_key), ""
+    with build.env_pool(c) as env_pool:
+        synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
+        lab = Laboratory(tasks, scenarios, synthesizer, None, ledger)  # it rolls nothing out
+        batch = 0
+        while len(tasks) < _TASKS.value and not end:
+            wanted = min(AT_ONCE, _TASKS.value - len(tasks))
+            how = {"wanted": wanted, "step": batch, "rng": rng_for(c.seed, "synthesize", batch)}
+            try:
+                if _TOOLS.value:
+                    first = batch * AT_ONCE
+                    tools = [_TOOLS.value[(first + n) % len(_TOOLS.value)] for n in range(wanted)]
+                    stats = grow_for_tools(lab, tools, "tool", kind="signal", **how)
+                    end = (
+                        "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
+                    )
+                else:
+                    stats = lab.grow_unguided(kind="initial", **how)
+            except ValueError as error:
+                stats, end = SynthesisStats(), str(error)
+            total.add(stats)
+            for task in list(tasks)[len(tasks) - stats.added :]:
+                show(task, {row["context"]["id"]: row for row in stats.explored})
+            batch += 1
+    if _OUTPUT.value:
+        tasks.write(_OUTPUT.value)
+    report(total, ledger, end)
+    if end:
+        sys.exit(f"Error: {end}")
+
+
+def show(task, explored) -> None:
+    """One task: what it asks for, how it is solved, and where it comes from."""
+    lineage = task.lineage
+    steps = explored[lineage.context]["triplets"]
+    print(f"\n{task.id}  {lineage.verdict}: {lineage.reason}")
+    print(f"  {task.description}")
+    for turn in task.turns:
+        print(f"  user: {turn.query}")
+        for call in turn.calls:
+            print(f"    {call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})")
+    print(
+        f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))} of {len(steps)} by {lineage.explorer};"
+        f" similarity to the nearest evaluation task {lineage.similarity:.2f}",
+        flush=True,
+    )
+
+
+def report(total, ledger, end) -> None:
+    made = total.added
+    print(f"\n{made} tasks of {total.proposed} proposals, {total.environment_steps} steps in the environment")
+    for reason, count in total.refused.most_common():
+        print(f"  {count:5d}  refused: {reason}")
+    for key, value in sorted(ledger.items()):
+        if key.startswith("explorer/"):
+            print(f"  {value:>12,.6g}  {key.removeprefix('explorer/')}")
+    if made and ledger["explorer/money"]:
+        print(f"  {ledger['explorer/money'] / made:>12,.6g}  money per task")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,254 @@
+"""A server that speaks the OpenAI protocol and plays the four roles by driving the scripted explorer.
+
+It is given nothing but the requests: it reads tools and steps out of the prompts, as a model would, and answers in
+words and JSON. `faults` holds what it does to the next requests instead (see `FAULTS`).
+"""
+
+import asyncio
+import json
+import re
+
+import numpy as np
+from aiohttp import web
+
+from coevolve_jax import event_loop
+from coevolve_jax.explorers.base import Episode, Exploration, Limits
+from coevolve_jax.explorers.scripted import abstractor, explorer
+from coevolve_jax.types import Call, Context, Observation, Task, Triplet
+
+KEY = "sk-the-key-of-the-tests"
+SCRIPTED = explorer.Explorer()
+
+
+def message(text, finish="stop", **more):
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "model": "scripted",
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **more}}
+        ],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
+
+
+def replied(**fields):
+    async def answer(request):
+        return web.json_response(message(**fields))
+
+    return answer
+
+
+def status(code, headers=None, body=None):
+    async def answer(request):
+        return web.json_response(body or {"error": {"message": "no"}}, status=code, headers=headers)
+
+    return answer
+
+
+async def hang(request):
+    await asyncio.sleep(3600)
+
+
+async def drip(request):
+    answer = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await answer.prepare(request)
+    for _ in range(1000):
+        await answer.write(b" ")
+        await asyncio.sleep(0.05)
+    return answer
+
+
+async def broken_off(request):
+    body = json.dumps(message("{}")).encode()
+    answer = web.StreamResponse(
+        headers={"Content-Length": str(len(body)), "Content-Type": "application/json"}
+    )
+    await answer.prepare(request)
+    await answer.write(body[: len(body) // 2])
+    request.transport.abort()
+    return answer
+
+
+async def html(request):
+    return web.Response(text="<html><body>Sign in</body></html>", content_type="text/html")
+
+
+async def no_choices(request):
+    return web.json_response({**message(""), "choices": []})
+
+
+async def enormous(request):
+    return web.json_response(message("x" * 10_000_000))
+
+
+async def packed(request):
+    answer = web.json_response(message("x" * 10_000_000))
+    answer.enable_compression(web.ContentCoding.gzip, strategy=9)
+    return answer
+
+
+# What it does -> (the name that the client gives it, whether another attempt is made, the behaviour).
+FAULTS = {
+    "429": ("rate_limited", True, status(429)),
+    "429 for an hour": ("rate_limited", True, status(429, {"Retry-After": "3600"})),
+    "500": ("server_error", True, status(500)),
+    "401": ("unauthorized", False, status(401)),
+    "400": ("bad_request", False, status(400)),
+    "hang": ("deadline", True, hang),
+    "drip": ("deadline", True, drip),
+    "broken off": ("unreachable", True, broken_off),
+    "truncated": ("truncated", False, replied(text='{"tool": "ls", "argu', finish="length")),
+    "wrong schema": ("wrong_schema", False, replied(text='{"action": 7}')),
+    "no JSON": ("no_json", False, replied(text="Sure! I would call ls.")),
+    "half a JSON": ("no_json", False, replied(text='{"tool": "ls", "arguments": {"a": }')),
+    "lone surrogate": ("no_json", False, replied(text='{"tool": "\\ud800", "arguments": {}}')),
+    "deep": ("no_json", False, replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
+    "html": ("no_protocol", False, html),
+    "no choices": ("no_choices", False, no_choices),
+    "10 MB": ("too_large", False, enormous),
+    "10 MB, packed": ("too_large", False, packed),
+    "empty": ("empty", False, replied(text="")),
+    "content filter": ("content_filter", False, replied(text="", finish="content_filter")),
+    "refusal": ("refusal", False, replied(text=None, refusal="I cannot help with that.")),
+    "tool call": (
+        "tool_call",
+        False,
+        replied(text=None, finish="tool_calls", tool_calls=[{"id": "t", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]),
+    ),
+    "reasoning only": ("reasoning_only", False, replied(text=None, reasoning_content='{"tool": "ls"}')),
+}  # fmt: skip
+
+
+class OpenAIServer:
+    """A context manager; url is its base URL. seen: bodies of the requests. delay: seconds before each answer.
+    always: done to every request, a name of FAULTS. wrap: what it does to the texts of its answers."""
+
+    def __init__(self, delay=0.0):
+        self.faults: list[str] = []
+        self.seen: list[dict] = []
+        self.keys: set[str] = set()
+        self.always, self.delay = "", delay
+        self.wrap = lambda text: text
+        self.under_way = self.most_under_way = 0
+
+    def __enter__(self):
+        event_loop.run(self._start())
+        return self
+
+    def __exit__(self, *exc):
+        event_loop.run(self._runner.cleanup())
+
+    async def _start(self):
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/v1/chat/completions", self._handle)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    async def _handle(self, request):
+        body = await request.json()
+        self.seen.append(body)
+        self.keys.add(request.headers.get("Authorization", ""))
+        fault = self.always or (self.faults.pop(0) if self.faults else "")
+        if fault:
+            return await FAULTS[fault][2](request)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(self.delay)
+            return web.json_response(message(self.wrap(answer(body))))
+        finally:
+            self.under_way -= 1
+
+
+def answer(body):
+    """What the model says: the role is known by what it is asked for."""
+    system, user = (m["content"] for m in body["messages"][:2])
+    play = {'"focus_pattern"': reflect, '"tool"': explore, '"tasks"': abstract, '"turns"': judge}
+    role = next(
+        role for wanted, role in play.items() if wanted in user.rpartition("Answer with a JSON object")[2]
+    )
+    return role(system, user, np.random.default_rng(body["seed"]))
+
+
+def reflect(system, user, rng):
+    names = re.search(r"out of: (.*);", user)[1].split(", ")
+    failed = [row["tool"] for row in steps(user) if row.get("failed")]
+    focus = [
+        name for name in dict.fromkeys([*failed, *(row["tool"] for row in steps(user))]) if name in names
+    ]
+    said = {"summary": "It called " + ", ".join(row["tool"] for row in steps(user)), "failure_cause": "a failed call" if failed else "",
+            "instability_pattern": "", "focus_pattern": focus[:12], "avoid": [f"do not fail at {name}" for name in failed[:12]]}  # fmt: skip
+    return "Here is what I see.\n```json\n" + json.dumps(said, indent=1) + "\n```"
+
+
+def explore(system, user, rng):
+    rows = steps(user)
+    focus = re.search(r"Tools in focus: (.*)", user)
+    context = Context(
+        "c",
+        "oracle" if focus else None,
+        Task("s", "bfcl", {}),
+        "",
+        "",
+        "",
+        tuple(focus[1].split(", ")) if focus else (),
+        (),
+    )
+    tools = [{"type": "function", "function": schema} for schema in objects(system) if "parameters" in schema]
+    history = tuple(
+        Triplet(i, 0, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed"))))
+        for i, r in enumerate(rows)
+    )
+    (call,) = SCRIPTED.act([Episode(context, tools, history, 0, rng)])
+    said = {
+        "thought": "Let me try.",
+        "tool": call.name if call else "",
+        "arguments": dict(call.arguments) if call else {},
+    }
+    return json.dumps(said)
+
+
+def abstract(system, user, rng):
+    tools = [{"type": "function", "function": schema} for schema in objects(system) if "parameters" in schema]
+    rounds = [steps(part) for part in re.split(r"^Round \d+,", user, flags=re.MULTILINE)[1:]]
+    triplets = tuple(
+        Triplet(
+            r["step"], n, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed")))
+        )
+        for n, rows in enumerate(rounds)
+        for r in rows
+    )
+    most = int(re.search(r"Make up to (\d+)", user)[1])
+    focus = re.search(r"Prefer tasks with: (.*)", user)
+    must = re.search(r"Every task must use: (.*)", user)
+    named = lambda found: tuple(found[1].split(", ")) if found else ()
+    context = Context("c", "oracle", Task("s", "bfcl", {}), "", "", "", named(focus), (), named(must))
+    goals = abstractor.propose_goals(Exploration(context, tools, triplets, rng), Limits(most))
+    by_index = {t.index: t for t in triplets}
+    tasks = [
+        {"description": "Do it.", "difficulty": min(5, len(goal.wanted)),
+         "turns": [{"query": abstractor.word([by_index[i].call for i in goal.wanted], tools, rng), "steps": list(goal.wanted)}]}
+        for goal in goals
+    ]  # fmt: skip
+    return "I made these:\n" + json.dumps({"tasks": tasks})
+
+
+def judge(system, user, rng):
+    count = int(re.search(r"each of the (\d+) turns", user)[1])
+    return json.dumps({"turns": [{"thought": "Fine.", "reason": "ok"}] * count})
+
+
+def objects(text):
+    """The lines of JSON objects in a prompt."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            found.append(json.loads(line))
+    return found
+
+
+def steps(text):
+    return [row for row in objects(text) if "step" in row]

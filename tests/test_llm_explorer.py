@@ -1,0 +1,230 @@
+"""The LLM explorer against a server of the OpenAI protocol: the roles, what goes wrong, what it costs."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from openai_server import FAULTS, KEY, OpenAIServer
+
+from coevolve_jax import config as configs
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.explorers import llm
+from coevolve_jax.explorers.llm.client import Client, Question
+from coevolve_jax.explorers.llm.explorer import Action
+from coevolve_jax.synthesis.explore import unguided
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.testing.explorer import check_explorer
+
+ROOT = Path(__file__).parents[1]
+
+TOOL = {
+    "name": "ls",
+    "description": "Lists.",
+    "parameters": {"type": "object", "properties": {}, "required": []},
+}
+EXPLORE = 'Round 1.\nAnswer with a JSON object that is your next action:\n"tool"'
+ASKED = Question("The tools\n" + json.dumps(TOOL), EXPLORE, 1)
+
+
+@pytest.fixture
+def server():
+    with OpenAIServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = ProcessPool("bfcl", workers=2, timeout=60.0)
+    yield pool
+    pool.shutdown()
+
+
+def settings_of(server, **changes):
+    quick = {"base_url": server.url, "cache": "", "timeout": 60.0, "patience": 0.01, "attempts": 2}
+    return ConfigDict({**llm.DEFAULTS, **quick, **changes})
+
+
+def config_of(server, **changes):
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=llm")
+    config.explorer.update(settings_of(server, **changes))
+    return config
+
+
+# The client
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(server, fault, capfd, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    kind, again, _ = FAULTS[fault]
+    client = Client(settings_of(server, timeout=0.3 if kind == "deadline" else 60.0))
+    server.faults = [fault] * 2
+    answers = client.ask("explore", [ASKED], Action)
+    if again or kind in ("no_json", "wrong_schema"):
+        assert len(server.seen) == 2
+    else:
+        assert len(server.seen) == 1
+    assert answers == [None]
+    assert {k: v for k, v in client.costs.items() if k.startswith("llm_faults")} == {f"llm_faults/{kind}": 1}
+    server.faults = [fault] if again else []
+    client = Client(settings_of(server))
+    (healed,) = client.ask("explore", [ASKED._replace(user=EXPLORE, seed=2)], Action)
+    assert healed is not None and healed.tool == "ls"
+    printed = capfd.readouterr()
+    assert kind in printed.err and KEY not in printed.err + printed.out
+    assert server.keys == {f"Bearer {KEY}"}
+
+
+def test_a_refused_connection_is_counted():
+    with OpenAIServer() as gone:
+        pass
+    client = Client(settings_of(gone))
+    assert client.ask("explore", [ASKED] * 3, Action) == [None] * 3
+    assert client.costs["llm_faults/unreachable"] == 3
+
+
+def test_a_wrong_answer_is_asked_for_again_once_and_said_to_be_wrong(server):
+    client = Client(settings_of(server))
+    server.faults = ["wrong schema"]
+    (answer,) = client.ask("explore", [ASKED], Action)
+    assert answer == Action(thought="Let me try.", tool="ls", arguments={})
+    first, second = server.seen
+    assert second["messages"][:2] == first["messages"] and second["messages"][2]["content"] == '{"action": 7}'
+    assert "tool: Field required" in second["messages"][3]["content"]
+    assert client.costs["llm_repairs"] == 1 and client.costs["llm_requests/explore"] == 2
+
+
+def test_books(server):
+    client = Client(settings_of(server, price_in=2.0, price_out=10.0))
+    client.ask("explore", [ASKED._replace(seed=i) for i in range(5)], Action)
+    client.ask("judge", [ASKED._replace(seed=9)], Action)
+    assert client.costs["llm_tokens_in/explore"] == 500 and client.costs["llm_tokens_out/judge"] == 20
+    assert client.costs["llm_tokens"] == 6 * 120
+    assert client.costs["money"] == pytest.approx(6 * (100 * 2.0 + 20 * 10.0) / 1e6)
+
+
+def test_a_budget_ends_asking(server, capfd):
+    client = Client(settings_of(server, budget_tokens=300))
+    assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(3)], Action)
+    assert client.ask("explore", [ASKED] * 2, Action) == [None, None]
+    assert len(server.seen) == 3 and client.costs["llm_faults/budget"] == 2
+    assert "budget is spent" in capfd.readouterr().err
+
+
+def test_no_more_than_so_many_at_once(server):
+    server.delay = 0.05
+    client = Client(settings_of(server, concurrency=3))
+    assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(10)], Action)
+    assert server.most_under_way == 3
+
+
+def test_nothing_is_asked_twice(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    path = tmp_path / "folder" / "answers.sqlite"
+    questions = [ASKED._replace(seed=i % 3) for i in range(6)]
+    client = Client(settings_of(server, cache=str(path)))
+    server.faults = ["wrong schema"]
+    answers = client.ask("explore", questions, Action)
+    asked = len(server.seen)
+    assert asked == 4 and len(set(map(repr, answers))) <= 3  # three different ones, and a repair
+    again = Client(settings_of(server, cache=str(path), offline=True, base_url="http://127.0.0.1:9/v1"))
+    assert again.ask("explore", questions, Action) == answers and len(server.seen) == asked
+    assert again.costs == client.costs  # what they cost when they were given
+    assert again.ask("explore", [ASKED._replace(seed=77)], Action) == [None]
+    assert again.costs["llm_faults/offline"] == 1
+    content = b"".join(p.read_bytes() for p in path.parent.iterdir())
+    assert KEY.encode() not in content and server.url.encode() not in content
+    rows = sqlite3.connect(path).execute("SELECT request, reply FROM answers").fetchall()
+    assert len(rows) == 4 and all(json.loads(request)["model"] == "default" for request, _ in rows)
+
+
+def test_a_file_that_is_no_cache_is_refused(tmp_path):
+    (tmp_path / "x").write_text("not a database, and long enough to be looked at" * 10)
+    with pytest.raises(ValueError, match="config.explorer.cache is .*name another file"):
+        Client(ConfigDict({**llm.DEFAULTS, "cache": str(tmp_path / "x")}))
+
+
+# The roles
+
+
+def test_the_roles_keep_their_contract(server, pool):
+    roles = llm.make(config_of(server), bfcl.tools)
+    check_explorer(roles, bfcl.tools, pool, bfcl.scenarios("train")[:10], deterministic=False)
+    assert {key.partition("/")[2] for key in roles.costs if key.startswith("llm_requests")} == {
+        "reflect", "explore", "abstract", "judge",
+    }  # fmt: skip
+    agreement = {key: n for key, n in roles.costs.items() if key.startswith("judge_agreement")}
+    assert agreement["judge_agreement/yes_yes"] > 0
+
+
+def synthesizer(server, pool, **changes):
+    config = config_of(server, **changes)
+    config.evolution.update({"rounds": 2, "steps": 6, "proposals": 2})
+    return Synthesizer(llm.make(config, bfcl.tools), bfcl.tools, pool, config, None)
+
+
+def test_equal_seeds_make_equal_tasks(server, pool):
+    made = []
+    for _ in range(2):
+        tasks = TaskPool()
+        synthesizer(server, pool).explore_unguided(
+            tasks, bfcl.scenarios("train"), wanted=6, kind="initial", step=0, rng=np.random.default_rng(3)
+        )
+        made.append([task.to_json() for task in tasks])
+    assert made[0] == made[1] and len(made[0]) == 6
+    assert all(task["lineage"]["explorer"] == "llm" for task in made[0])
+
+
+@pytest.mark.parametrize("fault", ["wrong schema", "500", "empty"])
+def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, pool, fault):
+    server.always = fault
+    made, tasks = synthesizer(server, pool), TaskPool()
+    contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:3])]
+    stats = made.grow(tasks, contexts, wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
+    assert (stats.added, stats.proposed, stats.environment_steps) == (0, 0, 0)
+    assert (
+        made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == 18
+    )  # three contexts, two rounds, three passes
+
+
+def test_what_a_model_writes_is_checked(server, pool):
+    """Tools that are not offered, steps that were not made, rounds that are mixed: refused, and counted."""
+    made = synthesizer(server, pool)
+    (scenario,) = bfcl.scenarios("train")[:1]
+
+    def hostile(text):
+        data = json.loads(text[text.index("{") :])
+        if "tasks" in data:
+            data["tasks"] = [
+                {"description": "d", "difficulty": 1, "turns": [{"query": "q", "steps": steps}]}
+                for steps in ([999, 1000], [5, 0], [0, 0], [0, 11])
+            ]
+        return json.dumps(data)
+
+    server.wrap = hostile
+    stats = made.grow(
+        TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=0, rng=np.random.default_rng(0)
+    )
+    assert stats.proposed == 0
+    refused = {k.partition("/")[2]: n for k, n in made.roles.costs.items() if k.startswith("llm_refused")}
+    assert refused["no_such_step"] and refused["steps_out_of_order"] and sum(refused.values()) == 12
+    server.wrap = lambda text: json.dumps({"tool": "os.system", "arguments": {"command": "touch /tmp/x"}})
+    stats = made.grow(
+        TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=1, rng=np.random.default_rng(0)
+    )
+    assert stats.environment_steps == 0 and made.roles.costs["llm_refused/no_such_tool"] > 0
+
+
+def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(server, pool):
+    made, tasks = synthesizer(server, pool), TaskPool()
+    strict = lambda text: text.replace('"ok"', '"underspecified"')
+    server.wrap = strict
+    contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:4])]
+    stats = made.grow(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
+    assert stats.added == 0 and stats.refused["underspecified"] == stats.proposed > 0
+    assert made.roles.costs["judge_agreement/no_yes"] == stats.proposed
