@@ -10,6 +10,11 @@ fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs fro
     CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
         --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 
+Tasks are made by rules here (explorer=scripted). As in the paper, by a model behind an endpoint (docs/llm_explorer.md):
+
+    --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
+        --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6
+
 The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
 """
 

@@ -14,7 +14,7 @@ import sys
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from coevolve_jax.config import parse_flags
@@ -32,6 +32,7 @@ AT_ONCE = 4  # tasks asked for at once
 def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
     try:
         synthesize()
     except ValueError as error:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from openai_server import FAULTS, KEY, OpenAIServer
+from test_strategies import rows, settings
+from test_train import comparable
 
 from coevolve_jax import config as configs
 from coevolve_jax.envs import bfcl
@@ -15,10 +17,12 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm
 from coevolve_jax.explorers.llm.client import Client, Question
 from coevolve_jax.explorers.llm.explorer import Action
+from coevolve_jax.rollout.sglang.server import Server
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import check_explorer
+from coevolve_jax.train import train
 
 ROOT = Path(__file__).parents[1]
 
@@ -228,3 +232,78 @@ def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(se
     stats = made.grow(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
     assert stats.added == 0 and stats.refused["underspecified"] == stats.proposed > 0
     assert made.roles.costs["judge_agreement/no_yes"] == stats.proposed
+
+
+# Runs
+
+
+def run_config(server, cache):
+    config = settings("coevolve")
+    return configs.override(
+        config,
+        {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": str(cache),
+         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5},
+    )  # fmt: skip
+
+
+def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_the_same_bits(
+    tmp_path, monkeypatch
+):
+    """And it learns from tasks that came over HTTP."""
+    with OpenAIServer() as server:
+        summary = train(run_config(server, tmp_path / "whole.sqlite"), tmp_path / "whole")
+        asked = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
+        grown = [t for t in rows(tmp_path / "whole", "tasks.jsonl") if t["lineage"]["kind"] == "signal"]
+        assert grown and all(t["lineage"]["explorer"] == "llm" for t in grown)
+        assert any(t["record"]["trained"] for t in grown)
+        ledger = json.loads((tmp_path / "whole" / "ledger.json").read_text())
+        assert ledger["llm_tokens"] == 120 * len(asked) and ledger["money"] == pytest.approx(
+            60e-6 * len(asked)
+        )
+
+        server.seen.clear()
+        config = run_config(server, tmp_path / "killed.sqlite")
+        real, left = Client.ask, [0]
+
+        def ask(self, *arguments):
+            answers = real(self, *arguments)
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            return answers
+
+        monkeypatch.setattr(Client, "ask", ask)
+        for calls in (3, 30, 45):  # while D_0 is made, and while it evolves
+            left[0] = calls
+            with pytest.raises(KeyboardInterrupt):
+                train(config, tmp_path / "killed")
+        monkeypatch.setattr(Client, "ask", real)
+        assert train(config, tmp_path / "killed")["tasks"] == summary["tasks"]
+        assert sorted(json.dumps(body, sort_keys=True) for body in server.seen) == asked
+    want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "killed")
+    for name in want.keys() - {"config.json"}:
+        assert got[name] == want[name], name
+
+
+def test_a_real_server_whose_model_knows_nothing(pool):
+    """SGLang serves the tiny policy, which has never seen such prompts: its answers fit the schemas where the server
+    constrains them, and make no sense. All of it is refused, counted and survived."""
+    scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
+    with Server(
+        ROOT / "models" / "tiny_qwen3", words=True, context_length=8192, max_running_requests=8
+    ) as server:
+        server.wait_until_ready()
+        server.url += "/v1"
+        for constrained in (True, False):
+            made = synthesizer(server, pool, json_schema=constrained, max_tokens=100)
+            contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
+            stats = made.grow(
+                TaskPool(), contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0)
+            )
+            costs = made.roles.costs
+            failed = {k.partition("/")[2]: n for k, n in costs.items() if "faults/" in k or "refused/" in k}
+            assert stats.added == 0 and costs["llm_requests/explore"] >= 18 and costs["llm_tokens"] > 10_000
+            assert sum(failed.values()) >= 18 - stats.environment_steps
+            assert failed.keys() <= {"no_such_tool", "truncated", "wrong_schema", "no_json", "empty"}
+            # A constrained answer is JSON of the right form, unless it is cut: what is wrong with it is its sense.
+            assert ("no_such_tool" in failed) == constrained or "truncated" in failed

@@ -175,7 +175,7 @@ def test_ends_with_its_object_and_leaves_no_files(tmp_path, monkeypatch):
     )
     group, port = server._process.pid, server.port
     line = _until(lambda: (tmp_path / "log").read_text())
-    assert f"--port {port} --weight-version v1 --skip-tokenizer-init" in line
+    assert f"--port {port} --weight-version v1 --dtype" in line and "--skip-tokenizer-init" in line
     assert "--device cpu" in line and "--enable-return-routed-experts" in line
     assert _members(group)
     del server

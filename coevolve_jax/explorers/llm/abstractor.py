@@ -103,6 +103,8 @@ class Abstractor:
         for task, solution in zip(tasks, solutions, strict=True):
             if solution is None:
                 refusal = "not_reproducible"
+            elif not {i for turn in task.turns for i in turn.steps} <= {t.index for t in solution.steps}:
+                refusal = "needless_step"  # the query asks for something that the goal does not need
             elif not limits.min_calls <= len(solution.steps) <= limits.max_calls:
                 refusal = "too_short_or_long"
             else:

@@ -45,11 +45,11 @@ _CPU_FLAGS = (
     "torch_native",
     "--sampling-backend",
     "pytorch",
-    "--grammar-backend",
-    "none",
     "--skip-server-warmup",
     "--sleep-on-idle",
 )  # otherwise its scheduler spins on a core that the update needs
+# For rollouts: token ids in and out. A server without these also speaks the OpenAI protocol, for an explorer.
+_TOKENS_ONLY = ("--skip-tokenizer-init", "--grammar-backend", "none")
 _QUIET = "GET /health"  # lines of the log that explain nothing
 
 
@@ -68,7 +68,7 @@ def default_python() -> str:
 
 
 def _command(python: str, model: Path, host: str, port: int, version: str, flags: Sequence[str]) -> list[str]:
-    """Token ids in and out (no tokenizer); the version comes back with every token."""
+    """The version comes back with every token."""
     return [
         python,
         "-m",
@@ -81,7 +81,6 @@ def _command(python: str, model: Path, host: str, port: int, version: str, flags
         str(port),
         "--weight-version",
         version,
-        "--skip-tokenizer-init",
         *flags,
     ]
 
@@ -128,7 +127,8 @@ class Server:
     model_path: Hugging Face folder. version: what the server calls these weights. python: one that has
     sglang. device: "cpu", or "auto" for SGLang's own choice and defaults; by default "cpu" for the python of
     `.sglang`. context_length: tokens of prompt and answer. max_total_tokens: of the KV cache; by default
-    room for all running requests on a CPU, SGLang's choice elsewhere. arguments: further ones of
+    room for all running requests on a CPU, SGLang's choice elsewhere. words: it also speaks the OpenAI protocol,
+    and constrains answers to a JSON schema: an explorer needs that, rollouts do not. arguments: further ones of
     sglang.launch_server, verbatim. host: where it listens; 0.0.0.0 lets other machines in. deadline: seconds
     for a start. log_path: both output streams, appended.
 
@@ -151,6 +151,7 @@ class Server:
         host: str = HOST,
         port: int = 0,
         log_path: str | Path | None = None,
+        words: bool = False,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         deadline: float = 600.0,
@@ -176,6 +177,7 @@ class Server:
             str(max_running_requests),
             *size,
             *(_CPU_FLAGS if cpu else ()),
+            *(() if words else _TOKENS_ONLY),
             *arguments,
         ]
         self._extra, self.deadline = dict(environment or {}), deadline
