@@ -69,7 +69,8 @@ def check_explorer(
     _require(
         isinstance(roles.name, str) and roles.name != "", "Roles.name is empty: tasks' lineage shows it."
     )
-    watched = Roles(roles.name, *[_Watched(roles, env_pool, deterministic)] * 4)
+    role = _Watched(roles, env_pool, deterministic)
+    watched = Roles(roles.name, role, role, role, role, roles.costs)
     _check_empty(roles, functools.partial(shorten, env_pool))
     contexts = [unguided(s, f"unguided-{n}") for n, s in enumerate(scenarios)]
 

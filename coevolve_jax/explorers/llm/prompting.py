@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import jinja2
 from coevolve_jax.explorers.llm.client import Question
 from coevolve_jax.types import Call, Context, Task, Triplet
 
+SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029]")
 ANSWER = 1200  # characters of an environment's answer that a model is shown
 SHOWN = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "prompts"),
@@ -41,7 +43,18 @@ def seed_of(*parts: object) -> int:
 def step_line(index: int, call: Call, answer: str, error: bool) -> str:
     """One step as one line of JSON: what comes from an environment stays within its quotes."""
     row = {"step": index, "tool": call.name, "arguments": dict(call.arguments), "answer": answer[:ANSWER]}
-    return json.dumps({**row, "failed": True} if error else row, ensure_ascii=False)
+    return _in_a_line({**row, "failed": True} if error else row)
+
+
+def _in_a_line(row: dict) -> str:
+    """JSON that no separator of lines ends, not even one of Unicode's own."""
+    text = json.dumps(row, ensure_ascii=False)
+    return SEPARATORS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def line(text: str) -> str:
+    """Words of a model or a user for a prompt: in one line, so that they cannot pass for a part of it."""
+    return " ".join(text.split())
 
 
 def history(triplets: Sequence[Triplet]) -> list[str]:
@@ -50,12 +63,12 @@ def history(triplets: Sequence[Triplet]) -> list[str]:
 
 def tool_lines(tools: Iterable[dict]) -> list[str]:
     """One function schema in a line of JSON."""
-    return [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    return [_in_a_line(tool["function"]) for tool in tools]
 
 
 def requests(task: Task) -> list[str]:
     """What the user of a task says, turn by turn; a bare scenario has no user."""
-    return [turn.query for turn in task.turns]
+    return [line(turn.query) for turn in task.turns]
 
 
 def lead(context: Context) -> dict:
@@ -63,10 +76,10 @@ def lead(context: Context) -> dict:
     return {
         "signal": context.signal or "free",
         "requests": requests(context.task),
-        "summary": context.summary,
-        "failure_cause": context.failure_cause,
-        "instability_pattern": context.instability_pattern,
+        "summary": line(context.summary),
+        "failure_cause": line(context.failure_cause),
+        "instability_pattern": line(context.instability_pattern),
         "focus": list(context.focus_pattern),
-        "avoid": list(context.avoid),
+        "avoid": list(map(line, context.avoid)),
         "must": list(context.must),
     }

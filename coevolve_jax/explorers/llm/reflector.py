@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, mistakes, split
 from coevolve_jax.explorers.llm.client import Client
-from coevolve_jax.explorers.llm.prompting import question, requests, seed_of, step_line
+from coevolve_jax.explorers.llm.prompting import line, question, requests, seed_of, step_line
 from coevolve_jax.types import Context, Evidence, Task, Trajectory
 
 Line = Annotated[str, Field(max_length=300)]
@@ -75,7 +75,7 @@ def _steps(trajectory: Trajectory) -> list[str]:
 def _outcome(trajectory: Trajectory) -> str:
     found = trajectory.outcome
     return f"{'success' if found.success else 'failure'}, reward {found.reward:g}" + (
-        f" ({found.reason})" if found.reason else ""
+        f" ({line(found.reason)})" if found.reason else ""
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from coevolve_jax.explorers.base import Proposal, ProposalExecution
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.llm.client import Client
-from coevolve_jax.explorers.llm.prompting import question, seed_of, step_line
+from coevolve_jax.explorers.llm.prompting import line, question, seed_of, step_line
 
 Reason = Literal[
     "ok",
@@ -50,10 +50,10 @@ class Validator:
             question(
                 "judge",
                 seed_of(p.context.id, *map(signature, p.calls)),
-                description=p.description,
+                description=line(p.description),
                 turns=[
                     {
-                        "query": turn.query,
+                        "query": line(turn.query),
                         "steps": [
                             step_line(i, call, o.text, o.error)
                             for i, (call, o) in enumerate(zip(turn.calls, answers))
