@@ -122,7 +122,7 @@ FAULTS = {
 
 class OpenAIServer:
     """A context manager; url is its base URL. seen: bodies of the requests. delay: seconds before each answer.
-    always: done to every request, a name of FAULTS. wrap: what it does to the texts of its answers."""
+    always: done to every request, a name of FAULTS. wrap: what it does to the texts of its answers. model: who answers."""
 
     def __init__(self, delay=0.0):
         self.faults: list[str] = []
@@ -130,6 +130,7 @@ class OpenAIServer:
         self.keys: set[str] = set()
         self.always, self.delay = "", delay
         self.wrap = lambda text: text
+        self.model = Model()
         self.under_way = self.most_under_way = 0
 
     def __enter__(self):
@@ -158,87 +159,155 @@ class OpenAIServer:
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             await asyncio.sleep(self.delay)
-            return web.json_response(message(self.wrap(answer(body))))
+            return web.json_response(message(self.wrap(self.model.answer(body))))
         finally:
             self.under_way -= 1
 
 
-def answer(body):
-    """What the model says: the role is known by what it is asked for."""
-    system, user = (m["content"] for m in body["messages"][:2])
-    play = {'"focus_pattern"': reflect, '"tool"': explore, '"tasks"': abstract, '"turns"': judge}
-    role = next(
-        role for wanted, role in play.items() if wanted in user.rpartition("Answer with a JSON object")[2]
-    )
-    return role(system, user, np.random.default_rng(body["seed"]))
+class Model:
+    """What it says to the messages of a request. spoil: a fault that all tasks it proposes have, one of SPOILT: what
+    the user says then differs from the steps that are named, where that can be. worded: what each query asks for, by
+    the query. spoiled: the queries that have the fault."""
 
+    def __init__(self):
+        self.spoil, self.worded, self.spoiled = "", {}, set()
 
-def reflect(system, user, rng):
-    names = re.search(r"out of: (.*);", user)[1].split(", ")
-    failed = [row["tool"] for row in steps(user) if row.get("failed")]
-    focus = [
-        name for name in dict.fromkeys([*failed, *(row["tool"] for row in steps(user))]) if name in names
-    ]
-    said = {"summary": "It called " + ", ".join(row["tool"] for row in steps(user)), "failure_cause": "a failed call" if failed else "",
-            "instability_pattern": "", "focus_pattern": focus[:12], "avoid": [f"do not fail at {name}" for name in failed[:12]]}  # fmt: skip
-    return "Here is what I see.\n```json\n" + json.dumps(said, indent=1) + "\n```"
+    def answer(self, body):
+        """The role is known by what it is asked for."""
+        system, user = (m["content"] for m in body["messages"][:2])
+        play = {
+            '"focus_pattern"': self.reflect,
+            '"tool"': self.explore,
+            '"tasks"': self.abstract,
+            '"turns"': self.judge,
+        }
+        wanted = user.rpartition("Answer with a JSON object")[2]
+        role = next(role for name, role in play.items() if name in wanted)
+        role = self.solve if system.startswith("You are an agent") else role
+        return role(system, user, np.random.default_rng(body["seed"]))
 
+    def reflect(self, system, user, rng):
+        names = re.search(r"out of: (.*);", user)[1].split(", ")
+        failed = [row["tool"] for row in steps(user) if row.get("failed")]
+        focus = [
+            name for name in dict.fromkeys([*failed, *(row["tool"] for row in steps(user))]) if name in names
+        ]
+        said = {
+            "summary": "It called " + ", ".join(row["tool"] for row in steps(user)),
+            "failure_cause": "a failed call" if failed else "",
+            "instability_pattern": "",
+            "focus_pattern": focus[:12],
+            "avoid": [f"do not fail at {name}" for name in failed[:12]],
+        }
+        return "Here is what I see.\n```json\n" + json.dumps(said, indent=1) + "\n```"
 
-def explore(system, user, rng):
-    rows = steps(user)
-    focus = re.search(r"Tools in focus: (.*)", user)
-    context = Context(
-        "c",
-        "oracle" if focus else None,
-        Task("s", "bfcl", {}),
-        "",
-        "",
-        "",
-        tuple(focus[1].split(", ")) if focus else (),
-        (),
-    )
-    tools = [{"type": "function", "function": schema} for schema in objects(system) if "parameters" in schema]
-    history = tuple(
-        Triplet(i, 0, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed"))))
-        for i, r in enumerate(rows)
-    )
-    (call,) = SCRIPTED.act([Episode(context, tools, history, 0, rng)])
-    said = {
-        "thought": "Let me try.",
-        "tool": call.name if call else "",
-        "arguments": dict(call.arguments) if call else {},
-    }
-    return json.dumps(said)
-
-
-def abstract(system, user, rng):
-    tools = [{"type": "function", "function": schema} for schema in objects(system) if "parameters" in schema]
-    rounds = [steps(part) for part in re.split(r"^Round \d+,", user, flags=re.MULTILINE)[1:]]
-    triplets = tuple(
-        Triplet(
-            r["step"], n, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed")))
+    def explore(self, system, user, rng):
+        focus = re.search(r"Tools in focus: (.*)", user)
+        focus = tuple(focus[1].split(", ")) if focus else ()
+        context = Context("c", "oracle" if focus else None, Task("s", "bfcl", {}), "", "", "", focus, ())
+        history = tuple(
+            Triplet(i, 0, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed"))))
+            for i, r in enumerate(steps(user))
         )
-        for n, rows in enumerate(rounds)
-        for r in rows
-    )
-    most = int(re.search(r"Make up to (\d+)", user)[1])
-    focus = re.search(r"Prefer tasks with: (.*)", user)
-    must = re.search(r"Every task must use: (.*)", user)
-    named = lambda found: tuple(found[1].split(", ")) if found else ()
-    context = Context("c", "oracle", Task("s", "bfcl", {}), "", "", "", named(focus), (), named(must))
-    goals = abstractor.propose_goals(Exploration(context, tools, triplets, rng), Limits(most))
-    by_index = {t.index: t for t in triplets}
-    tasks = [
-        {"description": "Do it.", "difficulty": min(5, len(goal.wanted)),
-         "turns": [{"query": abstractor.word([by_index[i].call for i in goal.wanted], tools, rng), "steps": list(goal.wanted)}]}
-        for goal in goals
-    ]  # fmt: skip
-    return "I made these:\n" + json.dumps({"tasks": tasks})
+        (call,) = SCRIPTED.act([Episode(context, schemas(system), history, 0, rng)])
+        return action(call)
+
+    def abstract(self, system, user, rng):
+        rounds = [steps(part) for part in re.split(r"^Round \d+,", user, flags=re.MULTILINE)[1:]]
+        triplets = tuple(
+            Triplet(
+                r["step"], n, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed")))
+            )
+            for n, rows in enumerate(rounds)
+            for r in rows
+        )
+        named = lambda found: tuple(found[1].split(", ")) if found else ()
+        focus, must = (
+            named(re.search(f"{w}: (.*)", user)) for w in ("Prefer tasks with", "Every task must use")
+        )
+        context = Context("c", "oracle", Task("s", "bfcl", {}), "", "", "", focus, (), must)
+        exploration = Exploration(context, schemas(system), triplets, rng)
+        goals = abstractor.propose_goals(exploration, Limits(int(re.search(r"Make up to (\d+)", user)[1])))
+        tasks = []
+        for goal in goals:
+            said = self.said(goal, rng)
+            query = abstractor.word(said, exploration.tools, rng)
+            self.worded[" ".join(query.split())] = said
+            if said != [t.call for t in triplets if t.index in goal.wanted]:
+                self.spoiled.add(query)
+            turns = [{"query": query, "steps": list(goal.wanted)}]
+            tasks.append({"description": "Do it.", "difficulty": min(5, len(said)), "turns": turns})
+        return "I made these:\n" + json.dumps({"tasks": tasks})
+
+    def said(self, goal, rng):
+        """The calls that the user asks for: those of the goal, but for the fault."""
+        steps = goal.exploration.triplets
+        said = [t.call for t in steps if t.index in goal.wanted]
+        able = [i for i, call in enumerate(said) if any(isinstance(v, str) for v in call.arguments.values())]
+        if self.spoil == "missing_step":  # the reference lacks what the user asks for
+            said += [
+                t.call
+                for t in steps
+                if t.call not in said and not t.observation.error and t.call.name in CHANGING
+            ][:1]
+        elif self.spoil and able:
+            i = able[rng.integers(len(able))]
+            name = next(k for k, v in said[i].arguments.items() if isinstance(v, str))
+            changed = dict(said[i].arguments)
+            if self.spoil == "wrong_argument":
+                changed[name] = "another " + changed[name]
+            else:  # not_said: nobody can know it
+                del changed[name]
+            said[i] = Call(said[i].name, changed)
+        return said
+
+    def solve(self, system, user, rng):
+        """What an able agent does, who knows what the words say and nothing more; what they leave out it makes up."""
+        requests = re.findall(r"^\d+\. (.*)$", user, flags=re.MULTILINE)
+        said, done = self.worded[requests[-1]], len(steps(user))
+        if done >= len(said):
+            return action(None)
+        (tool,) = [t for t in schemas(system) if t["function"]["name"] == said[done].name]
+        arguments = dict(said[done].arguments)
+        for name in tool["function"]["parameters"]["required"]:
+            arguments.setdefault(name, f"something{rng.integers(1000)}")
+        return action(Call(said[done].name, arguments))
+
+    def judge(self, system, user, rng):
+        count = int(re.search(r"each of the (\d+) turns", user)[1])
+        return json.dumps({"turns": [{"thought": "Fine.", "reason": "ok"}] * count})
 
 
-def judge(system, user, rng):
-    count = int(re.search(r"each of the (\d+) turns", user)[1])
-    return json.dumps({"turns": [{"thought": "Fine.", "reason": "ok"}] * count})
+CHANGING = (
+    "mkdir",
+    "touch",
+    "create_ticket",
+    "post_tweet",
+    "send_message",
+    "add_contact",
+    "comment",
+    "mention",
+)
+CHANGING = (
+    "mkdir",
+    "touch",
+    "create_ticket",
+    "post_tweet",
+    "send_message",
+    "add_contact",
+    "comment",
+    "mention",
+)
+SPOILT = ("missing_step", "wrong_argument", "not_said")
+
+
+def action(call):
+    said = {"tool": call.name, "arguments": dict(call.arguments)} if call else {"tool": "", "arguments": {}}
+    return json.dumps({"thought": "Let me try.", **said})
+
+
+def schemas(system):
+    return [{"type": "function", "function": row} for row in objects(system) if "parameters" in row]
 
 
 def objects(text):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from ml_collections import ConfigDict
-from openai_server import FAULTS, KEY, OpenAIServer
+from openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from test_strategies import rows, settings
 from test_train import comparable
 
@@ -236,6 +236,29 @@ def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(se
     stats = made.grow(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
     assert stats.added == 0 and stats.refused["underspecified"] == stats.proposed > 0
     assert made.roles.costs["judge_agreement/no_yes"] == stats.proposed
+
+
+def faulty_tasks(server, pool, spoil, solve):
+    """Of the proposals with the fault that were valid: (kept, found out)."""
+    server.model.spoil = spoil
+    made, tasks = synthesizer(server, pool), TaskPool()
+    made.config.evolution.solve = solve
+    contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:15])]
+    stats = made.grow(tasks, contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
+    kept = sum(task.turns[0].query in server.model.spoiled for task in tasks)
+    return kept, stats.refused["not_solved"], len(tasks)
+
+
+def test_a_query_that_does_not_say_what_is_done_is_found_out_by_doing_what_it_says(server, pool):
+    # Of those without a fault it refuses those with a step that no word asks for: shortening found that they need it.
+    _, refused, made = faulty_tasks(server, pool, "", solve=1)
+    assert made == 20 and refused <= 3
+    for spoil in SPOILT:
+        kept, caught, _ = faulty_tasks(server, pool, spoil, solve=1)
+        print(f"{spoil}: {caught} of {kept + caught}")
+        assert kept + caught >= 3 and caught > 0.6 * (kept + caught), spoil
+    kept, caught, _ = faulty_tasks(server, pool, "wrong_argument", solve=0)
+    assert kept >= 5 and caught == 0  # execution alone does not read the query
 
 
 # What comes from an environment stays data

@@ -17,6 +17,7 @@ from coevolve_jax.explorers.base import Exploration, Limits, Proposal, Roles
 from coevolve_jax.synthesis.explore import Tools, explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.shorten import shorten
+from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
 from coevolve_jax.types import Context, Evidence, Task
@@ -174,6 +175,21 @@ class Synthesizer:
                 return refusal
         return tasks.add([task])[0]
 
+    def _unsolved(self, tasks: Sequence[Task], rng: np.random.Generator) -> list[str | None]:
+        """ "not_solved" where the explorer, given the words alone, does not do it in config.evolution.solve attempts;
+        "environment" where that could not be found out."""
+        left, words = list(range(len(tasks))), ["not_solved"] * len(tasks)
+        for _ in range(self.config.evolution.solve):
+            attempt = [tasks[n] for n in left]
+            outcomes = solve(
+                self.roles.explorer, self.tools, self.env_pool, attempt,
+                steps=2 * self.config.data.max_calls, rng=rng,
+            )  # fmt: skip
+            for n, outcome in zip(left, outcomes, strict=True):
+                words[n] = "" if outcome.success else "not_solved" if outcome.valid else "environment"
+            left = [n for n in left if words[n]]
+        return [word or None for word in words]
+
     @staticmethod
     def _room(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
         """How many tasks can be added, and the stats that say how many can not."""
@@ -211,15 +227,10 @@ class Synthesizer:
             executed=e.validate,
         )
         verdicts = made.verdicts
+        if e.get("solve", 0):
+            verdicts = _refused(verdicts, lambda tasks: self._unsolved(tasks, rng))
         if admit is not None:
-            valid = [v.task for v in verdicts if v.task is not None]
-            words = dict(zip([t.id for t in valid], admit(valid), strict=True))
-            verdicts = [
-                v
-                if v.task is None or words[v.task.id] is None
-                else Verdict("discard", words[v.task.id] or "", None)
-                for v in verdicts
-            ]
+            verdicts = _refused(verdicts, admit)
         rows = {e.context.id: _explored(e, step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
@@ -248,6 +259,14 @@ class Synthesizer:
                     }
                 )
         return stats
+
+
+def _refused(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
+    """The verdicts, but for the valid tasks that `admit` refuses."""
+    valid = [v.task for v in verdicts if v.task is not None]
+    words = dict(zip([t.id for t in valid], admit(valid) if valid else (), strict=True))
+    refusals = [words[v.task.id] if v.task is not None else None for v in verdicts]
+    return [Verdict("discard", word, None) if word else v for v, word in zip(verdicts, refusals, strict=True)]
 
 
 class Synthesis(NamedTuple):

@@ -29,9 +29,10 @@ class Explorer:
         self._client = client
 
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
+        """Explores; or, where the signal is "solve", does what the user asks."""
         questions = [
             question(
-                "explore",
+                "solve" if e.context.signal == "solve" else "explore",
                 int(e.rng.integers(2**31)),
                 tools=tool_lines(e.tools),
                 round=e.round,

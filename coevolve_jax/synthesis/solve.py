@@ -1,0 +1,69 @@
+"""Does a task say what it wants? The explorer does it from the user's words alone, in a fresh environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.explorers.base import Episode, Explorer
+from coevolve_jax.synthesis.explore import Tools, offered_names, spawn
+from coevolve_jax.types import Call, Context, Outcome, Task, Triplet, Turn
+
+
+def solve(
+    explorer: Explorer,
+    tools: Tools,
+    env_pool: EnvPool,
+    tasks: Sequence[Task],
+    *,
+    steps: int,
+    rng: np.random.Generator,
+) -> list[Outcome]:
+    """One attempt at each task, all in lockstep, turn by turn, with at most `steps` calls in a turn.
+
+    The explorer sees the user's messages so far and what tools answered, and no reference: an episode whose context
+    has the signal "solve" asks for the next call of the last message, None when it is done.
+    """
+    sessions, offered = env_pool.reset(tasks), [tools(task) for task in tasks]
+    histories: list[list[Triplet]] = [[] for _ in tasks]
+    rngs = spawn(rng, len(tasks))
+    for turn in range(max((len(task.turns) for task in tasks), default=0)):
+        present = [n for n, task in enumerate(tasks) if turn < len(task.turns)]
+        active = present
+        for _ in range(steps):
+            episodes = [
+                Episode(_asked(tasks[n], turn), offered[n], tuple(histories[n]), turn, rngs[n])
+                for n in active
+            ]
+            chosen = zip(active, explorer.act(episodes), strict=True)
+            calls: dict[int, Call] = {
+                n: call for n, call in chosen if call is not None and call.name in offered_names(offered[n])
+            }
+            if not calls:
+                break
+            answers = env_pool.step([sessions[n] for n in calls], [[call] for call in calls.values()])
+            for n, (observation,) in zip(calls, answers):
+                histories[n].append(Triplet(len(histories[n]), turn, calls[n], observation))
+            active = [n for n, (observation,) in zip(calls, answers) if observation.valid]
+        env_pool.end_turn([sessions[n] for n in present])
+    outcomes = env_pool.score(sessions)
+    env_pool.close(sessions)
+    return outcomes
+
+
+def _asked(task: Task, turn: int) -> Context:
+    """The task up to this message, without its reference."""
+    words = tuple(Turn(t.query) for t in task.turns[: turn + 1])
+    return Context(
+        id=f"{task.id}/solve",
+        signal="solve",
+        task=dataclasses.replace(task, turns=words, description=""),
+        summary="",
+        failure_cause="",
+        instability_pattern="",
+        focus_pattern=(),
+        avoid=(),
+    )
