@@ -151,9 +151,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution.steps = 10  # S, environment steps per round
     c.evolution.proposals = 3  # tasks abstracted per context at most
     c.evolution.validate = True  # by execution; False is an ablation
-    c.evolution.solve = (
-        0  # attempts of the explorer at a task from its words alone, to keep it; rules cannot: 0
-    )
 
     c.evaluation = ConfigDict()
     c.evaluation.tasks = 192  # held-out synthetic tasks, made as D_0 is

@@ -242,7 +242,7 @@ def faulty_tasks(server, pool, spoil, solve):
     """Of the proposals with the fault that were valid: (kept, found out)."""
     server.model.spoil = spoil
     made, tasks = synthesizer(server, pool), TaskPool()
-    made.config.evolution.solve = solve
+    made.config.explorer.solve = solve
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:15])]
     stats = made.grow(tasks, contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
     kept = sum(task.turns[0].query in server.model.spoiled for task in tasks)

@@ -75,6 +75,9 @@ def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
         costs = ledger["costs"]
         total = lambda prefix, costs=costs: sum(n for key, n in costs.items() if key.startswith(prefix))
         new = [t for t in tasks if t["lineage"]["kind"] != "initial"]
+        first = [t["record"]["first_score"] for t in new if t["record"]["first_score"] is not None]
+        testbed = json.loads((workdir / "config.json").read_text()).get("testbed", {})
+        weak = set(testbed.get("weak_tools", ()))
         visits = sum(t["record"]["trained"] for t in tasks)
         rows.append(
             {
@@ -88,15 +91,15 @@ def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
                 "llm_tokens": ledger["llm_tokens"],
                 "money": ledger.get("money", 0.0),
                 "new_tasks": len(new),
+                "new_tasks_with_a_weak_tool": sum(not weak.isdisjoint(_tools(t)) for t in new),
                 "new_tasks_never_visited": sum(t["record"]["trained"] == 0 for t in new),
                 "new_share_of_visits": sum(t["record"]["trained"] for t in new) / visits if visits else 0.0,
                 "calls_per_new_task": _mean(sum(len(turn["calls"]) for turn in t["turns"]) for t in new),
                 "live_groups": _mean(
                     row["groups"]["learned_from"] / row["groups"]["rolled_out"] for row in metrics
                 ),
-                "live_at_first_visit": _mean(
-                    0 < t["record"]["first_score"] < 1 for t in new if t["record"]["first_score"] is not None
-                ),
+                "live_at_first_visit": _mean(0 < score < 1 for score in first),
+                "failed_at_first_visit": _mean(1 - score for score in first),
                 "initial_digest": _digest(t["id"] for t in tasks if t["lineage"]["kind"] == "initial"),
                 "seconds": sum(summary["seconds"].values()),
             }
@@ -323,6 +326,11 @@ def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _tools(task: Mapping) -> set[str]:
+    """Names of the tools that a row of tasks.jsonl calls."""
+    return {call["name"] for turn in task["turns"] for call in turn["calls"]}
 
 
 def _mean(values: Iterable[Any]) -> float | None:

@@ -116,7 +116,7 @@ class Explorer(Protocol):
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
         """The next call of each episode; None ends its round, and so does a tool that it does not offer.
 
-        With config.evolution.solve also asked for tasks to be solved: the context's signal is then "solve", its task
+        With config.explorer.solve also asked for tasks to be solved: the context's signal is then "solve", its task
         has the user's messages so far and no calls, round is the last message's, and None says that it is done.
         """
         ...

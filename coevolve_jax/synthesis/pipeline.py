@@ -74,7 +74,7 @@ class Synthesizer:
     """Makes validated tasks and puts them into D_t.
 
     roles: the explorer. tools: what the environment offers in a task; nothing else is executed. env_pool: the real
-    environment. config: the run's; its sections evolution and data are read. guard: refuses near copies of
+    environment. config: the run's; its sections evolution and data are read, and explorer.solve. guard: refuses near copies of
     evaluation tasks (None only while the evaluation tasks themselves are made). fits: whether a rollout can hold a task.
     """
 
@@ -176,10 +176,10 @@ class Synthesizer:
         return tasks.add([task])[0]
 
     def _unsolved(self, tasks: Sequence[Task], rng: np.random.Generator) -> list[str | None]:
-        """ "not_solved" where the explorer, given the words alone, does not do it in config.evolution.solve attempts;
+        """ "not_solved" where the explorer, given the words alone, does not do it in config.explorer.solve attempts;
         "environment" where that could not be found out."""
         left, words = list(range(len(tasks))), ["not_solved"] * len(tasks)
-        for _ in range(self.config.evolution.solve):
+        for _ in range(self.config.explorer.solve):
             attempt = [tasks[n] for n in left]
             outcomes = solve(
                 self.roles.explorer, self.tools, self.env_pool, attempt,
@@ -227,7 +227,7 @@ class Synthesizer:
             executed=e.validate,
         )
         verdicts = made.verdicts
-        if e.get("solve", 0):
+        if self.config.get("explorer", {}).get("solve", 0):
             verdicts = _refused(verdicts, lambda tasks: self._unsolved(tasks, rng))
         if admit is not None:
             verdicts = _refused(verdicts, admit)

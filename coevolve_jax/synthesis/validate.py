@@ -28,7 +28,7 @@ class Verdict:
     state_differs  the calls ran, but the environment does not score them a success
     too_short      what passes has fewer calls than a task must have
     too_long       the reference calls and their answers do not fit the limits of a rollout: nobody could solve it
-    not_solved     the explorer did not do it from the user's words alone (config.evolution.solve; synthesis/solve.py)
+    not_solved     the explorer did not do it from the user's words alone (config.explorer.solve; synthesis/solve.py)
     off_goal       a call that the context asks for is missing
     not_validated  config.evolution.validate is off: nothing was executed
     environment    the infrastructure failed: nothing is known about the proposal

@@ -37,6 +37,7 @@ DEFAULTS = {
     "budget_money": 0.0,  # likewise
     "cache": "runs/answers.sqlite",  # every answer, for all runs that ask the same; "": none
     "offline": False,  # only what is in the cache
+    "solve": 0,  # attempts at each task from its words alone, to keep it (synthesis/solve.py); 0: it need not be solved
     "validator": "llm",  # who judges proposals: "llm", or "scripted"
 }
 
