@@ -45,6 +45,7 @@ LONGEST = (
     *SERVER,
     "test_hosts.py",
     "test_notebook.py",
+    "test_llm_explorer.py",
     "test_comparison.py",
     "test_strategies.py",
     "test_run.py",

@@ -80,7 +80,8 @@ def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(server, faul
     assert answers == [None]
     assert {k: v for k, v in client.costs.items() if k.startswith("llm_faults")} == {f"llm_faults/{kind}": 1}
     server.faults = [fault] if again else []
-    client = Client(settings_of(server))
+    patient = {"timeout": 2.0, "attempts": 8} if kind == "deadline" else {}
+    client = Client(settings_of(server, **patient))
     (healed,) = client.ask("explore", [ASKED._replace(user=EXPLORE, seed=2)], Action)
     assert healed is not None and healed.tool == "ls"
     printed = capfd.readouterr()
