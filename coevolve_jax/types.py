@@ -73,7 +73,7 @@ class Lineage:
     focus: tuple[str, ...] = ()
 
     def to_json(self) -> dict:
-        return {**dataclasses.asdict(self), "triplets": list(self.triplets), "focus": list(self.focus)}
+        return {**vars(self), "triplets": list(self.triplets), "focus": list(self.focus)}
 
     @classmethod
     def from_json(cls, data: Mapping) -> Lineage:

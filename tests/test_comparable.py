@@ -21,10 +21,10 @@ from coevolve_jax.grpo import losses
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import evolves, sampling_weight, solvable
+from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
 from coevolve_jax.synthesis import choice, signals
 from coevolve_jax.synthesis.pipeline import Synthesizer
-from coevolve_jax.synthesis.task_pool import Record, TaskPool
+from coevolve_jax.synthesis.task_pool import ROW, TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Turn
 from tests.grpo_cases import trajectory
@@ -234,9 +234,10 @@ def test_development_and_test_are_halves_of_the_evaluation_side():
 
 def test_sampling_weights():
     config = settings_of(**{"data.sampling": "variance", "data.sampling_floor": 0.2, "data.retire_after": 3})
-    records = [Record(0), Record(0, 1, 0.5, 0.5), Record(0, 1, 1.0, 1.0, 1), Record(0, 3, 0.0, 0.0, 3)]
-    assert [sampling_weight(config, r) for r in records] == [1.0, 1.0, 0.2, 0.0]
-    assert [sampling_weight(TINY, r) for r in records] == [1.0] * 4
+    rows = np.zeros(4, ROW)
+    rows["last_score"], rows["settled"] = [np.nan, 0.5, 1.0, 0.0], [0, 0, 1, 3]
+    assert sampling_weights(config, rows).tolist() == [1.0, 1.0, 0.2, 0.0]
+    assert sampling_weights(TINY, rows).tolist() == [1.0] * 4
 
 
 # The placebo: shuffled signals.

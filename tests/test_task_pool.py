@@ -1,4 +1,4 @@
-"""The task pool: growth, duplicates, uniform and weighted draws, exact state."""
+"""The task pool: growth, duplicates, uniform and weighted draws (against a slow reference), forks, exact state."""
 
 import dataclasses
 import json
@@ -8,7 +8,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from ml_collections import ConfigDict
 
+from coevolve_jax.strategies.base import sampling_weights
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 
@@ -130,14 +132,125 @@ def evolved(n, born, pool):
 def test_weights_by_record_and_tasks_that_are_left_out():
     pool = filled(4)
     pool.record({"t0": 1.0, "t1": 0.5, "t2": 0.25})
-    weight = lambda r: {None: 1.0, 1.0: 0.0, 0.5: 1.0, 0.25: 0.5}[r.last_score]
-    shares = drawn(pool, 1, weight=weight)
+    weights = lambda rows: np.select([rows["last_score"] == 1.0, rows["last_score"] == 0.25], [0.0, 0.5], 1.0)
+    shares = drawn(pool, 1, weights=weights)
     assert shares["t0"] == 0 and abs(shares["t1"] - 0.4) < 0.03 and abs(shares["t2"] - 0.2) < 0.03
     rng = np.random.default_rng(0)
-    assert set(names(pool.sample(3, rng, weight=weight))) == {"t1", "t2", "t3"}
-    assert set(names(pool.sample(4, rng, weight=weight))) == {"t0", "t1", "t2", "t3"}
+    assert set(names(pool.sample(3, rng, weights=weights))) == {"t1", "t2", "t3"}
+    assert set(names(pool.sample(4, rng, weights=weights))) == {"t0", "t1", "t2", "t3"}
     assert set(names(pool.sample(9, rng, apart_from={"t1", "t3"}))) == {"t0", "t2"}
     assert pool.sample(2, rng, apart_from={"t0", "t1", "t2", "t3"}) == []
+
+
+def slow_sample(pool, n, rng, new_share, weight, apart_from):
+    """The draw as it is meant: all tasks in the order of their times, each weighed by its record alone."""
+    ids = [t.id for t in pool if t.id not in apart_from]
+    rounds, rest = (0, min(n, len(ids))) if apart_from else divmod(n, len(ids))
+    weights = np.array([weight(pool.records[i]) for i in ids])
+    noise = rng.exponential(size=len(ids))
+    order = [ids[i] for i in np.lexsort((noise, noise / weights))]
+    reserved = [i for i in order if pool[i].lineage.kind != "initial"][: round(new_share * rest)]
+    others = [i for i in order if i not in reserved]
+    batch = ids * rounds + reserved + others[: rest - len(reserved)]
+    return [batch[i] for i in rng.permutation(len(batch))]
+
+
+class Ties:
+    """A generator whose times are given, and may be equal or 0."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def exponential(self, size):
+        return np.array(self.times[:size])
+
+    def permutation(self, n):
+        return np.arange(n)[::-1]
+
+
+TASK = st.tuples(
+    st.booleans(), st.sampled_from([0.0, 0.1, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0, 1.5])
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(TASK, min_size=1, max_size=30),
+    st.integers(1, 40),
+    st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    st.sets(st.integers(0, 32), max_size=12),
+    st.booleans(),
+    st.none() | st.integers(0, 2**32),
+)
+def test_a_draw_is_that_of_the_slow_reference(made, n, share, barred, uniform, seed):
+    pool = TaskPool()
+    for i, (new, *_) in enumerate(made):
+        lineage = Lineage("signal" if new else "initial", step=i)
+        pool.add([dataclasses.replace(task(f"t{i}"), lineage=lineage)])
+    weight = np.array([1.0 if uniform else w for _, w, _ in made])
+    apart_from = {f"t{i}" for i in barred}
+    one, two = (
+        Ties([time for *_, time in made]) if seed is None else np.random.default_rng(seed) for _ in "12"
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = slow_sample(pool, n, one, share, lambda r: weight[r.born], apart_from)
+        weights = None if uniform else lambda rows: weight[rows["born"]]
+        batch = pool.sample(n, two, new_share=share, weights=weights, apart_from=apart_from)
+    assert names(batch) == expected
+    if seed is not None:
+        assert one.bit_generator.state == two.bit_generator.state
+
+
+def slow_weight(config, record):
+    c = config.data
+    if c.retire_after and record.settled >= c.retire_after:
+        return 0.0
+    if c.sampling == "uniform" or record.last_score is None:
+        return 1.0
+    return max(c.sampling_floor, 4 * record.last_score * (1 - record.last_score))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0]) | st.floats(0, 1), max_size=4), min_size=1, max_size=12),
+    st.sampled_from(["uniform", "variance"]),
+    st.sampled_from([0, 0.0, 0.1, 1]),
+    st.integers(0, 3),
+)
+def test_weights_by_column_are_those_by_record(scores, sampling, floor, retire_after):
+    pool = filled(len(scores))
+    for i, of_task in enumerate(scores):
+        for score in of_task:
+            pool.record({f"t{i}": score})
+    config = ConfigDict(dict(data=dict(sampling=sampling, sampling_floor=floor, retire_after=retire_after)))
+    expected = [slow_weight(config, r) for r in pool.records.values()]
+    assert sampling_weights(config, pool.rows).tolist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["fork", "add", "record"]), st.integers(0, 5)),
+        max_size=12,
+    )
+)
+def test_a_fork_and_its_pool_grow_and_learn_apart(acts):
+    pools, whole = [filled(3)], [filled(3)]  # whole: copies that share nothing
+    for which, act, i in acts:
+        pool, copy = pools[which % len(pools)], whole[which % len(pools)]
+        if act == "fork":
+            pools.append(pool.fork())
+            whole.append(reload(copy))
+        elif act == "add":
+            assert pool.add([task(f"new{i}")]) == copy.add([task(f"new{i}")])
+        else:
+            name = names(pool)[i % len(pool)]
+            pool.record({name: i / 5})
+            copy.record({name: i / 5})
+        assert [p.to_json() for p in pools] == [c.to_json() for c in whole]
+    for pool, copy in zip(pools, whole):
+        batches = [names(p.sample(4, np.random.default_rng(0), new_share=0.5)) for p in (pool, copy)]
+        assert batches[0] == batches[1]
 
 
 def test_tasks_that_are_always_or_never_solved_settle():
@@ -187,6 +300,38 @@ def test_json_lines(tmp_path):
     filled(1).write(path)
     assert len(path.read_text().splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["tasks.jsonl"]
+
+
+def test_a_pool_is_read_as_it_was_written(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    pool = evolved(2, 3, filled(3))
+    pool.add([task("odd", query="größer \ud83d\n")])
+    pool.record({"t1": 1 / 3, "new3-0": 1.0})
+    pool.record({"t1": 0.1 + 0.2})
+    pool.write(one)
+    copy = TaskPool.read(one, max_size=6)
+    assert json.dumps(copy.to_json()) == json.dumps(pool.to_json()) and list(copy) == list(pool)
+    assert copy.add([task("again", value="t0"), task("more")]) == ["duplicate", "pool_full"]
+    copy.write(two)
+    assert two.read_bytes() == one.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "lines, word",
+    [
+        (lambda line: [line, line], "Line 2 of .* has the id t0"),
+        (lambda line: [line, line[:-9]], "Line 2 of .* is no task"),
+        (lambda line: ["[]"], r"Line 1 of .* is no task .*\(TypeError"),
+        (lambda line: [line.replace('"record"', '"note"')], r"is no task .*\(KeyError: 'record'\)"),
+        (lambda line: [line.replace('"trained"', '"visits"')], r"is no task .*\(TypeError"),
+    ],
+)
+def test_what_is_no_training_set_is_not_read(tmp_path, lines, word):
+    filled(1).write(tmp_path / "tasks.jsonl")
+    (line,) = (tmp_path / "tasks.jsonl").read_text().splitlines()
+    (tmp_path / "bad.jsonl").write_text("\n".join(lines(line)))
+    with pytest.raises(ValueError, match=word):
+        TaskPool.read(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.parametrize(

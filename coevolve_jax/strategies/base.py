@@ -17,7 +17,7 @@ from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
-from coevolve_jax.synthesis.task_pool import Record, TaskPool
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
 Rewards = Callable[[Group], Sequence[float]]  # of the valid trajectories of a group, in their order
@@ -155,7 +155,7 @@ def collect_batch(
             missing,
             rng_for(c.seed, "sample", step, *again),
             new_share=c.data.new_share,
-            weight=lambda record: sampling_weight(c, record),
+            weights=lambda rows: sampling_weights(c, rows),
             apart_from={group.task.id for group in groups},
         )
         if not drawn:
@@ -169,19 +169,20 @@ def collect_batch(
     return groups
 
 
-def sampling_weight(config: ConfigDict, record: Record) -> float:
-    """Of a task in the draw of a batch.
+def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
+    """Of tasks in the draw of a batch, [N] from their TaskPool.rows.
 
     config.data.sampling "uniform": 1. "variance": 4 p (1 - p), its last score being p, with config.data.sampling_floor
     as the least, and 1 before its first visit. A task that was always or never solved in its last
     config.data.retire_after visits (0: no such rule) weighs nothing.
     """
-    c = config.data
-    if c.retire_after and record.settled >= c.retire_after:
-        return 0.0
-    if c.sampling == "uniform" or record.last_score is None:
-        return 1.0
-    return max(c.sampling_floor, 4 * record.last_score * (1 - record.last_score))
+    c, weights = config.data, np.ones(len(rows))
+    if c.sampling != "uniform":
+        p = rows["last_score"]
+        weights = np.where(np.isnan(p), 1.0, np.maximum(c.sampling_floor, 4 * p * (1 - p)))
+    if c.retire_after:
+        weights = np.where(rows["settled"] >= c.retire_after, 0.0, weights)
+    return weights
 
 
 def evolves(config: ConfigDict, step: int) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import math
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +35,20 @@ class Record:
         return Record(self.born, self.trained + 1, first, score, settled)
 
 
+# A record as a row of numbers: whether evolution made the task, and the fields of Record, a score of None being NaN.
+ROW = np.dtype(
+    [
+        ("evolved", bool),
+        ("born", int),
+        ("trained", int),
+        ("first_score", float),
+        ("last_score", float),
+        ("settled", int),
+    ],
+    align=True,
+)
+
+
 class TaskPool:
     """The tasks in order of birth, and their records.
 
@@ -45,23 +61,30 @@ class TaskPool:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
         self.max_size, self._key = max_size, key
-        self._tasks: dict[str, Task] = {}
-        self._records: dict[str, Record] = {}
+        self._tasks: list[Task] = []
+        self._places: dict[str, int] = {}  # of each id in _tasks
         self._keys: set[str] = set()
+        self._rows = np.zeros(0, ROW)  # of each task, with spare ones behind them
+        self._shared = False  # whether a fork has the same _tasks, _places and _keys
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._tasks.values())
+        return iter(self._tasks)
 
     def __getitem__(self, task_id: str) -> Task:
-        return self._tasks[task_id]
+        return self._tasks[self._places[task_id]]
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """Training history by task id."""
-        return self._records
+        """Training history by task id, as it is whenever one looks."""
+        return _Records(self)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The same as a table, [N] of ROW in order of birth; not to be changed."""
+        return self._rows[: len(self)]
 
     @property
     def room(self) -> float:
@@ -86,9 +109,7 @@ class TaskPool:
             elif self.max_size is not None and len(self) >= self.max_size:
                 verdicts.append("pool_full")
             else:
-                self._keys.add(key)
-                self._tasks[task.id] = task
-                self._records[task.id] = Record(born=task.lineage.step)
+                self._append(task, key, Record(born=task.lineage.step))
                 verdicts.append(None)
         return verdicts
 
@@ -98,8 +119,8 @@ class TaskPool:
         rng: np.random.Generator,
         *,
         new_share: float = 0.0,
-        weight: Callable[[Record], float] = lambda record: 1.0,
-        apart_from: Container[str] = (),
+        weights: Callable[[np.ndarray], np.ndarray] | None = None,
+        apart_from: Collection[str] = (),
     ) -> list[Task]:
         """A batch: n different tasks, drawn independently of all earlier batches.
 
@@ -107,8 +128,8 @@ class TaskPool:
         come only where apart_from leaves no more.
 
         new_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
-        weight: of a task by its record; the chance to be drawn next is in proportion to it, and a task of weight 0
-        comes only where no others are left. By default all are alike. apart_from: ids of tasks that are not drawn.
+        weights: of all tasks, [N] from their `rows`; the chance to be drawn next is in proportion to it, and a task of
+        weight 0 comes only where no others are left. None: all are alike. apart_from: ids of tasks that are not drawn.
 
         Raises:
           ValueError: empty pool, n < 1, or new_share outside [0, 1].
@@ -120,34 +141,39 @@ class TaskPool:
                 f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
                 "the size must be at least 1 and the share between 0 and 1."
             )
-        ids = [i for i in self._tasks if i not in apart_from]
-        rounds, rest = (0, min(n, len(ids))) if apart_from else divmod(n, len(ids))
+        free = np.ones(len(self), bool)
+        free[[self._places[i] for i in apart_from if i in self._places]] = False
+        places = np.flatnonzero(free)
+        rounds, rest = (0, min(n, len(places))) if apart_from else divmod(n, len(places))
         # The smallest of exponential times come first (Efraimidis and Spirakis, 2006): a draw without replacement.
-        weights = np.array([weight(self._records[i]) for i in ids])
-        noise = rng.exponential(size=len(ids))
+        noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
-            order = [ids[i] for i in np.lexsort((noise, noise / weights))]
-        reserved = [i for i in order if self._tasks[i].lineage.kind != "initial"][: round(new_share * rest)]
-        others = [i for i in order if i not in set(reserved)]
-        batch = ids * rounds + reserved + others[: rest - len(reserved)]
-        return [self._tasks[batch[i]] for i in rng.permutation(len(batch))]
+            times = noise / weights(self.rows)[places] if weights else noise
+        evolved = np.flatnonzero(self.rows["evolved"][places])
+        reserved = evolved[_first(round(new_share * rest), times[evolved], noise[evolved])]
+        others = _first(rest, times, noise)
+        others = others[~np.isin(others, reserved)][: rest - len(reserved)]
+        batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
+        return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
     def fork(self) -> TaskPool:
-        """A copy, to draw from while this one grows."""
-        fork = TaskPool(self.max_size, self._key)
-        fork._tasks, fork._records, fork._keys = dict(self._tasks), dict(self._records), set(self._keys)
+        """A copy, to draw from while this one grows. The tasks are copied only once one of the two adds some."""
+        fork = copy.copy(self)
+        fork._rows = self.rows.copy()
+        self._shared = fork._shared = True
         return fork
 
     def record(self, scores: Mapping[str, float]) -> None:
         """Notes the mean rewards of one step (signals.task_scores) by task id. KeyError: unknown task."""
+        records = self.records
         for task_id, score in scores.items():
-            self._records[task_id] = self._records[task_id].scored(score)
+            self._set(self._places[task_id], records[task_id].scored(score))
 
     def to_json(self) -> dict:
         """The whole state as JSON values; `from_json` continues exactly here."""
         return {
             "tasks": [t.to_json() for t in self],
-            "records": {i: dataclasses.asdict(r) for i, r in self._records.items()},
+            "records": {i: dict(vars(r)) for i, r in self.records.items()},
         }
 
     @classmethod
@@ -155,10 +181,8 @@ class TaskPool:
         cls, data: Mapping, max_size: int | None = None, key: Callable[[Task], str] = task_key
     ) -> TaskPool:
         pool = cls(max_size, key)
-        tasks = [Task.from_json(t) for t in data["tasks"]]
-        pool._tasks = {t.id: t for t in tasks}
-        pool._records = {i: Record(**r) for i, r in data["records"].items()}
-        pool._keys = {key(t) for t in tasks}
+        for task in map(Task.from_json, data["tasks"]):
+            pool._append(task, key(task), Record(**data["records"][task.id]))
         return pool
 
     def write(self, path: str | os.PathLike) -> None:
@@ -170,17 +194,91 @@ class TaskPool:
             os.fsync(f.fileno())
         os.replace(temporary, path)
 
+    @classmethod
+    def read(
+        cls, path: str | os.PathLike, max_size: int | None = None, key: Callable[[Task], str] = task_key
+    ) -> TaskPool:
+        """What `write` wrote, records included: it draws, grows and is written as the pool that it was.
+
+        Raises:
+          OSError: no such file.
+          ValueError: a line that is no task with its record, or whose id an earlier one has.
+        """
+        pool = cls(max_size, key)
+        with open(path, encoding="utf-8") as f:
+            for number, line in enumerate(f, 1):
+                try:
+                    data = json.loads(line)
+                    task, record = Task.from_json(data), Record(**data["record"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ValueError(
+                        f"Line {number} of {os.fspath(path)} is no task with its record "
+                        f"({type(error).__name__}: {error}); give a tasks.jsonl as a run writes it."
+                    ) from None
+                if task.id in pool._places:
+                    raise ValueError(
+                        f"Line {number} of {os.fspath(path)} has the id {task.id} of an earlier line."
+                    )
+                pool._append(task, key(task), record)
+        return pool
+
     def _line(self, task: Task) -> str:
-        return json.dumps({**task.to_json(), "record": dataclasses.asdict(self._records[task.id])}) + "\n"
+        return json.dumps({**task.to_json(), "record": vars(self.records[task.id])}) + "\n"
+
+    def _append(self, task: Task, key: str, record: Record) -> None:
+        if self._shared:
+            self._tasks, self._places, self._keys = list(self._tasks), dict(self._places), set(self._keys)
+            self._shared = False
+        place = len(self)
+        if place == len(self._rows):
+            self._rows = np.resize(self._rows, 2 * place + 16)
+        self._tasks.append(task)
+        self._places[task.id] = place
+        self._keys.add(key)
+        self._set(place, record)
+
+    def _set(self, place: int, record: Record) -> None:
+        evolved = self._tasks[place].lineage.kind != "initial"
+        self._rows[place] = (evolved, *vars(record).values())
 
     def _check_ids(self, tasks: Sequence[Task]) -> None:
-        ids = set(self._tasks)
+        new = set()
         for task in tasks:
             if not task.turns:
                 raise ValueError(
                     f"Task {task.id} is a bare scenario (no user turns, no reference calls), so it cannot be scored; "
                     "give it turns before adding it to the pool."
                 )
-            if task.id in ids and (task.id not in self._tasks or self._key(task) != self._key(self[task.id])):
+            known = task.id in self._places
+            if task.id in new or (known and self._key(task) != self._key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")
-            ids.add(task.id)
+            if not known:
+                new.add(task.id)
+
+
+class _Records(Mapping[str, Record]):
+    """TaskPool.records: reads the rows of a pool."""
+
+    def __init__(self, pool: TaskPool):
+        self._pool = pool
+
+    def __len__(self) -> int:
+        return len(self._pool)
+
+    def __iter__(self) -> Iterator[str]:
+        return (task.id for task in self._pool)
+
+    def __getitem__(self, task_id: str) -> Record:
+        _, born, trained, first, last, settled = self._pool._rows[self._pool._places[task_id]].item()
+        first, last = (None if math.isnan(score) else score for score in (first, last))
+        return Record(born, trained, first, last, settled)
+
+
+def _first(count: int, times: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Where the `count` smallest times stand, the smallest first; of equal ones the smaller noise goes first, then the
+    earlier place. Equal to np.lexsort((noise, times))[:count], without sorting what is beyond. times, noise: [N]."""
+    near = np.arange(len(times))
+    if count < len(times):
+        bound = np.partition(times, count)[count]
+        near = np.flatnonzero(~(times > bound))  # those that tie with it, and NaN, too
+    return near[np.lexsort((noise[near], times[near]))[:count]]
