@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -61,20 +62,21 @@ class TaskPool:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
         self.max_size, self._key = max_size, key
+        # Forks share these three, which only grow. Of a pool are the first _size tasks; what lies behind is another's.
         self._tasks: list[Task] = []
-        self._places: dict[str, int] = {}  # of each id in _tasks
-        self._keys: set[str] = set()
+        self._places: dict[str, int] = {}  # in _tasks, by id
+        self._keys: dict[str, int] = {}  # and by key
+        self._size = 0
         self._rows = np.zeros(0, ROW)  # of each task, with spare ones behind them
-        self._shared = False  # whether a fork has the same _tasks, _places and _keys
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return self._size
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._tasks)
+        return itertools.islice(self._tasks, self._size)
 
     def __getitem__(self, task_id: str) -> Task:
-        return self._tasks[self._places[task_id]]
+        return self._tasks[self._place(task_id)]
 
     @property
     def records(self) -> Mapping[str, Record]:
@@ -104,7 +106,7 @@ class TaskPool:
         verdicts: list[str | None] = []
         for task in tasks:
             key = self._key(task)
-            if key in self._keys:
+            if self._keys.get(key, self._size) < self._size:
                 verdicts.append("duplicate")
             elif self.max_size is not None and len(self) >= self.max_size:
                 verdicts.append("pool_full")
@@ -134,7 +136,7 @@ class TaskPool:
         Raises:
           ValueError: empty pool, n < 1, or new_share outside [0, 1].
         """
-        if not self._tasks:
+        if not self._size:
             raise ValueError("The task pool is empty; add validated tasks before sampling a batch.")
         if n < 1 or not 0 <= new_share <= 1:
             raise ValueError(
@@ -142,7 +144,7 @@ class TaskPool:
                 "the size must be at least 1 and the share between 0 and 1."
             )
         free = np.ones(len(self), bool)
-        free[[self._places[i] for i in apart_from if i in self._places]] = False
+        free[[self._place(i) for i in apart_from if self._has(i)]] = False
         places = np.flatnonzero(free)
         rounds, rest = (0, min(n, len(places))) if apart_from else divmod(n, len(places))
         # The smallest of exponential times come first (Efraimidis and Spirakis, 2006): a draw without replacement.
@@ -157,17 +159,17 @@ class TaskPool:
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
     def fork(self) -> TaskPool:
-        """A copy, to draw from while this one grows. The tasks are copied only once one of the two adds some."""
+        """A copy, to draw from while this one grows: only the records are copied. Of the two, the second to add tasks
+        copies the tasks then."""
         fork = copy.copy(self)
         fork._rows = self.rows.copy()
-        self._shared = fork._shared = True
         return fork
 
     def record(self, scores: Mapping[str, float]) -> None:
         """Notes the mean rewards of one step (signals.task_scores) by task id. KeyError: unknown task."""
         records = self.records
         for task_id, score in scores.items():
-            self._set(self._places[task_id], records[task_id].scored(score))
+            self._set(self._place(task_id), records[task_id].scored(score))
 
     def to_json(self) -> dict:
         """The whole state as JSON values; `from_json` continues exactly here."""
@@ -215,7 +217,7 @@ class TaskPool:
                         f"Line {number} of {os.fspath(path)} is no task with its record "
                         f"({type(error).__name__}: {error}); give a tasks.jsonl as a run writes it."
                     ) from None
-                if task.id in pool._places:
+                if pool._has(task.id):
                     raise ValueError(
                         f"Line {number} of {os.fspath(path)} has the id {task.id} of an earlier line."
                     )
@@ -225,17 +227,26 @@ class TaskPool:
     def _line(self, task: Task) -> str:
         return json.dumps({**task.to_json(), "record": vars(self.records[task.id])}) + "\n"
 
+    def _has(self, task_id: str) -> bool:
+        return self._places.get(task_id, self._size) < self._size
+
+    def _place(self, task_id: str) -> int:
+        if not self._has(task_id):
+            raise KeyError(task_id)
+        return self._places[task_id]
+
     def _append(self, task: Task, key: str, record: Record) -> None:
-        if self._shared:
-            self._tasks, self._places, self._keys = list(self._tasks), dict(self._places), set(self._keys)
-            self._shared = False
-        place = len(self)
-        if place == len(self._rows):
-            self._rows = np.resize(self._rows, 2 * place + 16)
+        size = self._size
+        if size < len(self._tasks):  # a fork has added tasks of its own
+            self._tasks = self._tasks[:size]
+            self._places = {i: place for i, place in self._places.items() if place < size}
+            self._keys = {k: place for k, place in self._keys.items() if place < size}
+        if size == len(self._rows):
+            self._rows = np.resize(self._rows, 2 * size + 16)
         self._tasks.append(task)
-        self._places[task.id] = place
-        self._keys.add(key)
-        self._set(place, record)
+        self._places[task.id] = self._keys[key] = size
+        self._set(size, record)
+        self._size += 1
 
     def _set(self, place: int, record: Record) -> None:
         evolved = self._tasks[place].lineage.kind != "initial"
@@ -249,7 +260,7 @@ class TaskPool:
                     f"Task {task.id} is a bare scenario (no user turns, no reference calls), so it cannot be scored; "
                     "give it turns before adding it to the pool."
                 )
-            known = task.id in self._places
+            known = self._has(task.id)
             if task.id in new or (known and self._key(task) != self._key(self[task.id])):
                 raise ValueError(f"Two different tasks have the id {task.id}; give every task its own.")
             if not known:
@@ -269,7 +280,7 @@ class _Records(Mapping[str, Record]):
         return (task.id for task in self._pool)
 
     def __getitem__(self, task_id: str) -> Record:
-        _, born, trained, first, last, settled = self._pool._rows[self._pool._places[task_id]].item()
+        _, born, trained, first, last, settled = self._pool._rows[self._pool._place(task_id)].item()
         first, last = (None if math.isnan(score) else score for score in (first, last))
         return Record(born, trained, first, last, settled)
 
