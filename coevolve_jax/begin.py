@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from coevolve_jax import build
+from coevolve_jax import build, names
 from coevolve_jax.evaluate import evaluate_held_out
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.run import RunState, timed
@@ -70,6 +70,16 @@ def begin(
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split."""
-    tasks, features = [*build.benchmark_tasks(config), *held_out], build.family(config).features
-    return LeakGuard(tasks, config.data.leak_threshold, features=features)
+    """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split.
+
+    Runs whose config is older than the keys of n-grams and embedding have neither.
+    """
+    data, model = config.data, config.data.get("leak_embedding")
+    return LeakGuard(
+        [*build.benchmark_tasks(config), *held_out],
+        data.leak_threshold,
+        features=build.family(config).features,
+        query_threshold=data.get("leak_query_threshold", 0.0),
+        embed=names.function(model, "data.leak_embedding") if model else None,
+        embedding_threshold=data.get("leak_embedding_threshold", 0.0),
+    )

@@ -44,6 +44,13 @@ RENAMED = {
     "engine.slots": "engine.max_concurrency",
 }
 
+# Keys that came later than runs which are to be gone on with and compared, with the values at which nothing is new.
+LATER = {
+    "data.leak_query_threshold": 0.0,
+    "data.leak_embedding": "",
+    "data.leak_embedding_threshold": 0.0,
+}
+
 # Where and how a run is served, not what it computes: they may change when a run goes on.
 SERVING = (
     "environment.python",
@@ -194,6 +201,14 @@ def check(config: ConfigDict) -> None:
         f"0, or at least config.data.initial_tasks ({config.data.initial_tasks})",
     )
     require(config.data.retire_after >= 0, "data.retire_after", "0 or more visits")
+    for name in ("leak_query_threshold", "leak_embedding_threshold"):
+        require(
+            0 <= config.data.get(name, 0) <= 1, f"data.{name}", "a cosine above 0 and up to 1, or 0 for none"
+        )
+    if model := config.data.get("leak_embedding"):
+        names.function(model, "data.leak_embedding")
+        rule = "a cosine above 0 where config.data.leak_embedding names a model"
+        require(config.data.leak_embedding_threshold > 0, "data.leak_embedding_threshold", rule)
     require(config.rollout.group_size >= 2, "rollout.group_size", "at least 2, for a group to have a spread")
     require(config.rollout.temperature > 0, "rollout.temperature", "above 0: greedy rollouts have no spread")
     require(
@@ -288,11 +303,12 @@ def to_json(config: ConfigDict) -> str:
 
 
 def numbers(config: dict) -> dict:
-    """What a run's numbers depend on, of a config as plain values: all but SERVING."""
+    """What a run's numbers depend on, of a config as plain values: all but SERVING, and LATER where nothing is new."""
     kept = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
-    for key in SERVING:
+    for key in (*SERVING, *LATER):
         section, name = key.split(".")
-        kept.get(section, {}).pop(name, None)
+        if key in SERVING or kept.get(section, {}).get(name) == LATER[key]:
+            kept.get(section, {}).pop(name, None)
     return kept
 
 

@@ -6,7 +6,7 @@ import importlib
 import pathlib
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 
@@ -49,6 +49,23 @@ def module(
             raise ValueError(
                 f"config.{key} is {name!r}, and {found.__name__} must define the function {function}."
             )
+    return found
+
+
+def function(name: str, key: str) -> Callable:
+    """The function at the dotted path MODULE.FUNCTION that config.<key> names.
+
+    Raises ValueError, in one sentence: the module cannot be imported here, or has no such function.
+    """
+    wanted, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(wanted), attribute, None)
+    except (ImportError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"config.{key} is {name!r}, which cannot be imported ({error}): it must be the dotted path of a function."
+        ) from None
+    if not callable(found):
+        raise ValueError(f"config.{key} is {name!r}, and {wanted} defines no function {attribute}.")
     return found
 
 

@@ -1,16 +1,24 @@
 """Leak control: what counts as a near copy of an evaluation task."""
 
 import dataclasses
+import math
 import time
+from collections import Counter
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
+from coevolve_jax.envs.base import features
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
+from coevolve_jax.synthesis.similarity import CountCosines, ngrams
 from coevolve_jax.types import Call, Task, Turn
 
+ROOT = Path(__file__).parents[1]
 TEMPLATES = {
     "cd": "Change the current working directory to the specified folder {}.",
     "mv": "Move a file from one location to another, namely {}.",
@@ -141,6 +149,138 @@ def test_300_evaluation_tasks_take_less_than_two_milliseconds_each():
         guard.check(one)
         seconds.append(time.thread_time() - start)
     assert np.median(seconds) < 2e-3
+
+
+class Dense:
+    """The same as one dense matrix [features, evaluation tasks] in float32, as published similarities were computed."""
+
+    def __init__(self, evaluation, features, corpus=()):
+        self.features = features
+        counts = [features(t) for t in evaluation]
+        documents = [*counts, *(features(t) for t in corpus)]
+        self.total, self.frequency = len(documents) + 1, Counter(f for d in documents for f in d)
+        self.row = {f: i for i, f in enumerate(dict.fromkeys(f for c in counts for f in c))}
+        self.weights = np.zeros((len(self.row), len(counts)), np.float32)
+        for column, count in enumerate(counts):
+            for feature, weight in self.weigh(count).items():
+                self.weights[self.row[feature], column] = weight
+
+    def weigh(self, count):
+        weights = {f: n * math.log(self.total / (self.frequency[f] + 0.5)) for f, n in count.items()}
+        norm = math.sqrt(math.fsum(w * w for w in weights.values()))
+        return {f: w / norm for f, w in weights.items()}
+
+    def __call__(self, task):
+        known = {f: w for f, w in self.weigh(self.features(task)).items() if f in self.row}
+        values = np.array(list(known.values()), np.float32)
+        return np.clip(values @ self.weights[[self.row[f] for f in known]], 0.0, 1.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 10), st.sampled_from([features, ngrams]))
+def test_sparse_equals_dense_to_the_last_bit(seed, evaluated, more, compared):
+    rng = np.random.default_rng(seed)
+    evaluation = [random_task(f"e{i}", rng) for i in range(evaluated)]
+    evaluation += [dataclasses.replace(evaluation[i], id=f"again {i}") for i in range(0, evaluated, 3)]
+    corpus = [random_task(f"c{i}", rng) for i in range(more)]
+    dense, guard = Dense(evaluation, compared, corpus), LeakGuard(evaluation, 0.9, corpus, compared)
+    strangers = [Task("no turns", "bfcl", {}), Task("z", "bfcl", {}, (Turn("zebras ahoy"),))]
+    for one in (*evaluation[:3], *corpus[:3], *(random_task("new", rng) for _ in range(5)), *strangers):
+        expected = dense(one)
+        assert np.array_equal(guard.similarities(one), expected)
+        assert guard.nearest(one) == (expected.max(), evaluation[int(np.argmax(expected))].id)
+        same_calls = any(one.calls == t.calls for t in evaluation if t.calls)
+        assert (guard.check(one) is not None) == (same_calls or float(expected.max()) >= 0.9)
+
+
+def test_only_what_the_evaluation_tasks_have_is_kept():
+    evaluation = [random_task(f"e{i}", np.random.default_rng([0, i])) for i in range(300)]
+    cosines = CountCosines(evaluation, features)
+    kept = sum(a.nbytes for a in vars(cosines).values() if isinstance(a, np.ndarray))
+    counts = [features(t) for t in evaluation]
+    entries, distinct = sum(map(len, counts)), len({f for c in counts for f in c})
+    assert kept == 8 * entries + 16 * (distinct + 1)  # a column and a weight for each; an idf and a start
+
+
+def test_it_says_which_measure_refuses_and_for_which_task():
+    def embed(texts):  # how often each letter comes
+        return np.array(
+            [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+        )
+
+    options = dict(query_threshold=0.8, embed=embed, embedding_threshold=0.99)
+    one, guard = EVALUATION[3], LeakGuard(EVALUATION, **options)
+    others = tuple(Call("other", {"y": i}) for i in range(2 * len(one.calls)))
+    said = lambda query, calls: Task("new", "bfcl", {}, (Turn(query, calls),))
+    query = one.turns[0].query
+    refused = {
+        "calls": said("Entirely new.", one.calls),
+        "features": said(query, (*one.calls, one.calls[0])),
+        "ngrams": said(query.upper().replace(" ", "\n  "), others),
+        "embedding": said("".join(sorted(query)), others),
+    }
+    for measure, task in refused.items():
+        near = guard.compare(task)[1]
+        assert near is not None and (near.measure, near.task) == (measure, one.id)
+        assert near.to_json() == {"measure": measure, "similarity": round(near.similarity, 4), "task": one.id}
+    assert LeakGuard(EVALUATION).check(refused["ngrams"]) is None
+    assert guard.compare(said("Zzz qqq!", others))[1] is None
+    # What lineage records is by features, whatever else is asked for.
+    for task in refused.values():
+        assert guard.nearest(task) == GUARD.nearest(task) == guard.compare(task)[0][1:]
+
+
+def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
+    turns = lambda *queries: Task("x", "bfcl", {}, tuple(Turn(query) for query in queries))
+    assert ngrams(turns("a b")) == Counter([" a ", "a b", " b ", " a b", "a b ", " a b "])
+    assert ngrams(turns("  A\n B")) == ngrams(turns("a b"))
+    assert ngrams(turns("a b", "a b")) == ngrams(turns("a b")) + ngrams(turns("a b"))
+    assert ngrams(Task("x", "bfcl", {})) == Counter()
+
+
+def test_an_embedding_must_answer_with_a_vector_for_each_text():
+    for answer in (np.zeros(3), np.zeros((1, 3)), np.full((60, 3), np.nan)):
+        with pytest.raises(ValueError, match="embedding of 60 texts"):
+            LeakGuard(EVALUATION, embed=lambda texts, answer=answer: answer, embedding_threshold=0.9)
+    nothing = LeakGuard(EVALUATION, embed=lambda texts: np.zeros((len(texts), 3)), embedding_threshold=0.9)
+    assert nothing.compare(random_task("new", np.random.default_rng(7)))[1] is None
+    unasked = LeakGuard([], query_threshold=0.9, embed=lambda texts: 1 / 0, embedding_threshold=0.9)
+    assert unasked.compare(EVALUATION[0]) == (("features", 0.0, None), None)
+
+
+def test_thresholds_of_further_measures_are_checked():
+    for options in (dict(query_threshold=1.1), dict(query_threshold=-1.0), dict(embed=len)):
+        with pytest.raises(ValueError, match="leak threshold of (ngrams|embedding)"):
+            LeakGuard([], **options)
+
+
+def test_a_config_without_the_keys_of_further_measures_is_as_good_as_one_with_them_off():
+    new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    old = ConfigDict(new.to_dict())
+    for key in configs.LATER:
+        del old.data[key.removeprefix("data.")]
+    configs.check(old)
+    assert configs.numbers(old.to_dict()) == configs.numbers(new.to_dict())
+    assert configs.digest(old) == configs.digest(new)
+    assert configs.digest(configs.override(new, {"data.leak_query_threshold": 0.5})) != configs.digest(new)
+
+
+def test_what_a_config_cannot_ask_of_further_measures():
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    for values, why in (
+        ({"data.leak_query_threshold": 1.5}, "leak_query_threshold is 1.5: it must be a cosine"),
+        (
+            {"data.leak_embedding": "math.sqrt"},
+            "leak_embedding_threshold is 0.0: it must be a cosine above 0",
+        ),
+        ({"data.leak_embedding": "math.nothing"}, "math defines no function nothing"),
+        ({"data.leak_embedding": "no_such_module.embed"}, "cannot be imported"),
+        ({"data.leak_embedding": "embed"}, "cannot be imported"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            configs.check(configs.override(config, values))
+    asked = {"data.leak_embedding": "math.sqrt", "data.leak_embedding_threshold": 0.9}
+    configs.check(configs.override(config, asked))
 
 
 def test_histogram():

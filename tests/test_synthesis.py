@@ -402,6 +402,11 @@ def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contex
     strict = dataclasses.replace(synthesizer, guard=LeakGuard(copies, 1.0))
     made = strict.grow(guarded, contexts[:4], **options, rng=np.random.default_rng(0))
     assert made.refused["near_evaluation"] >= 2
+    proposals = [p for row in made.explored for p in row["proposals"]]
+    leaks = [p for p in proposals if p["reason"] == "near_evaluation"]
+    assert leaks == [p for p in proposals if "near" in p] and {p["verdict"] for p in leaks} == {"refused"}
+    assert {p["near"]["task"] for p in leaks} == {t.id for t in copies}
+    assert {(p["near"]["measure"], p["near"]["similarity"]) for p in leaks} == {("calls", 1.0)}
     assert {t.id for t in guarded} == {t.id for t in free} - {t.id for t in copies}
     assert {t.lineage.nearest for t in guarded} <= {t.id for t in copies} | {None}
     assert all(t.lineage.similarity == round(strict.guard.nearest(t)[0], 4) for t in guarded)

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from coevolve_jax.envs.base import canonical, features
+from coevolve_jax.synthesis.similarity import CountCosines, Embed, EmbeddingCosines, Features, ngrams
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
 
 
-class LeakGuard:
-    """Compares tasks with every evaluation task by the cosine of their idf-weighted features.
+class Near(NamedTuple):
+    """The evaluation task that a measure finds most similar, by its id (None: there is none), and how similar."""
 
-    Features that every task shares, such as the wording of the tool
-    documentation, weigh next to nothing; values and the sequence of calls,
-    which make the instance, weigh most.
+    measure: str
+    similarity: float
+    task: str | None
+
+    def to_json(self) -> dict:
+        return {**self._asdict(), "similarity": round(self.similarity, 4)}
+
+
+class LeakGuard:
+    """Compares tasks with every evaluation task, by measures that each have a name and a threshold.
+
+    "features": those of the environment family, of which values and the sequence of calls, which make the instance,
+    weigh most. Where they are asked for, "ngrams", the characters of the queries, and "embedding", what a model makes
+    of them. And "calls": a task with all calls of an evaluation task is a copy, whatever its words and scenario.
     """
 
     def __init__(
@@ -27,59 +38,62 @@ class LeakGuard:
         evaluation_tasks: Sequence[Task],
         threshold: float = 0.9,
         corpus: Iterable[Task] = (),
-        features: Callable[[Task], Counter[str]] = features,
+        features: Features = features,
+        query_threshold: float = 0.0,
+        embed: Embed | None = None,
+        embedding_threshold: float = 0.0,
     ):
         """corpus: further tasks (such as D_0) that show which features are common. features: counts of what is
-        compared (the environment family's).
+        compared (the environment family's). query_threshold: that of n-grams; 0: they are not compared. embed: the
+        embedding model; None: there is none.
 
-        Raises ValueError if the threshold is not within (0, 1].
+        Raises ValueError if a threshold is not within (0, 1].
         """
-        if not 0 < threshold <= 1:
-            raise ValueError(f"The leak threshold is {threshold}; it is a cosine above 0 and up to 1.")
-        self.threshold, self._features = threshold, features
+        self.threshold, self._thresholds = threshold, {"features": threshold}
+        if query_threshold:
+            self._thresholds["ngrams"] = query_threshold
+        if embed is not None:
+            self._thresholds["embedding"] = embedding_threshold
+        for name, least in self._thresholds.items():
+            if not 0 < least <= 1:
+                raise ValueError(
+                    f"The leak threshold of {name} is {least}; it is a cosine above 0 and up to 1."
+                )
         self._ids = [t.id for t in evaluation_tasks]
-        self._sequences = {_sequence(t) for t in evaluation_tasks if t.calls}
-        counts = [features(t) for t in evaluation_tasks]
-        documents = [*counts, *(features(t) for t in corpus)]
-        self._n_documents = len(documents)
-        self._frequency = Counter(f for document in documents for f in document)
-        self._row = {f: i for i, f in enumerate(dict.fromkeys(f for c in counts for f in c))}
-        # [features, evaluation tasks]: a query reads only the rows of its own features.
-        self._weights = np.zeros((len(self._row), len(counts)), np.float32)
-        for column, count in enumerate(counts):
-            weights = self._weigh(count)
-            self._weights[[self._row[f] for f in count], column] = list(weights.values())
+        self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
+        self.similarities = CountCosines(evaluation_tasks, features, corpus)
+        self._cosines = {"features": self.similarities}
+        if query_threshold:
+            self._cosines["ngrams"] = CountCosines(evaluation_tasks, ngrams)
+        if embed is not None:
+            self._cosines["embedding"] = EmbeddingCosines(evaluation_tasks, embed)
 
-    def similarities(self, task: Task) -> np.ndarray:
-        """Cosine to every evaluation task, float32 [E] within [0, 1]; 0 where no feature is shared."""
-        known = {f: w for f, w in self._weigh(self._features(task)).items() if f in self._row}
-        rows = [self._row[f] for f in known]
-        values = np.fromiter(known.values(), np.float32, len(known))
-        return np.clip(values @ self._weights[rows], 0.0, 1.0)
+    def compare(self, task: Task) -> tuple[Near, Near | None]:
+        """What is nearest by features, and that for which the task is refused: None where it may be trained on.
+
+        Refused are tasks with the calls of an evaluation task, and those at or above the threshold of a measure.
+        """
+        nearest = [self._nearest(name, task) for name in self._cosines]
+        near = [n for n in nearest if n.similarity >= self._thresholds[n.measure]]
+        same = self._sequences.get(_sequence(task)) if task.calls else None
+        if same is not None:
+            near = [Near("calls", 1.0, same)]
+        return nearest[0], near[0] if near else None
 
     def nearest(self, task: Task) -> tuple[float, str | None]:
-        """(similarity, id) of the most similar evaluation task (the first of equals), or (0.0, None)."""
-        if not self._ids:
-            return 0.0, None
-        similarities = self.similarities(task)
-        best = int(np.argmax(similarities))
-        return float(similarities[best]), self._ids[best]
+        """(similarity, id) of the evaluation task most similar by features, the first of equals, or (0.0, None)."""
+        return self._nearest("features", task)[1:]
 
     def check(self, task: Task) -> str | None:
-        """None for a task that may be trained on, else "near_evaluation".
+        """None for a task that may be trained on, else "near_evaluation"."""
+        return REASON if self.compare(task)[1] else None
 
-        Refused are tasks at or above the threshold, and, whatever its wording
-        and scenario, a task whose whole call sequence is that of an evaluation task.
-        """
-        same_calls = bool(task.calls) and _sequence(task) in self._sequences
-        return REASON if same_calls or self.nearest(task)[0] >= self.threshold else None
-
-    def _weigh(self, count: Counter[str]) -> dict[str, float]:
-        """Unit vector of one task: count times idf (the half keeps that of a ubiquitous feature above 0)."""
-        total = self._n_documents + 1
-        weights = {f: n * math.log(total / (self._frequency[f] + 0.5)) for f, n in count.items()}
-        norm = math.sqrt(math.fsum(w * w for w in weights.values()))
-        return {f: w / norm for f, w in weights.items()}
+    def _nearest(self, name: str, task: Task) -> Near:
+        if not self._ids:
+            return Near(name, 0.0, None)
+        cosines = self._cosines[name](task)
+        best = int(np.argmax(cosines))
+        return Near(name, float(cosines[best]), self._ids[best])
 
 
 def histogram(similarities: Sequence[float], bins: int = 20) -> dict[str, list]:

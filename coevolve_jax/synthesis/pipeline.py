@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.explorers.base import Exploration, Limits, Proposal, Roles
 from coevolve_jax.synthesis.explore import Tools, explore, unguided
-from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.leakage import REASON, LeakGuard, Near
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -163,17 +163,18 @@ class Synthesizer:
                 )
         return total
 
-    def admit(self, tasks: TaskPool, task: Task) -> str | None:
-        """Adds a validated task, with its similarity to the evaluation tasks; returns why not where it is refused."""
+    def admit(self, tasks: TaskPool, task: Task) -> tuple[str | None, Near | None]:
+        """Adds a validated task, with its similarity to the evaluation tasks. Returns why not where it is refused, and
+        for a leak the evaluation task that it is near."""
         if self.guard is not None:
-            similarity, nearest = self.guard.nearest(task)
+            nearest, leak = self.guard.compare(task)
             lineage = dataclasses.replace(
-                task.lineage, similarity=round(float(similarity), 4), nearest=nearest
+                task.lineage, similarity=round(nearest.similarity, 4), nearest=nearest.task
             )
             task = dataclasses.replace(task, lineage=lineage)
-            if refusal := self.guard.check(task):
-                return refusal
-        return tasks.add([task])[0]
+            if leak is not None:
+                return REASON, leak
+        return tasks.add([task])[0], None
 
     def _unsolved(self, tasks: Sequence[Task], rng: np.random.Generator) -> list[str | None]:
         """ "not_solved" where the explorer, given the words alone, does not do it in config.explorer.solve attempts;
@@ -241,11 +242,10 @@ class Synthesizer:
                 stats.accepted += verdict.verdict == "accept"
                 stats.retained += verdict.verdict == "retain"
                 stats.discarded += verdict.task is None
-                if verdict.task is None:
-                    refusal = verdict.reason
-                else:
+                refusal, leak = verdict.reason, None
+                if verdict.task is not None:
                     spare = given[proposal.context.id] >= each
-                    refusal = "spare" if spare else self.admit(tasks, verdict.task)
+                    refusal, leak = ("spare", None) if spare else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
                 given[proposal.context.id] += refusal is None
                 stats.refused.update([refusal] if refusal else [])
@@ -256,6 +256,7 @@ class Synthesizer:
                         "triplets": list(proposal.triplets),
                         "verdict": "refused" if verdict.task is not None and refusal else verdict.verdict,
                         "reason": refusal or verdict.reason,
+                        **({"near": leak.to_json()} if leak else {}),
                     }
                 )
         return stats
