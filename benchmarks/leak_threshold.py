@@ -1,0 +1,182 @@
+"""Which leaks does leak control see, at which threshold, and what does it cost with many evaluation tasks?
+
+python benchmarks/leak_threshold.py
+python benchmarks/leak_threshold.py --embedding=my_models.embed      # with an embedding model's own column
+
+Half of --tasks, found by the scripted explorer in BFCL's training scenarios, stand for evaluation tasks. Each has
+paraphrases (benchmarks/paraphrases.py), which are leaks, and the same with other values, which are not, as the other
+half is not. What has all calls of an evaluation task is refused whatever the threshold; here each measure is on its own.
+"""
+
+import gc
+import itertools
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+from paraphrases import Tools, other_values, paraphrases, values_of
+
+from coevolve_jax import envs, names
+from coevolve_jax.config import load_file
+from coevolve_jax.envs.base import canonical
+from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.explorers import scripted
+from coevolve_jax.explorers.scripted.abstractor import word
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.synthesis.leakage import LeakGuard
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.similarity import CountCosines, EmbeddingCosines, ngrams
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.types import Task, Turn
+
+CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
+THRESHOLDS = [n / 100 for n in range(30, 100, 5)]
+PRECISION = 0.99  # that a threshold should have
+
+_TASKS = flags.DEFINE_integer("tasks", 400, "Tasks to explore; 0: what is said of paraphrases is left out.")
+_SIZE = flags.DEFINE_integer(
+    "size", 10_000, "Evaluation tasks to measure time and memory with; 0: it is left out."
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of the explored tasks and of the paraphrases.")
+_EMBEDDING = flags.DEFINE_string(
+    "embedding", "", "Dotted path of embed(texts) -> floats [n, d], a further measure."
+)
+
+
+class Candidate(NamedTuple):
+    kind: str
+    leak: bool
+    task: Task
+
+
+def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
+    """Tasks of BFCL's training scenarios from unguided exploration, and the function schemas of a task."""
+    c = load_file(CONFIG)
+    family = envs.load(c.environment.name, c.environment.python)
+    tasks, e = TaskPool(key=family.task_key), c.environment
+    with ProcessPool(e.name, workers=1, timeout=e.call_timeout, memory_gib=e.worker_memory) as pool:
+        Synthesizer(scripted.make(c, family.tools), family.tools, pool, c, None).explore_unguided(
+            tasks,
+            family.scenarios(e.train_split, e.to_dict()),
+            wanted=wanted,
+            kind="initial",
+            step=0,
+            rng=rng_for(seed, "leak threshold"),
+        )
+    return list(tasks), family.tools
+
+
+def candidates(
+    evaluation: Sequence[Task], others: Sequence[Task], tools: Tools, rng: np.random.Generator
+) -> list[Candidate]:
+    """Labelled ones; none that is called no leak has all calls of an evaluation task by chance."""
+    values = values_of([*evaluation, *others])
+    made = [Candidate(*p) for task in evaluation for p in paraphrases(task, tools, values, rng)]
+    made += [Candidate("another task", False, task) for task in others]
+    calls = lambda task: canonical([call.to_json() for call in task.calls])
+    theirs = {calls(task) for task in evaluation}
+    return [c for c in made if c.leak or calls(c.task) not in theirs]
+
+
+def quality(refused: np.ndarray, leaks: np.ndarray) -> tuple[float, float]:
+    """(precision, recall); the precision of refusing nothing is 1."""
+    right = np.count_nonzero(refused & leaks)
+    return right / max(np.count_nonzero(refused), 1) if refused.any() else 1.0, right / np.count_nonzero(
+        leaks
+    )
+
+
+def print_quality(found: Sequence[Candidate], nearest: dict[str, np.ndarray], usual: float) -> None:
+    """nearest: of each measure the highest cosine of each candidate. usual: the features' threshold, for the pairs."""
+    leaks = np.array([c.leak for c in found])
+    refusing = {name: (lambda t, own=own: own >= t) for name, own in nearest.items()}
+    for name, own in list(nearest.items())[1:]:
+        both = lambda t, own=own: (own >= t) | (nearest["features"] >= usual)
+        refusing[f"{name} or features >= {usual}"] = both
+    print(f"{leaks.sum()} leaks, {(~leaks).sum()} others; precision and recall of refusing, by threshold")
+    print("          " + "".join(f"{name:>26}" for name in refusing))
+    for t in THRESHOLDS:
+        cells = [quality(refuse(t), leaks) for refuse in refusing.values()]
+        print(f"{t:10.2f}" + "".join(f"{f'{p:.3f} {r:.3f}':>26}" for p, r in cells))
+    chosen = {"features": usual}
+    for name in nearest:
+        good = [t for t in THRESHOLDS if quality(refusing[name](t), leaks)[0] >= PRECISION]
+        print(f"{name}: precision {PRECISION} from {min(good, default=None)}")
+        chosen[name] = chosen.get(name, min(good, default=1.0))
+    print("share refused, by kind" + "".join(f"{f'{name} >= {t}':>20}" for name, t in chosen.items()))
+    for kind in dict.fromkeys(c.kind for c in found):
+        own = np.array([c.kind == kind for c in found])
+        shares = [np.mean(nearest[name][own] >= t) for name, t in chosen.items()]
+        label = "leak" if leaks[own].all() else "no leak"
+        print(f"{kind:28} {own.sum():5} {label:8}" + "".join(f"{share:20.3f}" for share in shares))
+
+
+def made_up(tasks: Sequence[Task], tools: Tools, wanted: int, rng: np.random.Generator) -> list[Task]:
+    """As many tasks as are wanted, of 2 to 6 calls from all of the tasks with other values, in the explorer's words."""
+    calls, values, made = [c for t in tasks for c in t.calls], values_of(tasks), []
+    for number in range(wanted):
+        like = tasks[rng.integers(len(tasks))]
+        offered = {tool["function"]["name"] for tool in tools(like)}
+        drawn = (calls[rng.integers(len(calls))] for _ in itertools.count())
+        some = itertools.islice((c for c in drawn if c.name in offered), int(rng.integers(2, 7)))
+        own = tuple(other_values(call, values, rng) for call in some)
+        made.append(
+            Task(f"made-up-{number}", like.environment, {}, (Turn(word(own, tools(like), rng), own),))
+        )
+    return made
+
+
+def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -> None:
+    """Processor's seconds to build a guard, memory it holds and needs on the way, and milliseconds of a check."""
+    gc.collect()
+    before, start = resident(), time.process_time()
+    guard = make()
+    built = time.process_time() - start
+    gc.collect()
+    held, spent = resident() - before, []
+    peak = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    )  # of the whole process until now
+    for task in new:
+        start = time.process_time()
+        guard.compare(task)
+        spent.append(1000 * (time.process_time() - start))
+    print(
+        f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check {np.median(spent):.2f} ms "
+        f"(95% within {np.percentile(spent, 95):.2f} ms)"
+    )
+
+
+def resident() -> float:
+    """MB of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def main(_) -> None:
+    usual = load_file(CONFIG).data.leak_threshold
+    tasks, tools = explored(max(_TASKS.value, 100), _SEED.value)
+    rng = rng_for(_SEED.value, "paraphrases")
+    if _TASKS.value:
+        evaluation, others = tasks[::2], tasks[1::2]
+        found = candidates(evaluation, others, tools, rng)
+        cosines = {"features": LeakGuard(evaluation).similarities, "ngrams": CountCosines(evaluation, ngrams)}
+        if _EMBEDDING.value:
+            embed = names.function(_EMBEDDING.value, "data.leak_embedding")
+            cosines["embedding"] = EmbeddingCosines(evaluation, embed)
+        nearest = {n: np.array([of(c.task).max() for c in found]) for n, of in cosines.items()}
+        print_quality(found, nearest, usual)
+    if _SIZE.value:
+        many = made_up(tasks, tools, _SIZE.value + 100, rng)
+        many, new = many[:-100], many[-100:]
+        print(f"{_SIZE.value} evaluation tasks")
+        print_costs("features", lambda: LeakGuard(many), new)
+        print_costs("features and ngrams", lambda: LeakGuard(many, query_threshold=0.9), new)
+
+
+if __name__ == "__main__":
+    app.run(main)
