@@ -14,7 +14,11 @@ from paraphrases import in_other_words, other_values, paraphrases, synonymous, v
 
 from coevolve_jax.types import Call, Task, Turn
 
-DOCS = {"cd": "Change the working directory.", "mv": "Move a file, with a new name.", "pwd": "Return the folder."}
+DOCS = {
+    "cd": "Change the working directory.",
+    "mv": "Move a file, with a new name.",
+    "pwd": "Return the folder.",
+}
 TOOLS = lambda task: [{"function": {"name": name, "description": doc}} for name, doc in DOCS.items()]
 
 
@@ -59,7 +63,10 @@ def test_values_are_said_whatever_the_words():
     for seed in range(10):
         said = in_other_words(calls, np.random.default_rng(seed))
         assert all(f"{v}" in said for c in calls for v in c.arguments.values())
-    assert synonymous("Move the file 'file move', then list.") == "relocate the document 'file move', next enumerate."
+    assert (
+        synonymous("Move the file 'file move', then list.")
+        == "relocate the document 'file move', next enumerate."
+    )
 
 
 def test_a_parameter_with_one_value_gets_one_that_is_made_up():
@@ -72,7 +79,9 @@ def test_a_parameter_with_one_value_gets_one_that_is_made_up():
 def test_no_other_task_has_the_calls_of_an_evaluation_task():
     copy = Task("copy", "bfcl", {"elsewhere": 1}, TASKS[0].turns)
     found = leak_threshold.candidates(TASKS[:6], [*TASKS[6:], copy], TOOLS, np.random.default_rng(0))
-    assert "copy" not in {c.task.id for c in found} and {t.id for t in TASKS[6:]} <= {c.task.id for c in found}
+    assert "copy" not in {c.task.id for c in found} and {t.id for t in TASKS[6:]} <= {
+        c.task.id for c in found
+    }
 
 
 def test_precision_and_recall():

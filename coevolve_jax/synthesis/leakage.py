@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coevolve_jax.envs.base import canonical, features
-from coevolve_jax.synthesis.similarity import CountCosines, Embed, EmbeddingCosines, Features, ngrams
+from coevolve_jax.synthesis.similarity import Cosines, CountCosines, Embed, EmbeddingCosines, Features, ngrams
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
@@ -62,7 +62,7 @@ class LeakGuard:
         self._ids = [t.id for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
         self.similarities = CountCosines(evaluation_tasks, features, corpus)
-        self._cosines = {"features": self.similarities}
+        self._cosines: dict[str, Cosines] = {"features": self.similarities}
         if query_threshold:
             self._cosines["ngrams"] = CountCosines(evaluation_tasks, ngrams)
         if embed is not None:

@@ -12,6 +12,7 @@ import numpy as np
 from coevolve_jax.types import Task
 
 Features = Callable[[Task], Counter[str]]
+Cosines = Callable[[Task], np.ndarray]  # a task -> float32 [E]
 Embed = Callable[[list[str]], np.ndarray]  # n texts -> floats [n, d]
 
 SIZES = (3, 4, 5)  # characters of an n-gram
