@@ -137,9 +137,8 @@ def _named(room: str, name: str, key: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy with some values replaced. values: by dotted key; another strategy.name or explorer.name brings the settings of that one.
-    Raises ValueError for a key that is not there or a
-    value of another type."""
+    """A copy with some values replaced. values: by dotted key; another strategy.name or explorer.name brings the
+    settings of that one. Raises ValueError for a key that is not there or a value of another type."""
     copied, values = ConfigDict(config.to_dict()), dict(values)
     if "strategy.name" in values:
         copied.strategy = strategy(values.pop("strategy.name"))
