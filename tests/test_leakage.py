@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.envs.base import features
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
-from coevolve_jax.synthesis.similarity import CountCosines, ngrams
+from coevolve_jax.synthesis.similarity import CountCosines, NgramCosines, ngrams
 from coevolve_jax.types import Call, Task, Turn
 
 ROOT = Path(__file__).parents[1]
@@ -236,6 +236,19 @@ def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
     assert ngrams(turns("  A\n B")) == ngrams(turns("a b"))
     assert ngrams(turns("a b", "a b")) == ngrams(turns("a b")) + ngrams(turns("a b"))
     assert ngrams(Task("x", "bfcl", {})) == Counter()
+
+
+def test_ngrams_that_no_evaluation_task_has_do_not_count():
+    evaluation, new = EVALUATION[:20], [random_task("new", np.random.default_rng(i)) for i in (7, 8)]
+    cosines, counts = NgramCosines(evaluation), [ngrams(t) for t in evaluation]
+    frequency = Counter(g for count in counts for g in count)
+    vector = lambda count: np.array([count[g] * math.log(21 / (n + 0.5)) for g, n in frequency.items()])
+    unit = lambda count: vector(count) / np.linalg.norm(vector(count))
+    for task in (*evaluation[:3], *new):
+        np.testing.assert_allclose(cosines(task), [unit(ngrams(task)) @ unit(c) for c in counts], atol=1e-5)
+        longer = dataclasses.replace(task, turns=(*task.turns, Turn("ZZZZ!?!?")))
+        np.testing.assert_allclose(cosines(longer), cosines(task), atol=1e-5)
+    assert not cosines(Task("z", "bfcl", {}, (Turn("0000"),))).any()
 
 
 def test_an_embedding_must_answer_with_a_vector_for_each_text():

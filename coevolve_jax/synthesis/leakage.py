@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from coevolve_jax.envs.base import canonical, features
-from coevolve_jax.synthesis.similarity import Cosines, CountCosines, Embed, EmbeddingCosines, Features, ngrams
+from coevolve_jax.synthesis.similarity import CountCosines, Embed, EmbeddingCosines, Features, NgramCosines
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
@@ -62,9 +62,9 @@ class LeakGuard:
         self._ids = [t.id for t in evaluation_tasks]
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
         self.similarities = CountCosines(evaluation_tasks, features, corpus)
-        self._cosines: dict[str, Cosines] = {"features": self.similarities}
+        self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
         if query_threshold:
-            self._cosines["ngrams"] = CountCosines(evaluation_tasks, ngrams)
+            self._cosines["ngrams"] = NgramCosines(evaluation_tasks)
         if embed is not None:
             self._cosines["embedding"] = EmbeddingCosines(evaluation_tasks, embed)
 

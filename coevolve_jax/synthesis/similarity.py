@@ -12,7 +12,6 @@ import numpy as np
 from coevolve_jax.types import Task
 
 Features = Callable[[Task], Counter[str]]
-Cosines = Callable[[Task], np.ndarray]  # a task -> float32 [E]
 Embed = Callable[[list[str]], np.ndarray]  # n texts -> floats [n, d]
 
 SIZES = (3, 4, 5)  # characters of an n-gram
@@ -61,13 +60,19 @@ class CountCosines:
         numbers = np.fromiter((self._number.get(f, -1) for f in found), np.int64, len(found))
         weights = self._weigh(numbers, np.fromiter(found.values(), np.float64, len(found)))
         known = (0 <= numbers) & (numbers < self._known)
-        # Only the rows of the task's own features, but these dense: BLAS then sums in the order in which it sums for
-        # a matrix that is dense throughout, and published similarities come out the same to the last bit.
-        rows = np.zeros((np.count_nonzero(known), self._size), np.float32)
-        for row, number in zip(rows, numbers[known].tolist()):
+        return np.clip(self._sums(numbers[known].tolist(), weights[known].astype(np.float32)), 0.0, 1.0)
+
+    def _sums(self, numbers: list[int], weights: np.ndarray) -> np.ndarray:
+        """For each of the E tasks the sum of products of weights, over features that the tasks have by these numbers.
+
+        Only the rows of these features, but these dense: BLAS then sums in the order in which it sums for a matrix
+        that is dense throughout, and published similarities come out the same to the last bit.
+        """
+        rows = np.zeros((len(numbers), self._size), np.float32)
+        for row, number in zip(rows, numbers):
             own = slice(self._starts[number], self._starts[number + 1])
             row[self._columns[own]] = self._weights[own]
-        return np.clip(weights[known].astype(np.float32) @ rows, 0.0, 1.0)
+        return weights @ rows
 
     def _read(self, tasks: Iterable[Task]) -> tuple[np.ndarray, np.ndarray, list[int]]:
         """The features of all tasks one after the other, as numbers and counts, and where those of each task end."""
@@ -83,6 +88,26 @@ class CountCosines:
         """Unit vector of one task, float64: counts times idf. A number of -1 is a feature not seen here."""
         weights = counts * self._idf[numbers]
         return weights / (math.sqrt(math.fsum((weights * weights).tolist())) or 1.0)
+
+
+class NgramCosines(CountCosines):
+    """Cosines of n-grams. Those that none of the tasks has do not count: in other words for the same they are many, and
+    would hide what is the same.
+
+    Each query has so many that dense rows of them would take most of the time.
+    """
+
+    def __init__(self, tasks: Sequence[Task]):
+        from scipy import sparse  # here: a start without n-grams does not wait for it
+
+        super().__init__(tasks, ngrams)
+        self._idf[-1] = 0.0
+        self._rows = sparse.csr_array(
+            (self._weights, self._columns, self._starts), shape=(self._known, self._size)
+        )
+
+    def _sums(self, numbers: list[int], weights: np.ndarray) -> np.ndarray:
+        return weights @ self._rows[numbers]
 
 
 class EmbeddingCosines:
