@@ -288,16 +288,6 @@ CHANGING = (
     "comment",
     "mention",
 )
-CHANGING = (
-    "mkdir",
-    "touch",
-    "create_ticket",
-    "post_tweet",
-    "send_message",
-    "add_contact",
-    "comment",
-    "mention",
-)
 SPOILT = ("missing_step", "wrong_argument", "not_said")
 
 
