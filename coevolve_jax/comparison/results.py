@@ -50,11 +50,11 @@ def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
     for cell in cells:
         workdir = cell.workdir(folder)
         tasks = {t["id"]: t for t in _lines(workdir / "held_out.jsonl")}
-        called = {i: [c["name"] for turn in t["turns"] for c in turn["calls"]] for i, t in tasks.items()}
+        called = {i: _tools(t) for i, t in tasks.items()}
         for row in _lines(workdir / "evaluations.jsonl"):
             weak = row.get("weak_tools", {})
             for task, (successes, trials) in row["by_task"].items():
-                names = sorted(set(called[task]))
+                names = sorted(called[task])
                 values = (
                     cell.column, cell.seed, row["set"], row["split"], row["step"], task, row["scenarios"][task],
                     ";".join(names), ";".join(n for n in names if n in weak), successes, trials,
