@@ -46,6 +46,7 @@ RENAMED = {
 
 # Keys that came later than runs which are to be gone on with and compared, with the values at which nothing is new.
 LATER = {
+    "evolution.overlap": 0,
     "data.leak_query_threshold": 0.0,
     "data.leak_embedding": "",
     "data.leak_embedding_threshold": 0.0,
@@ -277,6 +278,12 @@ def check(config: ConfigDict) -> None:
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
+    overlap, probes = config.evolution.get("overlap", 0), config.strategy.get("probe", 0)
+    if overlap:
+        rule = f"between 0 and config.evolution.every ({config.evolution.every}) steps"
+        require(0 <= overlap <= config.evolution.every, "evolution.overlap", rule)
+        rule = "0 where config.evolution.overlap is above 0: the policy is another one by then"
+        require(not probes, "strategy.probe", rule)
     require(
         config.evolution.settle_steps >= 1,
         "evolution.settle_steps",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,9 +31,21 @@ class Laboratory:
 
     def __post_init__(self):
         spent = {k.removeprefix(EXPLORER): v for k, v in self.ledger.items() if k.startswith(EXPLORER)}
-        if self.synthesizer.roles.costs is not None:
-            self.synthesizer.roles.costs.update(spent)
+        if (costs := self.synthesizer.roles.costs) is not None:
+            costs |= spent  # which they know already, unless they are those of a run that goes on
         self._book_roles()
+
+    def beside(self, records: Mapping[str, Mapping] | None = None) -> Laboratory:
+        """One for a thread of its own, with D_t as it is now and empty books. It does no rollouts. records: of the
+        tasks, where they are to be others (TaskPool.fork)."""
+        spent = Counter({k: v for k, v in self.ledger.items() if k.startswith(EXPLORER)})
+        return dataclasses.replace(self, tasks=self.tasks.fork(records), roller=_no_rollouts, ledger=spent)
+
+    def merge(self, beside: Laboratory) -> None:
+        """Adds what was made and booked there, since which nothing was made here."""
+        self.tasks.add(list(itertools.islice(beside.tasks, len(self.tasks), None)))
+        for key, value in beside.ledger.items():
+            self.ledger[key] = value if key.startswith(EXPLORER) else self.ledger[key] + value
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         self.ledger["reflections"] += len(evidence)
@@ -90,3 +103,10 @@ class Laboratory:
     def _book_roles(self) -> None:
         for key, value in (self.synthesizer.roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value
+
+
+def _no_rollouts(step: int) -> Roller:
+    raise ValueError(
+        "The strategy asks for rollouts while the training set evolves, but with config.evolution.overlap above 0 the "
+        "policy is another one by then: set it to 0."
+    )

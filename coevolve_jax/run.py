@@ -33,7 +33,7 @@ from coevolve_jax.collect import Collected, describe
 from coevolve_jax.evaluate import versions
 from coevolve_jax.logs import MetricsWriter
 from coevolve_jax.rollout.chat import Chat, pieces
-from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
+from coevolve_jax.strategies.base import Findings, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Sample, Task, Trajectory
@@ -109,15 +109,15 @@ class Run:
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         state.tasks.write(workdir / "tasks.jsonl")
 
-    def save(self, learner: Any, arrays: Any, strategy: Strategy) -> None:
-        """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py)."""
+    def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
+        """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        strategy: as Evolver.to_json has it."""
         state, folder = self.state, self.workdir / "checkpoints"
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
         if checkpoint.latest_step(folder) == state.step:
             return
         with timed(state.seconds, "checkpoint"):
-            own = {"name": self.config.strategy.name, "state": strategy.to_json()}
-            saved = {**state.to_json(), "strategy": own, "sizes": self._logs.sizes()}
+            saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
             learner.save(folder, state.step, arrays, saved, keep=self.config.checkpoint.keep)
 
     def log(

@@ -29,6 +29,7 @@ from coevolve_jax.begin import begin, leak_guard
 from coevolve_jax.collect import Collector, Roller
 from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.evaluate import evaluate_held_out
+from coevolve_jax.evolve import Evolver
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
@@ -89,8 +90,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger)
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
+            evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
             if last == 0:  # the beginning, for others to fork
-                run.save(learner, state, strategy)
+                run.save(learner, state, evolve.to_json())
             for step in range(run.state.step, last):
                 seconds: dict[str, float] = {}
                 with timed(seconds, "step"):
@@ -99,7 +101,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         try:
                             collected = collect(step)
                         except EngineError:
-                            run.save(learner, state, strategy)
+                            run.save(learner, state, evolve.to_json())
                             raise
                     groups = collected.groups
 
@@ -115,7 +117,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
                     # 4. Every F steps the training set evolves
                     with timed(seconds, "evolution"):
-                        grown = strategy.evolve(step, lab)
+                        grown = evolve(step)
 
                 run.log(collected, samples, learned, found, grown, seconds, policy.chat)
                 if (
@@ -125,7 +127,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                 ):
                     run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out))
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
-                    run.save(learner, state, strategy)
+                    run.save(learner, state, evolve.to_json())
+
+            evolve.close()
 
         # ---- What the policy has become ------------------------------------------------------------
         if last < c.steps:

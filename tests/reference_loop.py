@@ -53,14 +53,17 @@ class State:
     signals: Counter = dataclasses.field(default_factory=Counter)  # by kind
     made: Counter = dataclasses.field(default_factory=Counter)  # what became of the proposals of evolution
     ledger: Counter = dataclasses.field(default_factory=Counter)
+    under_way: tuple = ()  # an evolution beside training: the step that it began after, and the State of then
 
     def copy(self):
         return State(**{name: copy.copy(value) for name, value in vars(self).items()})
 
 
 class Loop:
-    def __init__(self, config, roles):
-        self.c, self.roles = config, roles
+    """soon: evolutions beside training are done as soon as they begin; otherwise at the last moment."""
+
+    def __init__(self, config, roles, soon=True):
+        self.c, self.roles, self.soon = config, roles, soon
         self.states, self.rows, self.signal_rows = {}, {}, {}  # by step
         self.similarities = {}  # task id -> cosine to each evaluation task
 
@@ -75,6 +78,8 @@ class Loop:
             self.version, self.s = start, self.states[start].copy()
             self.events.append(("engine", self.s.weights, self.version))
         self.evaluation = [*lamps.tasks("test"), *self.held_out]
+        if self.s.under_way:  # it begins again
+            self.set_off(*self.s.under_way)
         last, coming = min(c.steps, until or c.steps), None
         for step in range(self.s.step, last):
             self.begun[step] = len(self.events)
@@ -94,13 +99,14 @@ class Loop:
             self.events.append(("observe", step))
             found = self.observe(step, groups)
             # 4. Every F steps the training set evolves.
-            self.events.append(("evolve", step, len(self.s.tasks), [r[1:4] for r in self.s.records.values()]))
-            grown = self.evolve(step)
+            grown = self.evolve_beside(step) if c.evolution.overlap else self.evolve(step)
             self.s.step = step + 1
             self.note(step, groups, learned, found, grown, costs)
             if self.s.step % c.checkpoint.every == 0 or self.s.step == last:
                 self.events.append(("saved", self.s.step))
         self.ended = len(self.events)
+        if self.s.under_way and not self.soon:
+            self.events += self.found[2]
         if last == c.steps:
             self.after = self.evaluate()
             self.events.append(("policy saved", self.s.weights))
@@ -251,14 +257,49 @@ class Loop:
 
     # --- 4. How the training set evolves ----------------------------------------------------------------------------
 
-    def evolve(self, step):
+    def evolve_beside(self, step):
+        """What is found with the D_t of now joins it config.evolution.overlap steps later."""
+        grown, size = None, len(self.s.tasks)
+        if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.overlap:
+            grown, then, heard = self.found
+            self.events += [] if self.soon else heard
+            if grown is None:
+                raise Exhausted
+            new = then.tasks[size:]
+            self.s.tasks += new
+            self.s.records.update({t.id: then.records[t.id] for t in new})
+            self.s.ledger.update(then.ledger - self.s.under_way[1].ledger)
+            self.s.under_way = ()
+        if not self.s.under_way:
+            if self.evolves(step):
+                self.s.under_way = (step, self.s.copy())
+                self.set_off(*self.s.under_way)
+                self.s.evidence = []
+            else:
+                self.evolve(step)
+        return grown
+
+    def set_off(self, step, then):
+        """Evolves with the state of then: self.found is what became of it, the state after it, and what was heard."""
+        here, events, self.s, self.events = self.s, self.events, then.copy(), []
+        try:
+            grown = self.evolve(step)
+        except Exhausted:
+            grown = None
+        begun, *heard = self.events  # that it begins is heard at once
+        self.found = grown, self.s, heard
+        self.s, self.events = here, [*events, begun, *(heard if self.soon else [])]
+
+    def evolves(self, step):
         c = self.c.evolution
-        if (
-            self.c.strategy.name == "static"
-            or (step + 1) % c.every
-            or step + 1 > self.c.steps - c.settle_steps
-        ):
+        too_late = step + 1 + c.overlap > self.c.steps - c.settle_steps
+        return self.c.strategy.name != "static" and (step + 1) % c.every == 0 and not too_late
+
+    def evolve(self, step):
+        self.events.append(("evolve", step, len(self.s.tasks), [r[1:4] for r in self.s.records.values()]))
+        if not self.evolves(step):
             return None
+        c = self.c.evolution
         rng, stats = rng_for(self.c.seed, "evolve", step), Counter()
         if self.c.strategy.name == "random":
             kind, stats = "random", self.unguided(c.tasks, "random", step, rng)

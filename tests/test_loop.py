@@ -8,6 +8,7 @@ import json
 import math
 import tempfile
 import threading
+from collections import defaultdict
 from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from coevolve_jax import train as training
 from coevolve_jax.collect import Collector
 from coevolve_jax.config import load_file, override
 from coevolve_jax.distributed import hosts
+from coevolve_jax.evolve import Evolver, FirstUse
 from coevolve_jax.rollout.engine import EngineError
 from tests import loop_fakes, reference_loop
 from tests.reference_services import tokens
@@ -52,8 +54,8 @@ class Recorder:
 class Heard:
     """A strategy whose calls are heard."""
 
-    def __init__(self, strategy, tell):
-        self.strategy, self.tell = strategy, tell
+    def __init__(self, strategy, tell, gates):
+        self.strategy, self.tell, self.gates = strategy, tell, gates
         self.collect, self.to_json = strategy.collect, strategy.to_json
 
     def credit(self, groups):
@@ -65,9 +67,11 @@ class Heard:
         return self.strategy.observe(step, groups)
 
     def evolve(self, step, lab):
-        records = [(r.trained, r.first_score, r.last_score) for r in lab.tasks.records.values()]
-        self.tell("evolve", step, len(lab.tasks), records)
-        return self.strategy.evolve(step, lab)
+        beside = isinstance(lab, FirstUse)
+        tasks = (lab._lab if beside else lab).tasks  # looked at, but not used by the strategy
+        records = [(r.trained, r.first_score, r.last_score) for r in tasks.records.values()]
+        self.tell("evolve", step, len(tasks), records)
+        return self.strategy.evolve(step, Gated(lab, self.gates[step]) if beside else lab)
 
 
 class WithoutHurry(Collector):
@@ -77,6 +81,42 @@ class WithoutHurry(Collector):
         collected = super().__call__(step)
         wait([self._coming] if self._coming else [])
         return collected
+
+
+class Paced(Evolver):
+    """Evolutions beside training go on at once or, if not soon, at the moment that they are needed. gates: by step."""
+
+    def __init__(self, soon, gates, *arguments):
+        self._soon, self._gates = soon, gates
+        super().__init__(*arguments)
+        self._pace(self._soon)
+
+    def __call__(self, step):
+        self._pace(self._under_way and step >= self._under_way.step + self._overlap)
+        grown = super().__call__(step)
+        self._pace(self._soon)
+        return grown
+
+    def close(self):
+        self._pace(True)
+        super().close()
+
+    def _pace(self, now):
+        if now and self._under_way:
+            self._gates[self._under_way.step].set()
+            wait([self._under_way.grown])
+
+
+class Gated:
+    """A lab of which nothing is had before its gate opens."""
+
+    def __init__(self, lab, gate):
+        self._lab, self._gate = lab, gate
+
+    def __getattr__(self, name):
+        value = getattr(self._lab, name)
+        self._gate.wait()
+        return value
 
 
 def save(tell, directory, step, arrays, state, *, keep):
@@ -94,9 +134,9 @@ def restore(directory, like):
     return step, loop_fakes.Learner.as_params(found["weights"]), found["state"]
 
 
-def session(config, workdir, batches, kill_at=None, until=None):
+def session(config, workdir, batches, soon, kill_at=None, until=None):
     """One call of `train`: the events that were heard, and how it ended."""
-    tell = Recorder(kill_at)
+    tell, gates = Recorder(kill_at), defaultdict(threading.Event)
 
     def agent(*arguments):
         made = real_agent(*arguments)
@@ -122,18 +162,23 @@ def session(config, workdir, batches, kill_at=None, until=None):
         m.setattr(build, "explorer", lambda config: loop_fakes.Lamplighter(tell).roles())
         m.setattr(build, "engine", engine)
         m.setattr(build, "agent", agent)
-        m.setattr(build, "strategy", lambda *arguments: Heard(real_strategy(*arguments), tell))
+        m.setattr(build, "strategy", lambda *arguments: Heard(real_strategy(*arguments), tell, gates))
         m.setattr(training, "Learner", partial(loop_fakes.Learner, tell=tell))
         m.setattr(training, "Collector", WithoutHurry)
+        m.setattr(training, "Evolver", partial(Paced, soon, gates))
         m.setattr(checkpoint, "save", partial(save, tell))
         m.setattr(checkpoint, "restore", restore)
         m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
         try:
-            return tell.events, training.train(config, workdir, until)
+            end = training.train(config, workdir, until)
         except (Killed, EngineError, ValueError) as error:
-            return tell.events, error
+            end = error
+        heard = list(tell.events)
+        for gate in gates.values():  # no thread stays behind
+            gate.set()
+    return heard, end
 
 
 def rows(path):
@@ -191,6 +236,8 @@ def check_state(saved, reference, state, strategy):
     assert {k: n for k, n in found["signals"].items() if n} == dict(+state.signals)
     assert {k: n for k, n in found["ledger"].items() if n} == dict(+state.ledger)
     alike(found["synthesis"], synthesis(state.made), "synthesis")
+    under_way = found["strategy"].get("under_way", {"step": None})["step"]
+    assert under_way == (state.under_way[0] if state.under_way else None)
     own = found["strategy"]["state"]
     assert own["history"]["action_counts"] == dict(state.actions)
     alike(tuple(own["filter"].values()), state.spreads, "filter")
@@ -240,17 +287,19 @@ def last_word(loop, kill_at, start):
     return [("saved", begun[-1])] if begun and begun[-1] != max(saved, default=start) else []
 
 
-def compare(config, stops=(), batches=True):
+def compare(config, stops=(), batches=True, soon=True):
     """Runs `config` to its end in several sessions and compares each with the reference.
 
     stops: how each session but the last ends: ("kill", at which share of its events), ("no engine", at which share
-    of its rollouts) or ("until", step).
+    of its rollouts) or ("until", step). soon: when evolutions that go on beside training are done.
     """
     config = override(
         BASE,
         {"steps": 6, "environment.eval_split": "test", **config, "environment.name": "tests.families.lamps"},
     )
-    loop = reference_loop.Loop(config, loop_fakes.Lamplighter())
+    overlap = min(config.evolution.overlap, config.evolution.every)
+    config = override(config, {"evolution.overlap": overlap})
+    loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
     with tempfile.TemporaryDirectory() as folder:
         workdir, start = Path(folder) / "run", None
         for kind, how in (*stops, ("to the end", None)):
@@ -263,7 +312,7 @@ def compare(config, stops=(), batches=True):
                 wanted, exhausted = loop.events, True
             places = [i for i, e in enumerate(wanted) if kind == "kill" or e[0] == "rollouts"]
             kill_at = places[int(how * len(places))] if kind in ("kill", "no engine") else None
-            events, end = session(config, workdir, batches, kill_at, until)
+            events, end = session(config, workdir, batches, soon, kill_at, until)
             if isinstance(end, Killed):  # rollouts that run ahead in a thread of their own go on
                 wanted = wanted[: max(kill_at, len(events))]
             if isinstance(end, EngineError):
@@ -305,6 +354,7 @@ SETTINGS = {
     "data.max_tasks": st.sampled_from([0, 0, 0, 8, 10]),
     "data.leak_threshold": st.sampled_from([0.5123, 0.7234, 0.9]),
     "evolution.every": st.integers(1, 4),
+    "evolution.overlap": st.sampled_from([0, 0, 1, 2, 4]),
     "evolution.settle_steps": st.integers(1, 3),
     "evolution.contexts": st.integers(1, 6),
     "evolution.tasks": st.integers(1, 5),
@@ -349,15 +399,22 @@ EXAMPLES = (
     ),
     ({**SMALL, "data.max_tasks": 10}, [("until", 1), ("no engine", 0.5)], False),
     ({**SMALL, "steps": 18, "evolution.every": 9, "learner.group_filter": True}, [("until", 12)], True),
+    # Evolutions that are under way when the run ends, in the ways in which it can.
+    (
+        {**SMALL, "steps": 12, "evolution.every": 3, "evolution.overlap": 2},
+        [("until", 4), ("kill", 0.4), ("no engine", 0.5)],
+        True,
+    ),
 )
 
 
 @pytest.mark.parametrize("config, stops, batches", EXAMPLES)
-def test_cases_that_chance_seldom_makes(config, stops, batches):
-    compare(config, stops, batches)
+@pytest.mark.parametrize("soon", [True, False])
+def test_cases_that_chance_seldom_makes(config, stops, batches, soon):
+    compare(config, stops, batches, soon)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(config=st.fixed_dictionaries(SETTINGS), stops=STOPS, batches=st.booleans())
-def test_the_loop_agrees_with_the_reference(config, stops, batches):
-    compare(config, stops, batches)
+@given(config=st.fixed_dictionaries(SETTINGS), stops=STOPS, batches=st.booleans(), soon=st.booleans())
+def test_the_loop_agrees_with_the_reference(config, stops, batches, soon):
+    compare(config, stops, batches, soon)

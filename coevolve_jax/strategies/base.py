@@ -122,7 +122,11 @@ class Strategy(Protocol):
         ...
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        """Lets the training set evolve; None at a step where it does not."""
+        """Lets the training set evolve; None at a step where it does not.
+
+        With config.evolution.overlap above 0 it runs beside the next steps from its first use of `lab` on: from there
+        it must leave its own state alone. It is then not called again until it has ended, and cannot probe.
+        """
 
     def to_json(self) -> dict:
         """All that `make` needs to go on exactly here, as JSON values."""
@@ -189,7 +193,8 @@ def evolves(config: ConfigDict, step: int) -> bool:
     """Whether the training set evolves after this step: every config.evolution.every steps, but for the last
     config.evolution.settle_steps, so that what is born is also trained on."""
     c = config.evolution
-    return (step + 1) % c.every == 0 and step + 1 <= config.steps - c.settle_steps
+    born = step + 1 + c.get("overlap", 0)
+    return (step + 1) % c.every == 0 and born <= config.steps - c.settle_steps
 
 
 def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Callable[[Sequence[Task]], list[str | None]]:

@@ -158,11 +158,13 @@ class TaskPool:
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
-    def fork(self) -> TaskPool:
+    def fork(self, records: Mapping[str, Mapping] | None = None) -> TaskPool:
         """A copy, to draw from while this one grows: only the records are copied. Of the two, the second to add tasks
-        copies the tasks then."""
+        copies the tasks then. records: by task id, as `to_json` has them, where they are to be others."""
         fork = copy.copy(self)
         fork._rows = self.rows.copy()
+        for task_id, record in (records or {}).items():
+            fork._set(fork._place(task_id), Record(**record))
         return fork
 
     def record(self, scores: Mapping[str, float]) -> None:

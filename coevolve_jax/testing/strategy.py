@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import names
+from coevolve_jax.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
@@ -99,8 +100,12 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     )
     rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
 
-    ids, lab = list(known), MadeUpLab(config, tasks)
-    grown = strategy.evolve(step, lab)
+    ids, states, lab = list(known), [], MadeUpLab(config, tasks)
+    grown = strategy.evolve(step, FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name))))
+    assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
+        f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may run beside "
+        "the next steps from there on (config.evolution.overlap)."
+    )
     assert grown is None or isinstance(grown, SynthesisStats), (
         f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."
     )
@@ -188,11 +193,12 @@ def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, st
 
 @dataclasses.dataclass
 class MadeUpLab:
-    """strategies.base.Lab whose new tasks are made up."""
+    """strategies.base.Lab whose new tasks are made up. probed: whether it was asked for rollouts."""
 
     config: ConfigDict
     tasks: TaskPool
     scenarios: Sequence[Task] = tuple(Task(f"scenario_{i}", "made_up", {"id": i}) for i in range(3))
+    probed: bool = False
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
@@ -230,6 +236,7 @@ class MadeUpLab:
         return self._add(wanted, kind, step, rng)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
+        self.probed = True
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
 
     def _add(

@@ -1,0 +1,108 @@
+"""A strategy's evolution of D_t: at once, or beside the training of the next steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from itertools import islice
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import build
+from coevolve_jax.lab import Laboratory
+from coevolve_jax.strategies.base import Lab, Strategy
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+
+
+class UnderWay(NamedTuple):
+    """An evolution that began after `step`, by a strategy of this state, with D_t of this size then."""
+
+    step: int
+    state: dict
+    size: int
+    lab: Laboratory
+    grown: Future[SynthesisStats | None]
+
+
+class Evolver:
+    """strategy.evolve for one step after the other.
+
+    With config.evolution.overlap = n above 0 an evolution that begins after step t goes on in a thread of its own while
+    training does. It explores with D_t as it was after step t, and D_t grows by what it found after step t + n, however
+    soon or late that is ready, so that a seed still gives one result. The strategy is not asked again before.
+
+    saved: the JSON of the checkpoint that the run goes on from. An evolution that was under way then begins again.
+    """
+
+    def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
+        self._config, self._strategy, self._lab = config, strategy, lab
+        self._overlap = config.evolution.get("overlap", 0)
+        self._under_way: UnderWay | None = None
+        own = saved["strategy"] if saved else {}
+        if self._overlap and own.get("under_way") and own["name"] == config.strategy.name:
+            begun = own["under_way"]
+            past = build.strategy(config, {"strategy": {**own, "state": begun["state"]}})
+            self._under_way = begin(begun["step"], past, lab.beside(begun["records"]))
+
+    def __call__(self, step: int) -> SynthesisStats | None:
+        """What became of the evolution that ends with this step; None where none does."""
+        if not self._overlap:
+            return self._strategy.evolve(step, self._lab)
+        grown, ending = None, self._under_way
+        if ending and step >= ending.step + self._overlap:
+            grown = ending.grown.result()
+            self._lab.merge(ending.lab)
+            self._under_way = None
+        if not self._under_way:
+            self._under_way = begin(step, self._strategy, self._lab.beside())
+        return grown
+
+    def close(self) -> None:
+        """Waits for what is under way, so that nothing asks for its answers a second time while it does."""
+        if self._under_way:
+            self._under_way.grown.exception()
+
+    def to_json(self) -> dict:
+        """The strategy and what it has under way, as JSON values."""
+        saved: dict[str, Any] = {"name": self._config.strategy.name, "state": self._strategy.to_json()}
+        if self._under_way:
+            step, state, size, lab, _ = self._under_way
+            records = {i: dict(vars(r)) for i, r in islice(lab.tasks.records.items(), size)}
+            saved["under_way"] = {"step": step, "state": state, "records": records}
+        return saved
+
+
+def begin(step: int, strategy: Strategy, lab: Laboratory) -> UnderWay | None:
+    """Lets a strategy evolve in a thread of its own, from its first use of `lab` on: what it does before is done on
+    return. None where it does not use it."""
+    state, size = strategy.to_json(), len(lab.tasks)
+    grown: Future[SynthesisStats | None] = Future()
+    past, used = threading.Event(), threading.Event()
+
+    def evolve() -> None:
+        try:
+            grown.set_result(strategy.evolve(step, FirstUse(lab, lambda: (used.set(), past.set()))))
+        except BaseException as error:  # it is raised where the result is asked for
+            grown.set_exception(error)
+        finally:
+            past.set()
+
+    threading.Thread(target=evolve, name=f"evolution of step {step}", daemon=True).start()
+    past.wait()
+    if not used.is_set():
+        grown.result()
+        return None
+    return UnderWay(step, state, size, lab, grown)
+
+
+class FirstUse:
+    """A Lab that calls `notice` before each use of it."""
+
+    def __init__(self, lab: Lab, notice: Callable[[], object]):
+        self._lab, self._notice = lab, notice
+
+    def __getattr__(self, name: str) -> Any:
+        self._notice()
+        return getattr(self._lab, name)
