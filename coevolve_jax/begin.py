@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from coevolve_jax.synthesis import choice
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.types import Task
 
 
@@ -27,8 +29,9 @@ def begin(
 
     Held out, in scenarios of the evaluation split and never trained on: config.evaluation.tasks from unguided
     exploration, as D_0 is ("held_out"), and config.evaluation.balanced_tasks in which all tools come about equally
-    often ("balanced"). D_0 is config.data.initial_tasks from unguided exploration of the training split; with a
-    section config.testbed each weak tool comes at least `least` and at most `most` times in it.
+    often ("balanced"). D_0 is config.data.initial_tasks from unguided exploration of the training split, or those of
+    config.data.initial_file; with a section config.testbed each weak tool comes at least `least` and at most `most` times
+    in it.
     """
     c, seconds = config, {}
     key, train = build.family(c).task_key, build.scenarios(c)
@@ -57,7 +60,11 @@ def begin(
             many, _ = explored(None, fair, e.balanced_candidates, "balanced", e.seed)
             held_out += choice.balanced(many, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
         guard, size = leak_guard(c, held_out), c.data.initial_tasks
-        first, initial = explored(guard, train, testbed.candidates if testbed else size, "initial", c.seed)
+        if path := c.data.get("initial_file"):
+            first, initial = given(c, path, synthesizer(guard))
+        else:
+            wanted = testbed.candidates if testbed else size
+            first, initial = explored(guard, train, wanted, "initial", c.seed)
         if testbed:
             rng = rng_for(c.seed, "testbed")
             first = choice.scarce(first, size, testbed.weak_tools, testbed.least, testbed.most, rng)
@@ -67,6 +74,37 @@ def begin(
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
     return RunState(0, tasks, held_out, rows, initial, seconds=seconds)
+
+
+def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
+    """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, and are near to no evaluation task.
+
+    Raises ValueError for a file that holds no tasks, tasks of another environment, or too few that are good.
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"config.data.initial_file is {path!r}, which is no file: name a run's tasks.jsonl.")
+    found, pool = list(TaskPool.read(path)), TaskPool(key=build.family(config).task_key)
+    for task in found:
+        if task.environment != config.environment.name:
+            raise ValueError(
+                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and config.environment.name "
+                f"is {config.environment.name!r}: give tasks that were made in it."
+            )
+    stats = SynthesisStats(proposed=len(found))
+    for n, (task, execution) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
+        lineage = dataclasses.replace(task.lineage, kind="initial", step=0)
+        renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage)
+        failed = any(answer.error for turn in execution.observations for answer in turn)
+        refusal = "step_failed" if failed else None if execution.outcome.success else "state_differs"
+        refusal = refusal or synthesizer.admit(pool, renamed)[0]
+        stats.refused.update([refusal] if refusal else [])
+    stats.added = stats.accepted = len(pool)
+    if len(pool) < config.rollout.tasks_per_step:
+        raise ValueError(
+            f"{path} gives {len(pool)} good tasks of {len(found)} (refused: {dict(stats.refused)}), fewer than the "
+            f"{config.rollout.tasks_per_step} of a batch: give more, or lower config.rollout.tasks_per_step."
+        )
+    return list(pool), stats
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:

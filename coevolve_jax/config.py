@@ -46,6 +46,7 @@ RENAMED = {
 
 # Keys that came later than runs which are to be gone on with and compared, with the values at which nothing is new.
 LATER = {
+    "data.initial_file": "",
     "evolution.overlap": 0,
     "data.leak_query_threshold": 0.0,
     "data.leak_embedding": "",

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ml_collections import ConfigDict
 
@@ -80,10 +80,11 @@ def begin(step: int, strategy: Strategy, lab: Laboratory) -> UnderWay | None:
     state, size = strategy.to_json(), len(lab.tasks)
     grown: Future[SynthesisStats | None] = Future()
     past, used = threading.Event(), threading.Event()
+    noticed = cast(Lab, FirstUse(lab, lambda: (used.set(), past.set())))
 
     def evolve() -> None:
         try:
-            grown.set_result(strategy.evolve(step, FirstUse(lab, lambda: (used.set(), past.set()))))
+            grown.set_result(strategy.evolve(step, noticed))
         except BaseException as error:  # it is raised where the result is asked for
             grown.set_exception(error)
         finally:

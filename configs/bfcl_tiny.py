@@ -36,6 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.data = ConfigDict()
     c.data.initial_tasks = 100  # N, size of D_0
+    c.data.initial_file = ""  # a tasks.jsonl whose tasks are D_0, all of them; "": it comes from exploration
     c.data.min_calls = 2
     c.data.max_calls = 6
     c.data.max_turns = 3

@@ -301,14 +301,14 @@ def run_config(server, cache):
     return configs.override(
         config,
         {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": str(cache),
-         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5},
+         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.overlap": 1},
     )  # fmt: skip
 
 
 def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_the_same_bits(
     tmp_path, monkeypatch
 ):
-    """And it learns from tasks that came over HTTP."""
+    """And it learns from tasks that came over HTTP, beside its training, from a server that is slower this time."""
     with OpenAIServer() as server:
         summary = train(run_config(server, tmp_path / "whole.sqlite"), tmp_path / "whole")
         asked = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
@@ -321,6 +321,7 @@ def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_th
         )
 
         server.seen.clear()
+        server.delay = 0.02
         config = run_config(server, tmp_path / "killed.sqlite")
         real, left = Client.ask, [0]
 

@@ -49,6 +49,47 @@ def test_a_fork_goes_on_with_another_strategy_from_there(whole, tmp_path):
     assert ours[1]["tasks"] == ours[3]["tasks"] == theirs[0]["tasks"] < theirs[1]["tasks"]
 
 
+def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
+    made = rows(whole, "tasks.jsonl")
+    broken = {
+        **made[1],
+        "id": "broken",
+        "turns": [{**made[1]["turns"][0], "calls": [{"name": "ls", "arguments": {"b": 1}}]}],
+    }
+    near = rows(whole, "held_out.jsonl")[0]
+    path = tmp_path / "given.jsonl"
+    given = [*made, broken, {**near, "id": "near", "record": made[0]["record"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    config = settings("static", **{"data.initial_file": str(path)})
+    assert train(config, tmp_path / "run", until=0) == {}
+    first = rows(tmp_path / "run", "tasks.jsonl")
+    assert [t["turns"] for t in first] == [t["turns"] for t in made]
+    assert {t["lineage"]["kind"] for t in first} == {"initial"} and len({t["id"] for t in first}) == len(made)
+    assert {t["lineage"]["context"] for t in first} == {t["lineage"]["context"] for t in made}
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    initial = json.loads((saved / "state.json").read_text())["state"]["initial"]
+    assert (initial["added"], initial["refused"]) == (len(made), {"leak": 1, "step_failed": 1})
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (None, "which is no file"),
+        ("", r"gives 0 good tasks of 0"),
+        ("{}", "Line 1 of .* is no task"),
+        ("elsewhere", "belongs to the environment 'moon'"),
+    ],
+)
+def test_a_file_that_cannot_be_begun_with_is_one_sentence(whole, tmp_path, text, why):
+    path = tmp_path / "given.jsonl"
+    if text == "elsewhere":
+        text = json.dumps({**rows(whole, "tasks.jsonl")[0], "environment": "moon"})
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        train(settings("static", **{"data.initial_file": str(path)}), tmp_path / "run", until=0)
+
+
 @pytest.mark.parametrize(
     "step, overrides, why",
     [

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Findings, Strategy, trajectories_of
+from coevolve_jax.strategies.base import Findings, Lab, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
@@ -101,7 +101,8 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
 
     ids, states, lab = list(known), [], MadeUpLab(config, tasks)
-    grown = strategy.evolve(step, FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name))))
+    noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
+    grown = strategy.evolve(step, cast(Lab, noticed))
     assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
         f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may run beside "
         "the next steps from there on (config.evolution.overlap)."
