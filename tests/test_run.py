@@ -68,7 +68,7 @@ def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
     assert {t["lineage"]["context"] for t in first} == {t["lineage"]["context"] for t in made}
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     initial = json.loads((saved / "state.json").read_text())["state"]["initial"]
-    assert (initial["added"], initial["refused"]) == (len(made), {"leak": 1, "step_failed": 1})
+    assert (initial["added"], initial["refused"]) == (len(made), {"near_evaluation": 1, "step_failed": 1})
 
 
 @pytest.mark.parametrize(
