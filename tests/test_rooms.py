@@ -47,6 +47,7 @@ ROOMS = {
     ),
     "collect": ("types", "seeding", "rollout", "strategies.base", "synthesis.task_pool"),
     "lab": ("types", "seeding", "collect", "strategies.base", "synthesis"),
+    "evolve": ("build", "lab", "strategies.base", "synthesis"),
     "evaluate": ("types", "rollout"),
     "plan": ("grpo", "models", "distributed.sharding"),
     "analysis.stats": (),
