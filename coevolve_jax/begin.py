@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
@@ -11,6 +12,7 @@ from tqdm import tqdm
 
 from coevolve_jax import build, names
 from coevolve_jax.evaluate import evaluate_held_out
+from coevolve_jax.lab import EXPLORER
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.run import RunState, timed
 from coevolve_jax.seeding import rng_for
@@ -73,7 +75,8 @@ def begin(
         initial = dataclasses.replace(initial, added=len(tasks), explored=[])
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
-    return RunState(0, tasks, held_out, rows, initial, seconds=seconds)
+    ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})
+    return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 
 def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:

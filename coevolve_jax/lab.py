@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from coevolve_jax.collect import Roller
+from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -18,34 +19,42 @@ from coevolve_jax.types import Context, Evidence, Group, Task
 EXPLORER = "explorer/"
 
 
+def explorer_costs(ledger: Mapping[str, float]) -> Counter:
+    """What the explorer's roles have spent, by their own keys."""
+    return Counter({k.removeprefix(EXPLORER): v for k, v in ledger.items() if k.startswith(EXPLORER)})
+
+
 @dataclasses.dataclass(frozen=True)
 class Laboratory:
     """strategies.base.Lab. roller: gives `roll` of a step. ledger: counts of what each service has cost so far; what
-    the explorer's roles have spent is EXPLORER + its own key, and is theirs again when a run goes on."""
+    the explorer's roles have spent is EXPLORER + its own key, and is theirs again when a run goes on. record: takes
+    what the roles asked of a model and were answered; None: they keep it."""
 
     tasks: TaskPool
     scenarios: Sequence[Task]
     synthesizer: Synthesizer
     roller: Callable[[int], Roller]
     ledger: Counter[str]
+    record: Callable[[Sequence[Dialogue]], None] | None = None
 
     def __post_init__(self):
-        spent = {k.removeprefix(EXPLORER): v for k, v in self.ledger.items() if k.startswith(EXPLORER)}
-        if (costs := self.synthesizer.roles.costs) is not None:
-            costs |= spent  # which they know already, unless they are those of a run that goes on
+        if self.synthesizer.roles.costs is not None:
+            for key, value in explorer_costs(self.ledger).items():
+                self.synthesizer.roles.costs[key] = value
         self._book_roles()
 
     def beside(self, records: Mapping[str, Mapping] | None = None) -> Laboratory:
         """One for a thread of its own, with D_t as it is now and empty books. It does no rollouts. records: of the
         tasks, where they are to be others (TaskPool.fork)."""
-        spent = Counter({k: v for k, v in self.ledger.items() if k.startswith(EXPLORER)})
-        return dataclasses.replace(self, tasks=self.tasks.fork(records), roller=_no_rollouts, ledger=spent)
+        spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
+        tasks = self.tasks.fork(records)
+        return dataclasses.replace(self, tasks=tasks, roller=_no_rollouts, ledger=spent, record=None)
 
     def merge(self, beside: Laboratory) -> None:
         """Adds what was made and booked there, since which nothing was made here."""
         self.tasks.add(list(itertools.islice(beside.tasks, len(self.tasks), None)))
-        for key, value in beside.ledger.items():
-            self.ledger[key] = value if key.startswith(EXPLORER) else self.ledger[key] + value
+        self.ledger.update({key: n for key, n in beside.ledger.items() if not key.startswith(EXPLORER)})
+        self._book_roles()
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         self.ledger["reflections"] += len(evidence)
@@ -82,9 +91,12 @@ class Laboratory:
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
     ) -> SynthesisStats:
-        stats = self.synthesizer.explore_unguided(
-            self.tasks, scenarios or self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
-        )
+        try:
+            stats = self.synthesizer.explore_unguided(
+                self.tasks, scenarios or self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
+            )
+        finally:
+            self._book_roles()  # also what was spent in vain
         return self._booked(kind, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
@@ -101,8 +113,12 @@ class Laboratory:
         return stats
 
     def _book_roles(self) -> None:
-        for key, value in (self.synthesizer.roles.costs or {}).items():
+        roles = self.synthesizer.roles
+        for key, value in (roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value
+        if roles.dialogues and self.record:
+            self.record(roles.dialogues)
+            roles.dialogues.clear()
 
 
 def _no_rollouts(step: int) -> Roller:

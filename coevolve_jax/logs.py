@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 METRICS, SIGNALS, EXPLORATIONS = "metrics.jsonl", "signals.jsonl", "explorations.jsonl"
+DIALOGUES, COSTS = "dialogues.jsonl", "costs.jsonl"  # only where the explorer is a model
 TRAJECTORIES = re.compile(r"step_(\d+)\.jsonl")  # names of the files in trajectories/
 
 

@@ -4,6 +4,8 @@ config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every t
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
 explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
+dialogues.jsonl  costs.jsonl                     where the explorer is a model: what it was asked and answered (dialogues.py), and what
+                                                 it has cost, by evolution
 checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
 summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
 """
@@ -30,8 +32,11 @@ from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.collect import Collected, describe
+from coevolve_jax.dialogues import Packer
 from coevolve_jax.evaluate import versions
-from coevolve_jax.logs import MetricsWriter
+from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.lab import explorer_costs
+from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import Findings, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -103,11 +108,27 @@ class Run:
     def __init__(self, config: ConfigDict, workdir: Path, state: RunState, saved: Mapping | None):
         self.config, self.workdir, self.state = config, workdir, state
         self._logs = MetricsWriter(workdir, saved and saved["sizes"])
+        self._packer = Packer(
+            read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
+        )
+        self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         state.tasks.write(workdir / "tasks.jsonl")
+        self._log_costs(None)  # of the tasks that the run begins with
+
+    def record(self, dialogues: Sequence[Dialogue]) -> None:
+        """Notes what was asked of a model. Between two checkpoints, as all logs."""
+        self._logs.append(DIALOGUES, self._packer.pack(dialogues))
+
+    def _log_costs(self, step: int | None) -> None:
+        """A row of what the explorer has spent since the last one, if anything."""
+        paid = explorer_costs(self.state.ledger)
+        if spent := paid - self._paid:
+            self._logs.append(COSTS, [{"step": step, **dict(sorted(spent.items()))}])
+        self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
         """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
@@ -141,7 +162,7 @@ class Run:
         state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
         if grown is not None:
             state.synthesis.add(dataclasses.replace(grown, explored=[]))
-            self._logs.append("explorations.jsonl", grown.explored)
+            self._logs.append(EXPLORATIONS, grown.explored)
             state.tasks.write(self.workdir / "tasks.jsonl")
         for phase in ("rollout", "update", "evolution"):
             state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
@@ -164,7 +185,8 @@ class Run:
             "seconds": seconds,
         }
         self._logs.write_step(row)
-        self._logs.append("signals.jsonl", found.rows)
+        self._logs.append(SIGNALS, found.rows)
+        self._log_costs(step)
         if step % c.logging.trajectories_every == 0 or state.step == c.steps:
             shown = readable(chat, groups, samples, step, c.logging.trajectories)
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
@@ -350,6 +372,11 @@ def segments(chat: Chat, trajectory: Trajectory) -> list[dict]:
             segment["pieces"] = [chat.decode(ids)]
         found.append(segment)
     return found
+
+
+def read_lines(path: Path) -> Iterator[dict]:
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)
 
 
 def write_lines(path: Path, rows: Sequence[dict]) -> None:

@@ -88,7 +88,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         with closing(Run(c, workdir, begun, saved)) as run:
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
-            lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger)
+            lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
             if last == 0:  # the beginning, for others to fork

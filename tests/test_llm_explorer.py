@@ -283,7 +283,7 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
         steps = history([Triplet(0, 0, Call("ls", {"a": answer}), Observation(answer))])
         task = Task("t", "bfcl", {}, (Turn(words or "?"),))
         context = Context("c", "boundary", task, f"s {words}", "", "", ("ls",), (f"a {words}",))
-        return question("explore", 0, tools=[], round=0, steps=steps, **lead(context)).user.splitlines()
+        return question("explore", 0, {}, tools=[], round=0, steps=steps, **lead(context)).user.splitlines()
 
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
@@ -341,8 +341,10 @@ def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_th
         assert train(config, tmp_path / "killed")["tasks"] == summary["tasks"]
         assert sorted(json.dumps(body, sort_keys=True) for body in server.seen) == asked
     want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "killed")
-    for name in want.keys() - {"config.json"}:
+    for name in want:
         assert got[name] == want[name], name
+    for name in ("dialogues.jsonl", "costs.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
 
 
 def test_a_real_server_whose_model_knows_nothing(pool):

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -145,11 +145,33 @@ class Validator(Protocol):
         ...
 
 
+@dataclasses.dataclass
+class Dialogue:
+    """A question that a role put to a model, and what came back.
+
+    about: what it was asked for: "context", its id, and the place there: "round" and "step" (steps done in it so far)
+    of an exploration; "triplets" of the proposal that is judged or solved, of which "turn" and "step" are at hand.
+    answers: as the model wrote them; a second one where the first was of no use and the model was told so, in
+    `complaint`. fault: the name of why there is no answer in the end; "" where there is. tokens: of all answers.
+    """
+
+    role: str
+    about: Mapping[str, Any]
+    system: str
+    user: str
+    answers: list[str] = dataclasses.field(default_factory=list)
+    complaint: str = ""
+    fault: str = ""
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
 class Roles(NamedTuple):
     """An explorer: who plays the four roles. name: how the lineage of its tasks calls it.
 
     Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
-    resumed, by key of the ledger; the roles add to it. None: nothing is spent.
+    resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
+    in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked.
     """
 
     name: str
@@ -158,3 +180,4 @@ class Roles(NamedTuple):
     abstractor: Abstractor
     validator: Validator
     costs: Counter | None = None
+    dialogues: list[Dialogue] | None = None

@@ -48,4 +48,12 @@ def make(config: ConfigDict, tools: Callable[[Task], list[dict]]) -> Roles:
         raise ValueError(f"config.explorer.validator is {c.validator!r}: it must be llm or scripted.")
     client = Client(c)
     judge = Validator(client) if c.validator == "llm" else scripted.make(config, tools).validator
-    return Roles("llm", Reflector(client, tools), Explorer(client), Abstractor(client), judge, client.costs)
+    return Roles(
+        "llm",
+        Reflector(client, tools),
+        Explorer(client),
+        Abstractor(client),
+        judge,
+        client.costs,
+        client.dialogues,
+    )

@@ -46,6 +46,7 @@ class Abstractor:
             question(
                 "abstract",
                 int(e.rng.integers(2**31)),
+                {"context": e.context.id},
                 tools=tool_lines(_used(e)),
                 rounds=[list(own) for own in _rounds(e)],
                 limits=limits,

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from pydantic import BaseModel, ValidationError
 
 from coevolve_jax import event_loop
+from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.explorers.llm.cache import Cache
 
 FAULTS = {
@@ -50,6 +51,7 @@ FAULTS = {
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
 REPAIRED = ("no_json", "wrong_schema")  # worth saying so to the model, once
 QUOTED = 4000  # characters of a wrong answer that the model is shown again
+SECRET = 16  # characters that a key has at least
 PAUSE = 0.5  # seconds before the second attempt; they double
 
 Form = TypeVar("Form", bound=BaseModel)
@@ -64,23 +66,27 @@ class Fault(Exception):
 
 
 class Question(NamedTuple):
-    """seed: goes to the server, so that equal questions may get different answers and each comes again."""
+    """seed: goes to the server, so that equal questions may get different answers and each comes again. about: what it
+    is asked for, for the log alone (explorers.base.Dialogue)."""
 
     system: str
     user: str
     seed: int
+    about: Mapping[str, Any] = {}
 
 
 class Client:
     """config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
 
-    costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens, money,
-    llm_faults/FAULT. An answer from the cache costs what it cost when it was given, so that a run which was killed
-    and goes on has the same books; attempts that gave no answer cost nothing.
+    costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
+    money/ROLE, money, llm_faults/FAULT. An answer from the cache costs what it cost when it was given, so that a run
+    which was killed and goes on has the same books; attempts that gave no answer cost nothing. dialogues: all
+    questions that were asked, in order, until somebody takes them out.
     """
 
     def __init__(self, config: ConfigDict):
         self._config, self.costs = config, Counter()
+        self.dialogues: list[Dialogue] = []
         self._cache = Cache(config.cache) if config.cache else None
         self._said: set[str] = set()
 
@@ -98,30 +104,51 @@ class Client:
             self.costs["llm_faults/budget"] += len(questions)
             self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
             return [None] * len(questions)
-        answers: list[Form | None] = []
-        for answer, costs in event_loop.run(self._ask_all(role, questions, form)) if questions else ():
-            answers.append(answer)
-            self.costs.update(costs)  # in the order of the questions, for the same sums again
+        dialogues = [Dialogue(role, q.about, sys.intern(q.system), q.user) for q in questions]
+        answers = event_loop.run(self._ask_all(questions, dialogues, form)) if questions else []
+        for dialogue in dialogues:
+            self._book(dialogue)  # in the order of the questions, for the same sums again
         return answers
 
-    async def _ask_all(self, role: str, questions: Sequence[Question], form: type[Form]) -> list:
+    def _book(self, dialogue: Dialogue) -> None:
+        c, role, costs = self._config, dialogue.role, self.costs
+        if dialogue.answers:
+            costs[f"llm_requests/{role}"] += len(dialogue.answers)
+            for key, count in (("in", dialogue.tokens_in), ("out", dialogue.tokens_out)):
+                costs[f"llm_tokens_{key}/{role}"] += count
+                costs["llm_tokens"] += count
+                for money in ("money", f"money/{role}"):
+                    costs[money] += count * c[f"price_{key}"] / 1e6
+        if dialogue.complaint:
+            costs["llm_repairs"] += 1
+        if dialogue.fault:
+            costs[f"llm_faults/{dialogue.fault}"] += 1
+        self.dialogues.append(dialogue)
+
+    async def _ask_all(
+        self, questions: Sequence[Question], dialogues: Sequence[Dialogue], form: type[Form]
+    ) -> list[Form | None]:
+        """The answers; what was said goes into the dialogues."""
         limit, server = asyncio.Semaphore(self._config.concurrency), self._server
         under_way: dict[str, asyncio.Task] = {}
 
-        async def one(question: Question) -> tuple[Form | None, Counter]:
-            costs: Counter = Counter()
+        async def one(question: Question, dialogue: Dialogue) -> Form | None:
             try:
                 async with limit:
-                    return await self._ask(server, under_way, role, question, form, costs), costs
+                    return await self._ask(server, under_way, question, form, dialogue)
             except Fault as fault:
-                costs[f"llm_faults/{fault.kind}"] += 1
+                dialogue.fault = fault.kind
                 self._say(
                     fault.kind,
                     f"The explorer's endpoint: {fault.kind} ({fault.detail or FAULTS[fault.kind]}).",
                 )
-                return None, costs
+                return None
 
-        return list(await asyncio.gather(*map(one, questions)))
+        return list(await asyncio.gather(*map(one, questions, dialogues)))
+
+    @functools.cached_property
+    def _key(self) -> str:
+        return os.environ.get(self._config.key_variable, "")
 
     @functools.cached_property
     def _server(self) -> openai.AsyncOpenAI:
@@ -129,7 +156,7 @@ class Client:
         c = self._config
         return openai.AsyncOpenAI(
             base_url=c.base_url,
-            api_key=os.environ.get(c.key_variable) or "none",  # a server of one's own asks for none
+            api_key=self._key or "none",  # a server of one's own asks for none
             max_retries=0,  # what is retried, and for how long, is decided here
             timeout=c.timeout,
             http_client=httpx2.AsyncClient(
@@ -141,10 +168,9 @@ class Client:
         self,
         server: openai.AsyncOpenAI,
         under_way: dict[str, asyncio.Task],
-        role: str,
         question: Question,
         form: type[Form],
-        costs: Counter,
+        dialogue: Dialogue,
     ) -> Form:
         """The answer, asked for again once where it has the wrong form. Raises Fault."""
         c = self._config
@@ -161,21 +187,19 @@ class Client:
         if c.json_schema:
             schema = {"name": form.__name__, "schema": form.model_json_schema()}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
-        for repaired in (False, True):
+        for again in (False, True):
             reply = await self._reply(server, under_way, request)
-            for key, count in (("in", reply["tokens_in"]), ("out", reply["tokens_out"])):
-                costs[f"llm_tokens_{key}/{role}"] += count
-                costs["llm_tokens"] += count
-                costs["money"] += count * c[f"price_{key}"] / 1e6
-            costs[f"llm_requests/{role}"] += 1
+            dialogue.answers.append(reply["text"])
+            dialogue.tokens_in += reply["tokens_in"]
+            dialogue.tokens_out += reply["tokens_out"]
             try:
                 return read(reply, form)
             except Fault as fault:
-                if repaired or fault.kind not in REPAIRED:
+                if again or fault.kind not in REPAIRED:
                     raise
-                costs["llm_repairs"] += 1
+                dialogue.complaint = fault.detail
                 said = {"role": "assistant", "content": reply["text"][:QUOTED]}
-                wish = f"This is not what was asked for ({fault.detail}). Answer again, with the JSON object alone."
+                wish = f"This is not what was asked for ({dialogue.complaint}). Answer again, with the JSON object alone."
                 messages = [*request["messages"], said, {"role": "user", "content": wish}]
                 request = {**request, "messages": messages}
         raise AssertionError("unreachable")
@@ -214,7 +238,7 @@ class Client:
         try:
             async with asyncio.timeout(self._config.timeout):  # around all of it: bytes may come one by one
                 raw = await server.chat.completions.with_raw_response.create(**request)
-                return condense(raw.http_response.text)
+                return condense(self._without_key(raw.http_response.text))
         except Fault:
             raise
         except (TimeoutError, openai.APITimeoutError):
@@ -232,6 +256,10 @@ class Client:
         except (httpx2.HTTPError, UnicodeError, OSError):
             pass
         raise Fault(kind, detail, wait) from None
+
+    def _without_key(self, text: str) -> str:
+        """A server may say back what it was sent; a short key is no secret but a word, such as "none"."""
+        return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
 
     def _say(self, kind: str, sentence: str) -> None:
         """On the terminal, once for each kind; the ledger counts the others."""

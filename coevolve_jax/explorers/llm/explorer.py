@@ -30,10 +30,12 @@ class Explorer:
 
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
         """Explores; or, where the signal is "solve", does what the user asks."""
+        role = "solve" if any(e.context.signal == "solve" for e in episodes) else "explore"
         questions = [
             question(
-                "solve" if e.context.signal == "solve" else "explore",
+                role,
                 int(e.rng.integers(2**31)),
+                _about(e),
                 tools=tool_lines(e.tools),
                 round=e.round,
                 steps=history(e.history),
@@ -41,7 +43,7 @@ class Explorer:
             )
             for e in episodes
         ]
-        answers = self._client.ask("explore", questions, Action)
+        answers = self._client.ask(role, questions, Action)
         return [self._call(e, answer) for e, answer in zip(episodes, answers, strict=True)]
 
     def _call(self, episode: Episode, answer: Action | None) -> Call | None:
@@ -56,3 +58,12 @@ class Explorer:
             self._client.costs[f"llm_refused/{refusal}"] += 1
             return None
         return Call(answer.tool, answer.arguments)
+
+
+def _about(episode: Episode) -> dict[str, Any]:
+    """A task that is solved belongs to the context that it was made under."""
+    context, step = episode.context, len(episode.history)
+    if context.signal != "solve":
+        return {"context": context.id, "round": episode.round, "step": step}
+    born = context.task.lineage
+    return {"context": born.context, "triplets": born.triplets, "turn": episode.round, "step": step}

@@ -6,8 +6,9 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -24,10 +25,11 @@ SHOWN = jinja2.Environment(
 )
 
 
-def question(name: str, seed: int, **values) -> Question:
-    """The prompt prompts/NAME.md: what the model is, a line of ---, what it is asked. seed: below 2**31."""
+def question(name: str, seed: int, about: Mapping[str, Any], **values) -> Question:
+    """The prompt prompts/NAME.md: what the model is, a line of ---, what it is asked. seed: below 2**31. about: see
+    explorers.base.Dialogue."""
     system, _, user = _template(name).render(**values).partition("\n---\n")
-    return Question(system.strip(), user.strip(), seed)
+    return Question(system.strip(), user.strip(), seed, about)
 
 
 @functools.cache

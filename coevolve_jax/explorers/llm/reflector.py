@@ -33,6 +33,7 @@ class Reflector:
             question(
                 "reflect",
                 seed_of(context_id(e)),
+                {"context": context_id(e)},
                 signal=e.signal.kind,
                 pattern=e.signal.pattern,
                 tools=own,

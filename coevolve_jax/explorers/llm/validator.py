@@ -50,6 +50,7 @@ class Validator:
             question(
                 "judge",
                 seed_of(p.context.id, *map(signature, p.calls)),
+                {"context": p.context.id, "triplets": p.triplets},
                 description=line(p.description),
                 turns=[
                     {

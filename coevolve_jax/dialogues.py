@@ -1,0 +1,50 @@
+"""What a model that explores was asked and answered, as rows of dialogues.jsonl: each line of a prompt is stored once.
+
+A row is a question: the fields of explorers.base.Dialogue, where "system" and "user" are lists of line numbers, and
+"lines", the texts of those that no row before it has. Numbers count the lines of all rows from the first one's.
+Prompts repeat the tools, and the steps so far, again and again: this is what keeps the file small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from coevolve_jax.explorers.base import Dialogue
+
+PROMPTS = ("system", "user")
+
+
+class Packer:
+    """rows: those that the file holds already."""
+
+    def __init__(self, rows: Iterable[Mapping] = ()):
+        self._numbers: dict[str, int] = {}
+        for row in rows:
+            for line in row["lines"]:
+                self._numbers[line] = len(self._numbers)
+
+    def pack(self, dialogues: Iterable[Dialogue | Mapping]) -> Iterator[dict]:
+        """The rows of whole dialogues."""
+        for dialogue in dialogues:
+            whole = dataclasses.asdict(dialogue) if isinstance(dialogue, Dialogue) else dialogue
+            fresh: list[str] = []
+            numbers = {
+                name: [self._number(line, fresh) for line in whole[name].split("\n")] for name in PROMPTS
+            }
+            yield {**whole, **numbers, "lines": fresh}
+
+    def _number(self, line: str, fresh: list[str]) -> int:
+        if line not in self._numbers:
+            self._numbers[line] = len(self._numbers)
+            fresh.append(line)
+        return self._numbers[line]
+
+
+def unpack(rows: Iterable[Mapping]) -> Iterator[dict]:
+    """Whole dialogues of all rows of a file, as JSON values."""
+    lines: list[str] = []
+    for row in rows:
+        lines += row["lines"]
+        texts = {name: "\n".join(lines[n] for n in row[name]) for name in PROMPTS}
+        yield {**{key: value for key, value in row.items() if key != "lines"}, **texts}
