@@ -8,7 +8,7 @@ Prompts repeat the tools, and the steps so far, again and again: this is what ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coevolve_jax.explorers.base import Dialogue
 
@@ -27,12 +27,12 @@ class Packer:
     def pack(self, dialogues: Iterable[Dialogue | Mapping]) -> Iterator[dict]:
         """The rows of whole dialogues."""
         for dialogue in dialogues:
-            whole = dataclasses.asdict(dialogue) if isinstance(dialogue, Dialogue) else dialogue
+            fields = dataclasses.asdict(dialogue) if isinstance(dialogue, Dialogue) else dialogue
             fresh: list[str] = []
             numbers = {
-                name: [self._number(line, fresh) for line in whole[name].split("\n")] for name in PROMPTS
+                name: [self._number(line, fresh) for line in fields[name].split("\n")] for name in PROMPTS
             }
-            yield {**whole, **numbers, "lines": fresh}
+            yield {**fields, **numbers, "lines": fresh}
 
     def _number(self, line: str, fresh: list[str]) -> int:
         if line not in self._numbers:
@@ -41,10 +41,12 @@ class Packer:
         return self._numbers[line]
 
 
-def unpack(rows: Iterable[Mapping]) -> Iterator[dict]:
-    """Whole dialogues of all rows of a file, as JSON values."""
-    lines: list[str] = []
-    for row in rows:
-        lines += row["lines"]
-        texts = {name: "\n".join(lines[n] for n in row[name]) for name in PROMPTS}
-        yield {**{key: value for key, value in row.items() if key != "lines"}, **texts}
+def all_lines(rows: Iterable[Mapping]) -> list[str]:
+    """The lines of a file's rows, by number."""
+    return [line for row in rows for line in row["lines"]]
+
+
+def whole(row: Mapping, lines: Sequence[str]) -> dict:
+    """The dialogue of a row, with its prompts as text. lines: of all rows."""
+    fields = {name: value for name, value in row.items() if name != "lines"}
+    return {**fields, **{name: "\n".join(map(lines.__getitem__, row[name])) for name in PROMPTS}}

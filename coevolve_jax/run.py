@@ -127,7 +127,7 @@ class Run:
         """A row of what the explorer has spent since the last one, if anything."""
         paid = explorer_costs(self.state.ledger)
         if spent := paid - self._paid:
-            self._logs.append(COSTS, [{"step": step, **dict(sorted(spent.items()))}])
+            self._logs.append(COSTS, [{"step": step, "costs": dict(sorted(spent.items()))}])
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:

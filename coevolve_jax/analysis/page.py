@@ -30,9 +30,11 @@ SCRIPTS = (  # each one subject; a name of one is a name of all, those that are 
     "charts.js",
     "panels_learning.js",
     "panels_evolution.js",
+    "panels_costs.js",
     "panels_machine.js",
     "list.js",
     "map.js",
+    "dialogues.js",
     "tasks.js",
     "tokens.js",
     "trajectories.js",
@@ -46,7 +48,8 @@ def write_page(
 ) -> None:
     """Writes the page at `path`, replacing it at once.
 
-    rows: what view["trajectories"] lists, in full and in the same order. Where the page would be larger than
+    rows: what view["trajectories"] lists, in full and in the same order, and then what its tasks come from
+    (origins.py). Where the page would be larger than
     LARGEST they go to path's folder, as report_data/part_000.js and so on, which must then travel with the page.
     live: the page asks its server for newer versions of itself.
     """

@@ -7,6 +7,7 @@ python -m coevolve_jax.analysis.report FOLDER --live   serves it on this machine
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pathlib
 import sys
@@ -14,6 +15,7 @@ import sys
 from coevolve_jax.analysis import live
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import is_comparison, load_comparison, load_run
+from coevolve_jax.analysis.origins import origins, packed
 from coevolve_jax.analysis.page import write_page
 from coevolve_jax.analysis.run_view import run_view
 
@@ -28,7 +30,9 @@ def write_report(workdir: str | os.PathLike, live: bool = False) -> pathlib.Path
         write_page(path, comparison_view(load_comparison(workdir)), [], live)
     else:
         run = load_run(workdir)
-        write_page(path, run_view(run), (row for _, rows in run.trajectories for row in rows), live)
+        behind = origins(run)
+        rows = (row for _, rows in run.trajectories for row in rows)
+        write_page(path, run_view(run, behind), itertools.chain(rows, packed(run, behind)), live)
     return path
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.analysis import stats
+from coevolve_jax.analysis.costs import cost_view
 from coevolve_jax.analysis.loading import Run, asked_for
+from coevolve_jax.analysis.origins import by_task, refused
 from coevolve_jax.analysis.summary import clock, p_value
 from coevolve_jax.envs import base, family
 from coevolve_jax.health import RULES
@@ -19,9 +21,13 @@ from coevolve_jax.types import Task
 QUERY = 160  # characters of a query in lists
 
 
-def run_view(run: Run) -> dict:
-    """All that the page knows of a run, besides the trajectories in full."""
+def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
+    """All that the page knows of a run, besides the trajectories in full and what is behind its tasks (`origins`)."""
     tasks, evaluation_tasks, share = task_map(run)
+    places = by_task([*run.tasks, *run.held_out], behind)
+    for task in (*tasks, *evaluation_tasks):
+        place = task["row"] = places.get(task["id"])
+        task["asked"] = len(behind[place]["dialogues"]) if place is not None else 0
     result = stats.held_out(run.summary)
     return {
         "kind": "run",
@@ -34,6 +40,8 @@ def run_view(run: Run) -> dict:
         "leak_threshold": run.config.get("data", {}).get("leak_threshold"),
         "tasks": tasks,
         "evaluation_tasks": evaluation_tasks,
+        "refused": refused(behind, places),
+        "costs": cost_view(run.costs, run.config),
         "map_share": _rounded(share),
         "fate": run.fate,
         "seconds": sorted(run.seconds.items(), key=lambda item: -item[1]),

@@ -45,6 +45,7 @@ const trajectoryStore = (view, from) => {
   return {
     count,
     columns,
+    // Of a trajectory or, from `count` on, of what is behind a task.
     full: async (index) => {
       const number = partOf(index);
       return (await part(number)).rows[index - starts[number]];
@@ -53,9 +54,10 @@ const trajectoryStore = (view, from) => {
     texts: async (said = () => {}) => {
       if (texts) return texts;
       const found = [];
-      for (let number = 0; number < starts.length; number++) {
-        found.push(...(await part(number)).rows.map(searchText));
-        said(number + 1, starts.length);
+      const last = count ? partOf(count - 1) + 1 : 0; // what comes after them is no trajectory
+      for (let number = 0; number < last; number++) {
+        found.push(...(await part(number)).rows.slice(0, count - starts[number]).map(searchText));
+        said(number + 1, last);
       }
       texts = found;
       return texts;

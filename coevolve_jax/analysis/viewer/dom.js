@@ -28,6 +28,8 @@ const clock = (seconds) => {
   return hours ? `${hours} h ${two(minutes)} min` : `${minutes} min ${two(rest)} s`;
 };
 
+const spaced = (name) => name.replaceAll("_", " ");
+
 // A place on this page: {view: "tasks", task: "initial-0-3", ...} as the part of an address after #.
 const address = (place) => {
   const known = Object.entries(place).filter(([, v]) => v !== undefined && v !== null && v !== "");

@@ -66,7 +66,8 @@ const travel = (place) => {
 
 const goBack = () => {
   const place = here();
-  if (place.task !== undefined) travel({ ...place, task: "", step: "", rollout: "" });
+  if (place.view === "tasks" && place.mode !== undefined) travel({ ...place, mode: "" });
+  else if (place.task !== undefined) travel({ ...place, task: "", step: "", rollout: "" });
   else if (place.q !== undefined) travel({ view: place.view });
   else travel({ view: "overview" });
 };

@@ -138,6 +138,7 @@ const runOverview = (host, run) => {
       alertList(run),
       panelSection("Learning", LEARNING, run),
       panelSection("Co-evolution", EVOLUTION, run),
+      run.costs.rows.length ? costSection(run) : null,
       panelSection("Optimisation", OPTIMISATION, run),
       health.length ? healthSection(health, run) : null,
       panelSection("Time", TIME, run),

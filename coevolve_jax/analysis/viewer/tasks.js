@@ -8,7 +8,7 @@ const taskGain = (task) =>
 const taskRow = (task) =>
   h(
     "a",
-    { class: "row", href: address({ ...here(), view: "tasks", task: task.id }) },
+    { class: "row", href: address({ ...here(), view: "tasks", task: task.id, mode: "" }) },
     h(
       "span",
       { class: "line" },
@@ -16,18 +16,19 @@ const taskRow = (task) =>
       h("b", {}, task.id),
       h("span", { class: "right" }, task.origin === "evaluation" ? "" : `step ${task.step}`),
     ),
-    h("span", { class: "line soft" }, task.turns[0]?.query ?? ""),
+    h("span", { class: "line soft" }, task.turns[0]?.query ?? [task.reason && spaced(task.reason), task.description].filter(Boolean).join(": ")),
   );
 
 const tasksView = (host, run, store) => {
   const all = [...run.tasks, ...run.evaluation_tasks];
-  const byId = new Map(all.map((t) => [t.id, t]));
+  const refused = run.refused.map((r) => ({ ...r, turns: [], lineage: { context: "" } }));
+  const byId = new Map([...refused, ...all].map((t) => [t.id, t]));
   const children = new Map();
   run.tasks.forEach((t) => children.set(t.lineage.parent, [...(children.get(t.lineage.parent) ?? []), t]));
   const texts = new Map(
-    all.map((t) => [
+    [...all, ...refused].map((t) => [
       t,
-      [t.id, t.description, t.lineage.context, ...t.turns.flatMap((u) => [u.query, ...u.calls])]
+      [t.id, t.reason, t.description, t.lineage.context, ...t.turns.flatMap((u) => [u.query, ...u.calls])]
         .join("\n")
         .toLowerCase(),
     ]),
@@ -37,7 +38,12 @@ const tasksView = (host, run, store) => {
   const filter = choice(
     "origin",
     "Origin",
-    [["", "all tasks"], ["new", "new tasks"], ...origins.map((o) => [o, o])],
+    [
+      ["", "all tasks"],
+      ["new", "new tasks"],
+      ...origins.map((o) => [o, o]),
+      ...(refused.length ? [["refused", "no task: refused"]] : []),
+    ],
     (e) => set({ origin: e.target.value }),
   );
   const search = searchBox(
@@ -62,47 +68,64 @@ const tasksView = (host, run, store) => {
     h("aside", { class: "side" }, h("div", { class: "filters" }, search, filter, count), rows),
     h("div", { class: "main" }, map, key, detail),
   );
-  const points = taskMap(map, all, (task) => travel({ ...here(), view: "tasks", task: task.id }));
+  const points = taskMap(map, all, (task) => travel({ ...here(), view: "tasks", task: task.id, mode: "" }));
   const list = virtualList(rows, TASK_ROW, taskRow);
-  let shown = "";
+  let [shown, asked] = ["", 0];
+
+  // The page of what was chosen; a part of the data may have to be read for it.
+  const read = async (task, place) => {
+    const turn = ++asked;
+    const wanted = task.origin === "refused" || (place.mode === "dialogue" && task.asked);
+    const row = wanted ? await store.full(store.count + task.row).catch((error) => error) : null;
+    if (turn !== asked) return;
+    const whole = row && task.origin === "refused" && !(row instanceof Error) ? refusal(task, row) : task;
+    const content = () =>
+      row instanceof Error
+        ? [h("p", { class: "missing" }, row.message)]
+        : place.mode === "dialogue"
+          ? dialogue(whole, row)
+          : lineage(whole, byId, children, store);
+    detail.replaceChildren(...content());
+  };
+
   return {
-    show: (place) => {
+    show: async (place) => {
       const words = (place.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       const origin = place.origin ?? "";
       const fits = (t) =>
         (!origin || t.origin === origin || (origin === "new" && !["initial", "evaluation"].includes(t.origin))) &&
         words.every((w) => texts.get(t).includes(w));
       if (shown !== JSON.stringify([origin, words])) {
-        const found = all.filter(fits);
+        const among = origin === "refused" ? refused : all;
+        const found = among.filter(fits);
         list.show(found);
-        count.textContent = `${plain(found.length)} of ${plain(all.length)}`;
+        count.textContent = `${plain(found.length)} of ${plain(among.length)}`;
         shown = JSON.stringify([origin, words]);
       }
       if (document.activeElement !== search) search.value = place.q ?? "";
       filter.value = origin;
       const task = byId.get(place.task);
       list.select(task);
-      points.mark(task, fits);
+      points.mark(task?.x === undefined ? null : task, fits);
       host.classList.toggle("chosen", Boolean(place.task));
+      host.classList.toggle("reading", place.mode === "dialogue");
+      if (task) return read(task, place);
+      asked++;
       detail.replaceChildren(
-        ...(task
-          ? lineage(task, byId, children, store)
-          : [
-              h(
-                "p",
-                { class: "missing" },
-                place.task
-                  ? `This run has no task ${place.task}.`
-                  : all.length
-                    ? "Choose a task, in the list or on the map, to see where it comes from."
-                    : "tasks.jsonl is not there yet.",
-              ),
-            ]),
+        h(
+          "p",
+          { class: "missing" },
+          place.task
+            ? `This run has no task ${place.task}.`
+            : all.length
+              ? "Choose a task, in the list or on the map, to see where it comes from."
+              : "tasks.jsonl is not there yet.",
+        ),
       );
     },
     step: (by) => {
       const task = list.next(by);
-      if (task) travel({ ...here(), view: "tasks", task: task.id });
+      if (task) travel({ ...here(), view: "tasks", task: task.id, mode: "" });
     },
     search: () => search.focus(),
     redraw: points.redraw,
@@ -128,6 +151,53 @@ const reflection = (context) =>
   ]
     .filter(([, text]) => text)
     .map(([name, text]) => h("p", { class: "note" }, `${name}${text}`));
+
+// What became no task, in the form of one. row: what is behind it.
+const refusal = (item, { exploration, dialogues }) => {
+  const proposal = item.proposal === null ? null : exploration.proposals[item.proposal];
+  const context = exploration?.context;
+  const triplets = proposal?.triplets ?? exploration?.triplets.map((t) => t.index) ?? [];
+  return {
+    ...item,
+    asked: dialogues.length,
+    lineage: {
+      signal: item.signal,
+      parent: context?.task,
+      context: context?.id,
+      triplets,
+      verdict: proposal ? proposal.verdict : spaced(item.reason),
+      reason: proposal ? spaced(proposal.reason) : "",
+      nearest: proposal?.near?.task,
+      similarity: proposal?.near?.similarity,
+    },
+    reflection: context,
+    explored: triplets.map((i) => ({ ...exploration.triplets[i], call: spoken(exploration.triplets[i].call) })),
+  };
+};
+
+const headline = (task) =>
+  h(
+    "h2",
+    {},
+    badge(task.origin),
+    " ",
+    task.id,
+    " ",
+    h(
+      "span",
+      { class: "soft" },
+      { evaluation: "never trained on", refused: `at step ${task.step}` }[task.origin] ?? `born at step ${task.step}`,
+    ),
+  );
+
+// What a model was asked on the way to a task. row: what is behind it.
+const dialogue = (task, row) => [
+  h("a", { class: "up", href: address({ ...here(), mode: "" }) }, "← lineage"),
+  headline(task),
+  ...(task.asked
+    ? dialogueView(row.dialogues, task.proposal === null ? null : task.lineage.triplets)
+    : [h("p", { class: "missing" }, "No model was asked for it.")]),
+];
 
 // From the weakness that asked for a task to what became of it: the elements of its page.
 const lineage = (task, byId, children, store) => {
@@ -167,9 +237,13 @@ const lineage = (task, byId, children, store) => {
     ],
     ["Reflection", born.context && [born.context, task.reflection && reflection(task.reflection)]],
     [
+      "Questions to a model",
+      task.asked > 0 && link({ ...here(), mode: "dialogue" }, "what it was asked, and what it answered"),
+    ],
+    [
       "Exploration",
       born.triplets.length && [
-        `steps ${born.triplets.join(", ")} of the ${born.explorer ?? "unknown"} explorer`,
+        `steps ${born.triplets.join(", ")}${born.explorer ? ` of the ${born.explorer} explorer` : ""}`,
         task.explored?.map((t) => [
           clipped(t.call, 700, (text) => h("code", { class: "call" }, text)),
           clipped(t.observation, 400, (text) => h("div", { class: t.error ? "answer error" : "answer" }, text)),
@@ -199,15 +273,7 @@ const lineage = (task, byId, children, store) => {
   ].filter(([, content]) => content);
   return [
     h("a", { class: "back", href: address({ ...here(), task: "" }) }, "← all tasks"),
-    h(
-      "h2",
-      {},
-      badge(task.origin),
-      " ",
-      task.id,
-      " ",
-      h("span", { class: "soft" }, task.origin === "evaluation" ? "never trained on" : `born at step ${task.step}`),
-    ),
+    headline(task),
     task.description && h("p", { class: "note" }, task.description),
     h(
       "ol",

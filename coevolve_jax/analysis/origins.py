@@ -1,0 +1,81 @@
+"""What lies behind a task, and behind what became none: an exploration, and the questions to a model that belong to it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from coevolve_jax.analysis.loading import Run
+from coevolve_jax.dialogues import Packer, all_lines, whole
+
+
+def origins(run: Run) -> list[dict]:
+    """{"context": its id, "exploration": the row of explorations.jsonl, "dialogues": rows of dialogues.jsonl}, one for each time
+    that a context was explored. exploration: None for the tasks that the run begins with and is evaluated on."""
+    explored, asked = defaultdict(list), by_exploration(run.dialogues)
+    for row in run.explorations:
+        explored[row["context"]["id"]].append(row)
+    return [
+        {"context": context, "exploration": row, "dialogues": dialogues or []}
+        for context in {**explored, **asked}
+        for row, dialogues in itertools.zip_longest(explored[context], asked.get(context, ()))
+    ]
+
+
+def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
+    """Questions by the id of their context, and there by the time that it was explored: each begins with the first step
+    of the first round; what was asked before the first one, a reflection, belongs to it."""
+    found: dict[str, list[list[Mapping]]] = {}
+    for row in dialogues:
+        about = row["about"]
+        times = found.setdefault(about.get("context", ""), [[]])
+        begins = row["role"] == "explore" and about["round"] == about["step"] == 0
+        if begins and any(other["role"] == "explore" for other in times[-1]):
+            times.append([])
+        times[-1].append(row)
+    return found
+
+
+def packed(run: Run, found: Sequence[Mapping]) -> Iterator[dict]:
+    """The origins as rows of the page: each has the lines of its own prompts."""
+    lines = all_lines(run.dialogues)
+    for origin in found:
+        dialogues = list(Packer().pack(whole(row, lines) for row in origin["dialogues"]))
+        yield {**origin, "dialogues": dialogues}
+
+
+def by_task(tasks: Iterable[Mapping], found: Sequence[Mapping]) -> dict[str, int]:
+    """Which of the origins each task has, by its id."""
+    made, contexts = {}, {}
+    for place, origin in enumerate(found):
+        contexts.setdefault(origin["context"], place)
+        for proposal in (origin["exploration"] or {}).get("proposals", ()):
+            made[proposal["task"]] = place
+    places = {task["id"]: made.get(task["id"], contexts.get(task["lineage"]["context"])) for task in tasks}
+    return {task: place for task, place in places.items() if place is not None}
+
+
+def refused(found: Sequence[Mapping], used: Mapping[str, int]) -> list[dict]:
+    """What became no task, for lists: refused proposals, and explorations of which none came. used: `by_task`."""
+    fruitful, rows, named = set(used.values()), [], Counter()
+    for place, origin in enumerate(found):
+        explored = origin["exploration"] or {"step": 0, "proposals": [], "context": {"signal": None}}
+        lost = [(n, p) for n, p in enumerate(explored["proposals"]) if p["task"] is None]
+        if not explored["proposals"] and place not in fruitful:
+            lost = [(None, {"reason": "no_task_came_of_it", "description": ""})]
+        for number, proposal in lost:
+            named[origin["context"]] += 1
+            rows.append(
+                {
+                    "id": f"{origin['context']} · {named[origin['context']]}",
+                    "origin": "refused",
+                    "signal": explored["context"]["signal"],
+                    "step": explored["step"],
+                    "reason": proposal["reason"],
+                    "description": proposal["description"],
+                    "row": place,
+                    "proposal": number,
+                }
+            )
+    return rows

@@ -1,0 +1,81 @@
+// What a model was asked for a task, role by role, and what it answered: text as it was written.
+
+const LINES = 4000; // characters of a prompt or an answer, before the rest is asked for
+
+// Rows of dialogues with their prompts as text (dialogues.py).
+const whole = (rows) => {
+  const lines = rows.flatMap((row) => row.lines);
+  const text = (numbers) => numbers.map((n) => lines[n]).join("\n");
+  return rows.map((row) => ({ ...row, system: text(row.system), user: text(row.user) }));
+};
+
+// Whether a question belongs to a proposal, by its exploration steps: all do but those that name others. A task that was
+// cut has fewer steps than the proposal that was judged.
+const concerns = (triplets) => (row) => {
+  const named = row.about.triplets;
+  if (!named || !triplets) return true;
+  return named.slice(0, triplets.length).every((n, i) => n === triplets[i]);
+};
+
+const ROLES = {
+  reflect: () => "Reflect",
+  explore: (about) => `Explore, round ${about.round + 1}`,
+  abstract: () => "Abstract",
+  judge: (about) => `Judge the proposal of steps ${about.triplets.join(", ")}`,
+  solve: (about) => `Solve it from the words of turn ${about.turn + 1}`,
+};
+const titleOf = ({ role, about }) => (ROLES[role] ? ROLES[role](about) : role);
+const spokenText = (name, text, kind = "") => [
+  h("h5", {}, name),
+  clipped(text, LINES, (part) => h("pre", { class: `said ${kind}` }, part)),
+];
+
+// One question: a line that says what came of it, and all of it once it is opened.
+const questionBlock = (row) => {
+  const body = h("div", { class: "asked" });
+  const answer = row.answers.at(-1) ?? "";
+  const fill = () =>
+    body.childElementCount ||
+    body.append(
+      ...[
+        h("details", { class: "system" }, h("summary", {}, "System prompt"), spokenText("", row.system)),
+        spokenText("Prompt", row.user),
+        row.answers.map((text, i) => [
+          i > 0 && h("p", { class: "note" }, `Asked again, since the answer was not what was asked for: ${row.complaint}`),
+          spokenText(i ? "Second answer" : "Answer", text, "answered"),
+        ]),
+        row.fault && h("p", { class: "fault" }, `No answer: ${spaced(row.fault)}`),
+        h("p", { class: "note" }, `${plain(row.tokens_in)} tokens in, ${plain(row.tokens_out)} out`),
+      ].flat(Infinity).filter(Boolean),
+    );
+  const line = row.fault ? `no answer: ${spaced(row.fault)}` : answer.replace(/\s+/g, " ").slice(0, 200);
+  const node = h(
+    "details",
+    { class: `question ${row.fault ? "failed" : ""}`, ontoggle: fill },
+    h(
+      "summary",
+      {},
+      row.about.step !== undefined && h("b", {}, `step ${row.about.step + 1} `),
+      row.answers.length > 1 && h("b", { class: "again" }, "asked twice "),
+      h("span", { class: "soft" }, line),
+    ),
+    body,
+  );
+  return node;
+};
+
+// The elements of a page: all questions in their order, under a title for each role and round.
+const dialogueView = (rows, triplets) => {
+  const shown = whole(rows).filter(concerns(triplets));
+  const sum = (name) => plain(shown.reduce((total, row) => total + row[name], 0));
+  const groups = [];
+  for (const row of shown) {
+    const title = titleOf(row);
+    if (groups.at(-1)?.title !== title) groups.push({ title, rows: [] });
+    groups.at(-1).rows.push(row);
+  }
+  return [
+    h("p", { class: "note" }, `${plain(shown.length)} questions, ${sum("tokens_in")} tokens in, ${sum("tokens_out")} out.`),
+    ...groups.map(({ title, rows }) => h("section", { class: "role" }, h("h3", {}, title), rows.map(questionBlock))),
+  ];
+};
