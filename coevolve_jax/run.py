@@ -238,6 +238,8 @@ class Run:
             "config_digest": configs.digest(c),
             "versions": versions(),
         }
+        if costs := explorer_costs(state.ledger):
+            summary["explorer"] = dict(sorted(costs.items()))
         ledger = {
             "initial": state.initial.to_json(),
             "evolution": made.to_json(),

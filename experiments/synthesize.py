@@ -6,6 +6,7 @@
 
 Each task is printed as it comes, with the steps that it was made of; at the end what was refused and why, and what it has
 cost. Exploration is free, or for tasks that call one of --tools. It needs the explorer and the environment, and no policy.
+--dialogues=FILE keeps every question to a model with its answer, in whole.
 The same command again asks a model nothing twice (config.explorer.cache).
 """
 
@@ -25,6 +26,9 @@ _CONFIG = config_flags.DEFINE_config_file(
 _TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
 _TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
 _OUTPUT = flags.DEFINE_string("output", None, "File for the tasks, as JSON lines with their lineage.")
+_DIALOGUES = flags.DEFINE_string(
+    "dialogues", None, "File for what the explorer was asked and answered, if it is a model, as JSON lines."
+)
 flags.mark_flag_as_required("config")
 AT_ONCE = 4  # tasks asked for at once
 
@@ -60,9 +64,10 @@ def synthesize() -> None:
             f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
         )
     tasks, end = TaskPool(key=family.task_key), ""
+    record = recorder(_DIALOGUES.value) if _DIALOGUES.value else lambda dialogues: None
     with build.env_pool(c) as env_pool:
         synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
-        lab = Laboratory(tasks, scenarios, synthesizer, None, ledger)  # it rolls nothing out
+        lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # it rolls nothing out
         batch = 0
         while len(tasks) < _TASKS.value and not end:
             wanted = min(AT_ONCE, _TASKS.value - len(tasks))
@@ -88,6 +93,21 @@ def synthesize() -> None:
     report(total, ledger, end)
     if end:
         sys.exit(f"Error: {end}")
+
+
+def recorder(path):
+    """Writes what was asked of a model, with whole prompts, as it comes."""
+    import dataclasses
+
+    from coevolve_jax.logs import encode
+
+    open(path, "wb").close()
+
+    def record(dialogues) -> None:
+        with open(path, "ab") as file:
+            file.writelines(encode(dataclasses.asdict(d)) for d in dialogues)
+
+    return record
 
 
 def show(task, explored) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import tqdm
 
 from coevolve_jax.analysis import stats
+from coevolve_jax.analysis.costs import KEYS, by_role
 from coevolve_jax.analysis.loading import fate
 
 
@@ -74,6 +75,7 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
         ),
         ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
         ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
+        *_cost_block(summary.get("explorer", {})),
         (
             f"Time ({summary['steps']} steps)",
             [(phase, f"{clock(s):>10}", _share(s, total)) for phase, s in seconds.items()]
@@ -94,6 +96,26 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
     for title, lines in blocks:
         text += [title, *(f"  {a:<{left}}{b:<{middle}}{c}".rstrip() for a, b, c in lines), ""]
     return "\n".join(text)
+
+
+def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Tokens and money of an explorer that is a model, by role; nothing of another."""
+    roles = by_role(costs)
+    if not roles:
+        return []
+    everything = {name: sum(own[name] for own in roles.values()) for name in KEYS}
+    lines = [
+        (role, f"{own['tokens_in'] + own['tokens_out']:>10,}", _paid(own))
+        for role, own in {**roles, "total": everything}.items()
+    ]
+    unasked = costs.get("llm_faults/budget", 0)
+    ended = [("budget spent", f"{unasked:>10,}", "questions not asked")] if unasked else []
+    return [("Explorer (tokens)", lines + ended)]
+
+
+def _paid(own: Mapping[str, float]) -> str:
+    money = f", money {own['money']:.4g}" if own["money"] else ""
+    return f"{own['tokens_in']:,} in, {own['tokens_out']:,} out{money}"
 
 
 def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -30,8 +30,14 @@ const spokenText = (name, text, kind = "") => [
   clipped(text, LINES, (part) => h("pre", { class: `said ${kind}` }, part)),
 ];
 
+// The exploration step that an answer led to, where it did, by its number.
+const ledTo = ({ role, about }, triplets) => {
+  const index = role === "explore" ? triplets.filter((t) => t.round < about.round).length + about.step : -1;
+  return triplets[index]?.round === about.round && h("b", {}, `step ${index} `);
+};
+
 // One question: a line that says what came of it, and all of it once it is opened.
-const questionBlock = (row) => {
+const questionBlock = (row, triplets) => {
   const body = h("div", { class: "asked" });
   const answer = row.answers.at(-1) ?? "";
   const fill = () =>
@@ -55,7 +61,7 @@ const questionBlock = (row) => {
     h(
       "summary",
       {},
-      row.about.step !== undefined && h("b", {}, `step ${row.about.step + 1} `),
+      ledTo(row, triplets),
       row.answers.length > 1 && h("b", { class: "again" }, "asked twice "),
       h("span", { class: "soft" }, line),
     ),
@@ -64,9 +70,11 @@ const questionBlock = (row) => {
   return node;
 };
 
-// The elements of a page: all questions in their order, under a title for each role and round.
-const dialogueView = (rows, triplets) => {
-  const shown = whole(rows).filter(concerns(triplets));
+// The elements of a page: all questions in their order, under a title for each role and round. row: what is behind a
+// task; used: its exploration steps.
+const dialogueView = ({ dialogues, exploration }, used) => {
+  const shown = whole(dialogues).filter(concerns(used));
+  const triplets = exploration?.triplets ?? [];
   const sum = (name) => plain(shown.reduce((total, row) => total + row[name], 0));
   const groups = [];
   for (const row of shown) {
@@ -76,6 +84,6 @@ const dialogueView = (rows, triplets) => {
   }
   return [
     h("p", { class: "note" }, `${plain(shown.length)} questions, ${sum("tokens_in")} tokens in, ${sum("tokens_out")} out.`),
-    ...groups.map(({ title, rows }) => h("section", { class: "role" }, h("h3", {}, title), rows.map(questionBlock))),
+    ...groups.map(({ title, rows }) => h("section", { class: "role" }, h("h3", {}, title), rows.map((row) => questionBlock(row, triplets)))),
   ];
 };

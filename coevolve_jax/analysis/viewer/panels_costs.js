@@ -14,7 +14,7 @@ const running = (run, name) => {
 };
 const stepSpan = (run) => [(run.metrics.step[0] ?? 0) - 0.7, (run.metrics.step.at(-1) ?? 0) + 0.7];
 const budgetEnd = (run) =>
-  Number.isInteger(run.costs.ended) ? { x: run.costs.ended, label: "budget spent" } : undefined;
+  Number.isInteger(run.costs.ended) ? { x: run.costs.ended, label: "synthesis ended" } : undefined;
 
 // How much has been spent of what may be, as a chart over evolutions.
 const spending = (name, title, reading) => ({
@@ -33,7 +33,6 @@ const spending = (name, title, reading) => ({
       series,
       range: [0, 1.08 * Math.max(...values, budget ?? 0)],
       xrange: stepSpan(run),
-      mark: budgetEnd(run),
       sync: "steps",
     });
   },

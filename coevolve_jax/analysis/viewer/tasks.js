@@ -195,7 +195,7 @@ const dialogue = (task, row) => [
   h("a", { class: "up", href: address({ ...here(), mode: "" }) }, "← lineage"),
   headline(task),
   ...(task.asked
-    ? dialogueView(row.dialogues, task.proposal === null ? null : task.lineage.triplets)
+    ? dialogueView(row, task.proposal === null ? null : task.lineage.triplets)
     : [h("p", { class: "missing" }, "No model was asked for it.")]),
 ];
 
