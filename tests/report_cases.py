@@ -2,9 +2,12 @@
 
 import json
 import re
+from collections import Counter
 
 import numpy as np
 
+from coevolve_jax.dialogues import Packer
+from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.types import SIGNAL_KINDS, Call, Lineage, Signal, Task, Turn
 
 QUERIES = (
@@ -161,6 +164,53 @@ def _exploration(task):
     }  # fmt: skip
 
 
+def _dialogues(exploration):
+    """What a model was asked for a row of explorations.jsonl: two tasks were proposed, and the second became one."""
+    context, tools = {"context": exploration["context"]["id"]}, '{"name": "cd"}\n{"name": "mkdir"}'
+    kept = exploration["proposals"][1]["triplets"]
+    ask = lambda role, about, user, *answers, **more: Dialogue(
+        role,
+        {**context, **about},
+        f"You {role}.\n{tools}",
+        user,
+        list(answers),
+        tokens_in=100,
+        tokens_out=20,
+        **more,
+    )
+    return [
+        ask("reflect", {}, "The attempt failed.", '{"summary": "lost"}'),
+        *(
+            ask("explore", {"round": 0, "step": i}, f"Steps so far: {i}", f'{{"tool": "{call.name}"}}')
+            for i, call in enumerate([*CALLS, *CALLS])
+        ),
+        ask("abstract", {}, "Make tasks.", "Sure!", '{"tasks": []}', complaint="it holds no JSON object"),
+        ask("judge", {"triplets": [0]}, "The first proposal.", '{"reason": "two_goals"}'),
+        ask("judge", {"triplets": kept}, "The second proposal.", '{"reason": "ok"}'),
+        ask(
+            "solve",
+            {"triplets": kept, "turn": 0, "step": 0},
+            "The user said.",
+            '{"tool": "mk',
+            fault="truncated",
+        ),
+    ]
+
+
+def _costs(dialogues, step):
+    costs = Counter()
+    for d in dialogues:
+        costs[f"llm_requests/{d.role}"] += len(d.answers)
+        costs[f"llm_tokens_in/{d.role}"] += d.tokens_in
+        costs[f"llm_tokens_out/{d.role}"] += d.tokens_out
+        costs[f"money/{d.role}"] += 0.001
+        costs["llm_tokens"] += d.tokens_in + d.tokens_out
+        costs["money"] += 0.001
+    if step == 11:
+        costs["llm_faults/budget"] = 7
+    return {"step": step, "costs": costs}
+
+
 def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finished=True, seed=0):
     """Writes the files of a run that learns a little."""
     rng = np.random.default_rng(seed)
@@ -193,16 +243,32 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
             _dump(path / f"trajectories/step_{step:05d}.jsonl", trajectories)
         rows.append(fake_row(rng, step, skill, signals, evolution, tasks))
         found += signals
+    explored = [_exploration(t) for t in tasks if t.lineage.signal]
+    asked = {step: [] for step in (None, *(row["step"] for row in rows if row["evolution"]))}
+    for row in explored:
+        asked[row["step"]] += _dialogues(row)
+    asked[None] = [
+        Dialogue(
+            "explore",
+            {"context": "initial-0-context-0", "round": 0, "step": 0},
+            "You explore.",
+            "Begin.",
+            ["{}"],
+        )
+    ]
     visited = lambda t: {"born": t.lineage.step, "trained": 3, "first_score": 0.25, "last_score": 0.75}
     for name, lines in (
         ("metrics", rows),
         ("tasks", [{**t.to_json(), "record": visited(t)} for t in tasks]),
         ("held_out", [fake_task(rng, f"held_{i:03d}", kind="held_out").to_json() for i in range(held_out)]),
         ("signals", [s.to_json() for s in found]),
-        ("explorations", [_exploration(t) for t in tasks if t.lineage.signal]),
+        ("explorations", explored),
+        ("dialogues", Packer().pack(d for own in asked.values() for d in own)),
+        ("costs", [_costs(own, step) for step, own in asked.items()]),
     ):
         _dump(path / f"{name}.jsonl", lines)
     config = {"seed": seed, "strategy": {"name": "coevolve"}, "data": {"leak_threshold": 0.9}}
+    config["explorer"] = {"name": "llm", "budget_tokens": 30_000, "budget_money": 0.0}
     config |= {"steps": steps, "environment": {"name": "bfcl"}, "health": {"patience": 3}}
     (path / "config.json").write_text(json.dumps(config))
     if finished:

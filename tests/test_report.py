@@ -32,7 +32,10 @@ class Page(HTMLParser):
         self.feed(text)
         assert not self.open
         self.view = unpack(self.packed["data"])
-        self.parts = [unpack(self.packed[name])["rows"] for name in sorted(self.packed.keys() - {"data"})]
+        self.parts = [
+            unpack(self.packed[name])["rows"]
+            for name in sorted(self.packed.keys() - {"data"}, key=part_number)
+        ]
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
@@ -54,6 +57,10 @@ class Page(HTMLParser):
     @property
     def text(self):
         return " ".join(" ".join(self.words).split())
+
+
+def part_number(name):
+    return int(name.removeprefix("part-"))
 
 
 def unpack(text):
@@ -100,8 +107,60 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
         )
     assert len(view["tasks"]) == 24 and len(view["evaluation_tasks"]) == 20
     rows = [row for file in sorted((tmp_path / "run/trajectories").iterdir()) for row in lines(file)]
-    assert [row for part in found.parts for row in part] == rows
+    assert [row for part in found.parts for row in part][: len(rows)] == rows
     assert view["trajectories"]["task"] == [row["task_id"] for row in rows]
+
+
+def test_every_task_and_every_refusal_leads_to_what_is_behind_it(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    found = build(path)
+    behind = [row for part in found.parts for row in part][len(found.view["trajectories"]["step"]) :]
+    asked = lines(path / "dialogues.jsonl")
+    assert sum(len(row["dialogues"]) for row in behind) == len(asked) > 200
+    for task in found.view["tasks"]:
+        own = behind[task["row"]] if task["lineage"]["signal"] else None
+        assert (task["row"] is None) == (own is None) and task["asked"] == len(
+            own["dialogues"] if own else ()
+        )
+        assert own is None or task["id"] in [p["task"] for p in own["exploration"]["proposals"]]
+    *refused, bare = found.view["refused"]
+    assert len(refused) == 16 and {row["reason"] for row in refused} == {"too_short"}
+    for row in refused:
+        origin = behind[row["row"]]
+        assert origin["exploration"]["proposals"][row["proposal"]]["task"] is None
+        assert row["id"].startswith(origin["context"])
+    assert bare["reason"] == "no_task_came_of_it" and behind[bare["row"]]["context"] == "initial-0-context-0"
+
+
+def test_a_context_that_is_explored_again_has_its_own_questions_each_time(tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    first, *_ = lines(path / "explorations.jsonl")
+    rows = [*lines(path / "explorations.jsonl"), {**first, "proposals": []}]
+    (path / "explorations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = lines(path / "dialogues.jsonl")
+    again = [d for d in asked if d["about"]["context"] == first["context"]["id"] and d["role"] == "explore"][
+        :3
+    ]
+    with open(path / "dialogues.jsonl", "a") as file:
+        file.writelines(json.dumps({**d, "lines": [], "answers": ["again"]}) + "\n" for d in again)
+    found = build(path)
+    behind = [row for part in found.parts for row in part]
+    one, two = [row for row in behind if row.get("context") == first["context"]["id"]]
+    assert [d["role"] for d in one["dialogues"]][:2] == ["reflect", "explore"] and len(one["dialogues"]) == 15
+    assert [d["answers"] for d in two["dialogues"]] == [["again"]] * 3 and not two["exploration"]["proposals"]
+    assert [row["proposal"] for row in found.view["refused"] if row["id"].startswith(one["context"])] == [
+        0,
+        None,
+    ]
+
+
+def test_costs_are_told_by_role_and_evolution(tmp_path):
+    costs = build(fake_workdir(tmp_path / "run")).view["costs"]
+    assert costs["roles"] == ["reflect", "explore", "abstract", "judge", "solve"]
+    assert [row["step"] for row in costs["rows"]] == [None, 2, 5, 8, 11] and costs["ended"] == 11
+    assert costs["budget"] == {"tokens": 30_000, "money": None}
+    judged = {"requests": 8, "tokens_in": 800, "tokens_out": 160, "money": pytest.approx(0.008)}
+    assert costs["rows"][1]["roles"]["judge"] == judged and costs["rows"][1]["tokens"] == 4 * 15 * 120
 
 
 def test_the_signal_that_a_reflection_names_is_the_one_that_is_shown(tmp_path):
@@ -191,7 +250,7 @@ def test_numbers_and_half_characters_of_a_trajectory_do_not_spoil_the_page(tmp_p
     file = next((path / "trajectories").iterdir())
     row = {**lines(file)[0], "reward": float("nan"), "queries": ["\ud800 half"], "note": float("inf")}
     file.write_text(json.dumps(row) + "\n")
-    ((shown,),) = build(path).parts
+    ((shown, *_),) = build(path).parts
     assert shown["reward"] is None and shown["note"] is None and shown["queries"] == ["\ud800 half"]
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import threading
@@ -11,6 +10,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from browsing import PATIENCE, PHONE, address, browser, needs_browser, visit  # noqa: F401 (fixtures)
 from report_cases import fake_comparison, fake_workdir, poisoned
 
 from coevolve_jax.analysis import live, page, report
@@ -18,52 +18,10 @@ from coevolve_jax.analysis import live, page, report
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the report: make test installs it"
 )
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 expect = playwright.expect
-PATIENCE = 60_000  # milliseconds: a busy machine draws slowly
 expect.set_options(timeout=PATIENCE)
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-needs_browser = pytest.mark.skipif(
-    not CHROMIUM,
-    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable CHROMIUM",
-)
 pytestmark = needs_browser
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 EVIL = '"><img src=x onerror="hacked=1;alert(1)"><script>hacked=1;alert(2)</script><svg onload=alert(3)>'
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as p:
-        found = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """visit(address, **options) opens a page; a dialog, an error or a request elsewhere fails the test."""
-    opened, wrong = [], []
-
-    def visit(address, **options):
-        context = browser.new_context(**{"viewport": DESK, **options})
-        context.set_default_timeout(PATIENCE)
-        opened.append(context)
-        found = context.new_page()
-        found.on("dialog", lambda d: (wrong.append(f"dialog {d.message}"), d.dismiss()))
-        found.on("pageerror", lambda e: wrong.append(f"error {e}"))
-        found.on("console", lambda m: m.type == "error" and wrong.append(f"console {m.text}"))
-        own = str(address).partition("#")[0].rpartition("/")[0]
-        found.on("request", lambda r: r.url.startswith((own, "blob:")) or wrong.append(f"request {r.url}"))
-        found.goto(str(address))
-        found.wait_for_selector("html[data-ready]")
-        return found
-
-    yield visit
-    for context in opened:
-        context.close()
-    assert wrong == []
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +29,6 @@ def workdir(tmp_path_factory):
     path = fake_workdir(tmp_path_factory.mktemp("run") / "run")
     report.write_report(path)
     return path
-
-
-def address(workdir, **place):
-    return f"file://{workdir}/report.html#" + "&".join(f"{k}={v}" for k, v in place.items())
 
 
 def lines(path):
@@ -96,9 +50,9 @@ def pixels(found, selector):
 def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     found = visit(address(workdir))
     titles = found.locator("#panels h3").all_inner_texts()
-    assert len(titles) == len(set(titles)) == 21 and found.locator(".missing:visible").count() == 0
+    assert len(titles) == len(set(titles)) == 24 and found.locator(".missing:visible").count() == 0
     charts = found.locator("#panels canvas").count()
-    assert charts == 18  # the other three are bars
+    assert charts == 21  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
     assert "dead groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
@@ -131,7 +85,7 @@ def test_a_run_of_one_step_shows_it(visit, tmp_path):
     report.write_report(path)
     found = visit(address(path))
     plots = found.locator("#panels canvas")
-    assert plots.count() == 18
+    assert plots.count() == 21
     blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
     blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
     assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10
@@ -198,6 +152,60 @@ def test_the_lineage_of_a_task_leads_to_its_trajectory_and_back(visit, workdir):
         where(found)["view"] == "tasks"
         and shown["task_id"] in found.locator("#tasks .detail h2").inner_text()
     )
+
+
+def test_what_a_model_was_asked_is_read_from_the_lineage_of_a_task(visit, workdir):
+    task = next(t for t in lines(workdir / "tasks.jsonl") if t["lineage"]["signal"])
+    found = visit(address(workdir, view="tasks", task=task["id"]))
+    found.get_by_role("link", name="what it was asked").click()
+    talk = found.locator("#tasks .detail")
+    talk.locator(".question").first.wait_for()
+    judged = f"Judge the proposal of steps {', '.join(map(str, task['lineage']['triplets']))}"
+    roles = ["Reflect", "Explore, round 1", "Abstract", judged, "Solve it from the words of turn 1"]
+    assert talk.locator("h3").all_inner_texts() == roles  # and not of the other proposal
+    assert "14 questions, 1,400 tokens in, 280 out" in talk.inner_text()
+    assert talk.locator(".question summary").nth(3).inner_text() == 'step 2 {"tool": "mv"}'
+    open_question(talk, "Explore", 2)
+    expect(talk.locator(".question[open] .said").last).to_have_text('{"tool": "mv"}')
+    assert "Steps so far: 2" in talk.inner_text()
+    talk.locator(".question[open] .system summary").click()
+    assert talk.locator(".question[open] .system pre").inner_text().splitlines()[0] == "You explore."
+    open_question(talk, "Abstract", 0)
+    expect(talk).to_contain_text("was not what was asked for: it holds no JSON object")
+    open_question(talk, "Solve", 0)
+    expect(talk).to_contain_text("No answer: truncated")
+    found.keyboard.press("Escape")
+    expect(found.locator(".chain")).to_be_visible()
+    assert where(found)["task"] == task["id"]
+
+
+def open_question(talk, role, number):
+    talk.locator("section.role", has_text=role).locator(".question > summary").nth(number).click()
+
+
+def test_a_refused_proposal_has_a_lineage_and_its_questions(visit, workdir):
+    found = visit(address(workdir, view="tasks"))
+    found.select_option("#tasks select[name=origin]", "refused")
+    assert found.locator("#tasks .count").inner_text() == "17 of 17"
+    found.keyboard.press("j")
+    chain = found.locator(".chain")
+    chain.wait_for()
+    assert "discard, too short" in chain.inner_text() and "no such folder" in chain.inner_text()
+    assert "answer 0" in chain.inner_text() and "answer 1" not in chain.inner_text()
+    chain.get_by_role("link", name="what it was asked").click()
+    expect(found.locator("#tasks .detail")).to_contain_text("Judge the proposal of steps 0")
+    titles = found.locator("#tasks h3").all_inner_texts()
+    assert len([title for title in titles if title.startswith("Judge")]) == 1
+
+
+def test_costs_stand_in_a_table_and_say_when_the_budget_was_spent(visit, workdir):
+    found = visit(address(workdir))
+    section = found.locator("section.group", has_text="What the explorer costs")
+    assert "synthesis ended at step 11" in section.inner_text() and "of 30,000 tokens" in section.inner_text()
+    row = section.get_by_role("row", name=re.compile("^step 5"))
+    assert row.get_by_role("cell").all_inner_texts()[1:] == [
+        "400 / 80", "4,000 / 800", "400 / 80", "800 / 160", "400 / 80", "7,200", "0.06", "0"
+    ]  # fmt: skip
 
 
 def test_a_point_of_the_map_is_a_task(visit, workdir):
@@ -316,6 +324,15 @@ def test_what_models_tasks_and_tools_wrote_is_text_and_runs_nothing(visit, tmp_p
             select.select_option(index=0)
     found.keyboard.press("t")
     expect(found.locator(".tokens")).to_contain_text(EVIL)
+    found.keyboard.press("2")
+    found.select_option("#tasks select[name=origin]", "refused")
+    found.keyboard.press("j")
+    found.get_by_role("link", name="what it was asked").click()
+    talk = found.locator("#tasks .detail")
+    for summary in talk.locator(".question > summary").all():
+        summary.click()
+    expect(talk.locator(".said.answered").last).to_contain_text(EVIL)
+    found.keyboard.press("3")
     found.locator(".token").first.hover()
     strange = {"view": "trajectories", "step": EVIL, "task": EVIL, "q": EVIL, "mode": EVIL}
     found.goto(address(path) + urllib.parse.urlencode(strange))
@@ -365,6 +382,9 @@ def test_a_large_run_reads_what_lies_beside_its_page(visit, tmp_path, monkeypatc
     )
     found.locator("#trajectories .user").first.wait_for()
     assert last["queries"][0] in found.locator("#trajectories .detail").inner_text()
+    task = next(t for t in lines(path / "tasks.jsonl") if t["lineage"]["signal"])
+    other = visit(address(path, view="tasks", task=task["id"], mode="dialogue"))
+    expect(other.locator("#tasks .question")).to_have_count(14)
     found.keyboard.press("/")
     found.keyboard.type("no such file")
     failures = sum(not row["success"] for row in rows)

@@ -32,7 +32,8 @@ const spokenText = (name, text, kind = "") => [
 
 // The exploration step that an answer led to, where it did, by its number.
 const ledTo = ({ role, about }, triplets) => {
-  const index = role === "explore" ? triplets.filter((t) => t.round < about.round).length + about.step : -1;
+  if (role !== "explore") return null;
+  const index = triplets.filter((t) => t.round < about.round).length + about.step;
   return triplets[index]?.round === about.round && h("b", {}, `step ${index} `);
 };
 
