@@ -2,11 +2,13 @@
 
 import json
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from browsing import address, browser, needs_browser, visit  # noqa: F401 (fixtures)
 from hypothesis import given
 from ml_collections import ConfigDict
 from openai_server import FAULTS, KEY, SPOILT, OpenAIServer
@@ -14,6 +16,9 @@ from test_strategies import rows, settings
 from test_train import comparable
 
 from coevolve_jax import config as configs
+from coevolve_jax.analysis.summary import summary_table
+from coevolve_jax.dialogues import all_lines
+from coevolve_jax.dialogues import whole as unpacked
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm
@@ -79,6 +84,8 @@ def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(server, faul
         assert len(server.seen) == 1
     assert answers == [None]
     assert {k: v for k, v in client.costs.items() if k.startswith("llm_faults")} == {f"llm_faults/{kind}": 1}
+    (dialogue,) = client.dialogues
+    assert dialogue.fault == kind and dialogue.user == EXPLORE and KEY not in repr(dialogue)
     server.faults = [fault] if again else []
     patient = {"timeout": 2.0, "attempts": 8} if kind == "deadline" else {}
     client = Client(settings_of(server, **patient))
@@ -106,6 +113,12 @@ def test_a_wrong_answer_is_asked_for_again_once_and_said_to_be_wrong(server):
     assert second["messages"][:2] == first["messages"] and second["messages"][2]["content"] == '{"action": 7}'
     assert "tool: Field required" in second["messages"][3]["content"]
     assert client.costs["llm_repairs"] == 1 and client.costs["llm_requests/explore"] == 2
+    (dialogue,) = client.dialogues
+    assert (
+        dialogue.answers[0] == '{"action": 7}' and Action.model_validate_json(dialogue.answers[1]) == answer
+    )
+    assert dialogue.complaint == "tool: Field required" and not dialogue.fault
+    assert (dialogue.tokens_in, dialogue.tokens_out) == (200, 40)
 
 
 def test_books(server):
@@ -115,6 +128,7 @@ def test_books(server):
     assert client.costs["llm_tokens_in/explore"] == 500 and client.costs["llm_tokens_out/judge"] == 20
     assert client.costs["llm_tokens"] == 6 * 120
     assert client.costs["money"] == pytest.approx(6 * (100 * 2.0 + 20 * 10.0) / 1e6)
+    assert client.costs["money/judge"] == pytest.approx((100 * 2.0 + 20 * 10.0) / 1e6)
 
 
 def test_a_budget_ends_asking(server, capfd):
@@ -122,6 +136,7 @@ def test_a_budget_ends_asking(server, capfd):
     assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(3)], Action)
     assert client.ask("explore", [ASKED] * 2, Action) == [None, None]
     assert len(server.seen) == 3 and client.costs["llm_faults/budget"] == 2
+    assert len(client.dialogues) == 3  # nobody was asked the others
     assert "budget is spent" in capfd.readouterr().err
 
 
@@ -138,12 +153,15 @@ def test_nothing_is_asked_twice(server, tmp_path, monkeypatch):
     questions = [ASKED._replace(seed=i % 3) for i in range(6)]
     client = Client(settings_of(server, cache=str(path)))
     server.faults = ["wrong schema"]
+    server.wrap = lambda text: text.replace("Let me try.", f"Bearer {KEY}")  # what it was sent
     answers = client.ask("explore", questions, Action)
+    assert answers[0].thought == "Bearer [key]" and KEY not in repr(client.dialogues)
     asked = len(server.seen)
     assert asked == 4 and len(set(map(repr, answers))) <= 3  # three different ones, and a repair
     again = Client(settings_of(server, cache=str(path), offline=True, base_url="http://127.0.0.1:9/v1"))
     assert again.ask("explore", questions, Action) == answers and len(server.seen) == asked
     assert again.costs == client.costs  # what they cost when they were given
+    assert again.dialogues == client.dialogues
     assert again.ask("explore", [ASKED._replace(seed=77)], Action) == [None]
     assert again.costs["llm_faults/offline"] == 1
     content = b"".join(p.read_bytes() for p in path.parent.iterdir())
@@ -305,23 +323,99 @@ def run_config(server, cache):
     )  # fmt: skip
 
 
-def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_the_same_bits(
-    tmp_path, monkeypatch
-):
-    """And it learns from tasks that came over HTTP, beside its training, from a server that is slower this time."""
-    with OpenAIServer() as server:
-        summary = train(run_config(server, tmp_path / "whole.sqlite"), tmp_path / "whole")
-        asked = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
-        grown = [t for t in rows(tmp_path / "whole", "tasks.jsonl") if t["lineage"]["kind"] == "signal"]
-        assert grown and all(t["lineage"]["explorer"] == "llm" for t in grown)
-        assert any(t["record"]["trained"] for t in grown)
-        ledger = json.loads((tmp_path / "whole" / "ledger.json").read_text())
-        assert ledger["llm_tokens"] == 120 * len(asked) and ledger["money"] == pytest.approx(
-            60e-6 * len(asked)
-        )
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run over HTTP: its workdir, and what the server was asked."""
+    folder = tmp_path_factory.mktemp("llm")
+    with OpenAIServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        train(run_config(server, folder / "whole.sqlite"), folder / "whole")
+        assert server.keys == {f"Bearer {KEY}"}
+        return folder / "whole", sorted(json.dumps(body, sort_keys=True) for body in server.seen)
 
-        server.seen.clear()
-        server.delay = 0.02
+
+def test_a_run_learns_from_tasks_that_came_over_http(whole):
+    workdir, asked = whole
+    grown = [t for t in rows(workdir, "tasks.jsonl") if t["lineage"]["kind"] == "signal"]
+    assert grown and all(t["lineage"]["explorer"] == "llm" for t in grown)
+    assert any(t["record"]["trained"] for t in grown)
+    ledger = json.loads((workdir / "ledger.json").read_text())
+    assert ledger["llm_tokens"] == 120 * len(asked)
+    assert ledger["money"] == pytest.approx(60e-6 * len(asked))
+
+
+def test_a_run_keeps_every_question_and_answer_and_no_key(whole):
+    workdir, asked = whole
+    packed = rows(workdir, "dialogues.jsonl")
+    lines = all_lines(packed)
+    dialogues = [unpacked(row, lines) for row in packed]
+    requests = sorted(
+        (m[0]["content"], m[1]["content"]) for m in (json.loads(body)["messages"] for body in asked)
+    )
+    assert sorted((d["system"], d["user"]) for d in dialogues) == requests
+    assert all(len(d["answers"]) == 1 and not d["fault"] for d in dialogues)
+    assert len((workdir / "dialogues.jsonl").read_bytes()) < 0.2 * sum(len(json.dumps(d)) for d in dialogues)
+    about = lambda role, context: [
+        d for d in dialogues if (d["role"], d["about"]["context"]) == (role, context)
+    ]
+    for task in rows(workdir, "tasks.jsonl"):
+        born = task["lineage"]
+        assert len(about("reflect", born["context"])) == (born["kind"] == "signal")
+        assert [(d["about"]["round"], d["about"]["step"]) for d in about("explore", born["context"])][:2] == [
+            (0, 0), (0, 1),
+        ]  # fmt: skip
+        said = "\n".join(d["answers"][0] for d in about("abstract", born["context"]))
+        assert all(json.dumps(turn["query"])[1:-1] in said for turn in task["turns"])
+        judged = [d["about"]["triplets"] for d in about("judge", born["context"])]
+        assert any(triplets[: len(born["triplets"])] == born["triplets"] for triplets in judged)
+    files = [path for path in workdir.rglob("*") if path.is_file()]
+    assert (workdir / "report.html") in files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_run_says_what_each_evolution_has_cost(whole):
+    workdir, _ = whole
+    costs, ledger = rows(workdir, "costs.jsonl"), json.loads((workdir / "ledger.json").read_text())["costs"]
+    evolved = [m["step"] for m in rows(workdir, "metrics.jsonl") if m["evolution"]]
+    assert [row["step"] for row in costs] == [None, *evolved] and "llm_requests/reflect" not in costs[0][
+        "costs"
+    ]
+    whole = {key.removeprefix("explorer/"): n for key, n in ledger.items() if key.startswith("explorer/")}
+    assert sum((Counter(row["costs"]) for row in costs), Counter()) == pytest.approx(
+        {k: n for k, n in whole.items() if n}
+    )
+    text = summary_table(json.loads((workdir / "summary.json").read_text()))
+    assert f"{whole['llm_tokens_in/explore']:,} in, {whole['llm_tokens_out/explore']:,} out, money" in text
+
+
+@needs_browser
+def test_the_report_of_a_run_shows_what_a_model_was_asked_for_a_task(whole, visit):
+    workdir, _ = whole
+    packed = rows(workdir, "dialogues.jsonl")
+    lines = all_lines(packed)
+    task = next(t for t in rows(workdir, "tasks.jsonl") if t["lineage"]["kind"] == "signal")
+    found = visit(address(workdir, view="tasks", task=task["id"]))
+    found.get_by_role("link", name="what it was asked").click()
+    talk = found.locator("#tasks .detail")
+    talk.locator(".question").first.wait_for()
+    for role, title in (("reflect", "Reflect"), ("abstract", "Abstract")):
+        row = next(
+            d for d in packed if (d["role"], d["about"]["context"]) == (role, task["lineage"]["context"])
+        )
+        block = talk.locator("section.role", has_text=title).locator(".question").first
+        block.locator("summary").first.click()
+        block.locator(".said.answered").wait_for()
+        assert block.locator(".said").nth(1).text_content() == unpacked(row, lines)["user"]
+        assert block.locator(".said.answered").text_content() == row["answers"][0]
+
+
+def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_the_same_bits(
+    whole, tmp_path, monkeypatch
+):
+    """Although it evolves beside its training, and the server is slower this time."""
+    workdir, asked = whole
+    summary = json.loads((workdir / "summary.json").read_text())
+    with OpenAIServer(delay=0.02) as server:
         config = run_config(server, tmp_path / "killed.sqlite")
         real, left = Client.ask, [0]
 
@@ -340,11 +434,11 @@ def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_th
         monkeypatch.setattr(Client, "ask", real)
         assert train(config, tmp_path / "killed")["tasks"] == summary["tasks"]
         assert sorted(json.dumps(body, sort_keys=True) for body in server.seen) == asked
-    want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "killed")
+    want, got = comparable(workdir), comparable(tmp_path / "killed")
     for name in want:
         assert got[name] == want[name], name
     for name in ("dialogues.jsonl", "costs.jsonl"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
+        assert (workdir / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
 
 
 def test_a_real_server_whose_model_knows_nothing(pool):
