@@ -117,9 +117,9 @@ def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
     """Runs a workdir to its end; once more where its process was killed."""
     log = _log(workdir)
     environment = {
-        **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **os.environ,  # which may name a folder that further programs share
     }
     status = -1
     for _ in range(2):
