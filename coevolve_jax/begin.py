@@ -33,7 +33,7 @@ def begin(
     exploration, as D_0 is ("held_out"), and config.evaluation.balanced_tasks in which all tools come about equally
     often ("balanced"). D_0 is config.data.initial_tasks from unguided exploration of the training split, or those of
     config.data.initial_file; with a section config.testbed each weak tool comes at least `least` and at most `most` times
-    in it.
+    in it. `Roles.initial` explores, where there are such.
     """
     c, seconds = config, {}
     key, train = build.family(c).task_key, build.scenarios(c)
@@ -42,9 +42,10 @@ def begin(
     def explored(
         guard: LeakGuard | None, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
     ) -> tuple[list[Task], SynthesisStats]:
-        tasks = TaskPool(key=key)
+        tasks, made_by = TaskPool(key=key), synthesizer(guard)
+        made_by = dataclasses.replace(made_by, roles=made_by.roles.initial or made_by.roles)
         with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
-            stats = synthesizer(guard).explore_unguided(
+            stats = made_by.explore_unguided(
                 tasks,
                 scenarios,
                 wanted=wanted,

@@ -9,6 +9,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import envs, names
 from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
@@ -105,22 +107,45 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
-def explorer(config: ConfigDict) -> Roles:
-    """The explorer that config.explorer.name names. Raises ValueError where there is none of that name."""
-    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
-    return module.make(config, family(config).tools)
+def asks_policy(config: ConfigDict) -> bool:
+    """Whether the explorer asks the run's own policy, and so needs an engine."""
+    return "explorer" in config and getattr(_explorer(config), "ASKS_POLICY", False)
+
+
+def _explorer(config: ConfigDict) -> ModuleType:
+    return names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
+
+
+def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | None = None) -> Roles:
+    """The explorer that config.explorer.name names; what its section gives to "scripted" is played by rules.
+
+    policy, engine: for one that `asks_policy`. Raises ValueError where there is none of that name, or nobody to ask.
+    """
+    module, arguments = _explorer(config), [config, family(config).tools]
+    if asks_policy(config):
+        if policy is None or engine is None:
+            raise ValueError(
+                f"config.explorer.name is {config.explorer.name!r}, which asks the policy that a run trains, and there is "
+                "none here: choose another explorer."
+            )
+        arguments += [policy.chat, engine]
+    roles, rules = module.make(*arguments), scripted.make(*arguments[:2])
+    left = [part for part in configs.PARTS if config.explorer.get(part) == "scripted"]
+    roles = roles._replace(**{part: getattr(rules, part) for part in left if part != "initial"})
+    return roles._replace(initial=rules) if "initial" in left else roles
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
     """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model, and
-    learner.replay_routing where it has one.
+    where it has them learner.replay_routing and the needs of an explorer that `asks_policy`.
 
     workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or
     EngineError where no server can be had.
     """
     replays = bool(config.get("learner", {}).get("replay_routing"))
+    constrains = asks_policy(config) and config.explorer.json_schema
     if config.engine.name == "sglang":
-        return _sglang(config, policy, workdir, replays)
+        return _sglang(config, policy, workdir, replays, constrains)
     return NativeEngine(
         policy.config,
         policy.params,
@@ -129,11 +154,14 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         dtype=jnp.dtype(config.engine.dtype),
         copies=bool(config.rollout.max_staleness),
         record_routing=replays,
+        tokenizer=policy.tokenizer if constrains else None,
         **_sizes(config),
     )
 
 
-def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool) -> Engine:
+def _sglang(
+    config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool, constrains: bool
+) -> Engine:
     # Imported here: who computes in this process alone needs no HTTP client.
     from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
     from coevolve_jax.rollout.sglang.fleet import Member
@@ -165,6 +193,7 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
                     max_running_requests=c.max_concurrency,
                     context_length=sizes["max_length"] + SPARE,
                     version="launched",  # a version that no push has
+                    words=constrains,
                     arguments=[
                         *shlex.split(c.arguments),
                         *(["--enable-return-routed-experts"] if replays else []),
@@ -193,6 +222,7 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
             patience=c.patience,
             restarts=c.restarts,
             record_routing=replays,
+            constrains=constrains,
             **sizes,
         )
         undo.pop_all()  # they are the engine's from here on
@@ -200,7 +230,10 @@ def _sglang(config: ConfigDict, policy: Policy, workdir: Path | None, replays: b
 
 
 def _sizes(config: ConfigDict) -> dict[str, int]:
-    return {"max_length": config.rollout.max_length, "max_new_tokens": config.rollout.max_new_tokens}
+    needs = [(config.rollout.max_length, config.rollout.max_new_tokens)]
+    if asks_policy(config):
+        needs.append((config.explorer.max_length, config.explorer.max_tokens))
+    return {name: max(sizes) for name, sizes in zip(("max_length", "max_new_tokens"), zip(*needs))}
 
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:

@@ -34,7 +34,12 @@ CHOICES = {
 }
 
 # What a module that a config names may lack here.
-REMEDY = "install it (what explorer=llm imports comes with pip install 'coevolve_jax[llm]')"
+REMEDY = (
+    "install it (what explorer=llm and explorer=policy import comes with pip install 'coevolve_jax[llm]')"
+)
+
+# What an explorer whose section has these keys can leave to the scripted one: roles, and D_0 with the held-out tasks.
+PARTS = ("reflector", "explorer", "abstractor", "validator", "initial")
 
 # Keys and arguments of config files that have another name now.
 RENAMED = {
@@ -191,6 +196,11 @@ def check(config: ConfigDict) -> None:
                 f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
                 f"config file's argument (--config=FILE:{section}={name})."
             )
+    name = config.explorer.name
+    for part in PARTS:
+        if part in config.explorer:
+            allowed = config.explorer[part] in (name, "scripted")
+            require(allowed, f"explorer.{part}", f"{name} or scripted")
     for key, choices in CHOICES.items():
         section, name = key.split(".")
         require(config[section][name] in choices, key, f"one of {', '.join(choices)}")

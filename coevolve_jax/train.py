@@ -63,7 +63,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         hosts.follow(learner, policy)
         return {}
     learner = hosts.Leader(learner, policy, engine_device=c.engine.name == "native")
-    scenarios, roles = build.scenarios(c), build.explorer(c)
+    scenarios = build.scenarios(c)
     claim(workdir, c)
 
     with (
@@ -72,6 +72,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
+        roles = build.explorer(c, policy, engine)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(workdir / "checkpoints")
         if restored is None:

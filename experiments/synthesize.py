@@ -5,9 +5,9 @@
         --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL --config.explorer.budget_tokens=500000
 
 Each task is printed as it comes, with the steps that it was made of; at the end what was refused and why, and what it has
-cost. Exploration is free, or for tasks that call one of --tools. It needs the explorer and the environment, and no policy.
---dialogues=FILE keeps every question to a model with its answer, in whole.
-The same command again asks a model nothing twice (config.explorer.cache).
+cost. Exploration is free, or for tasks that call one of --tools. --dialogues=FILE keeps every question to a model with its
+answer, in whole. It needs the explorer and the environment, and of the policy what config.model names where that is the
+explorer (explorer=policy). The same command again asks another model nothing twice (config.explorer.cache).
 """
 
 import os
@@ -37,14 +37,17 @@ def main(argv) -> None:
     if len(argv) > 1:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
+    from coevolve_jax.rollout.engine import EngineError
+
     try:
         synthesize()
-    except ValueError as error:
+    except (ValueError, EngineError) as error:
         sys.exit(f"Error: {error}")
 
 
 def synthesize() -> None:
     from collections import Counter
+    from contextlib import ExitStack, closing
 
     from coevolve_jax import build
     from coevolve_jax import config as configs
@@ -57,15 +60,20 @@ def synthesize() -> None:
 
     c, ledger, total = _CONFIG.value, Counter(), SynthesisStats()
     configs.check(c)
-    family, scenarios, roles = build.family(c), build.scenarios(c), build.explorer(c)
+    family, scenarios = build.family(c), build.scenarios(c)
     offered = {tool["function"]["name"] for scenario in scenarios for tool in family.tools(scenario)}
     if unknown := sorted(set(_TOOLS.value) - offered):
         raise ValueError(
             f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
         )
     tasks, end = TaskPool(key=family.task_key), ""
-    record = recorder(_DIALOGUES.value) if _DIALOGUES.value else lambda dialogues: None
-    with build.env_pool(c) as env_pool:
+    record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
+    with ExitStack() as stack:
+        policy = engine = None
+        if build.asks_policy(c):
+            policy = build.policy(c.model)
+            engine = stack.enter_context(closing(build.engine(c, policy)))
+        roles, env_pool = build.explorer(c, policy, engine), stack.enter_context(build.env_pool(c))
         synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
         lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # it rolls nothing out
         batch = 0

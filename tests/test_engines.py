@@ -31,7 +31,9 @@ def policy():
 def subject(request, policy):
     """With the policy's weights as version 0; a test that brings others brings those back."""
     if request.param == "native":
-        made = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+        made = NativeEngine(
+            policy.config, policy.params, slots=4, seed=1, tokenizer=policy.tokenizer, **LIMITS
+        )
     else:
         server = request.getfixturevalue("sglang_server")
         pusher = Pusher(policy.config, FOLDER)
@@ -160,7 +162,7 @@ class Sound:
     batches = True
 
     def __init__(self, inner, policy):
-        self.inner, self.policy = inner, policy
+        self.inner, self.policy, self.constrains = inner, policy, inner.constrains
 
     def request(self, r):
         return r
@@ -290,6 +292,16 @@ class ServesWhatItCannot(Sound):
         return sampling(dataclasses.replace(r, ids=ids.astype(np.int32)), max_new_tokens=4)
 
 
+class IgnoresTheSchema(Sound):
+    def request(self, r):
+        return sampling(r, json_schema=None)
+
+
+class LogprobsAmongAllTokens(Sound):
+    def completion(self, r, c):
+        return dataclasses.replace(c, logprobs=c.logprobs - np.float32(1.0))
+
+
 class SurvivesItsCancellation(Sound):
     async def generate(self, requests):
         asked = asyncio.ensure_future(super().generate(requests))
@@ -320,6 +332,8 @@ FAULTS = {
     SaysVersionZero: "new_weights_are_used_at_once_and_old_caches_dropped",
     KeepsCachesOfOldWeights: "new_weights_are_used_at_once_and_old_caches_dropped",
     ContinuesAnotherConversation: "what_is_cancelled_leaves_nothing_behind",
+    IgnoresTheSchema: "a_schema_is_heeded_or_refused",
+    LogprobsAmongAllTokens: "a_schema_is_heeded_or_refused",
     SurvivesItsCancellation: "what_is_cancelled_leaves_nothing_behind",
     Breaks: "every_sampled_token_is_in_the_vocabulary",
 }
@@ -328,7 +342,7 @@ REFUSALS = [name for name in suite.CHECKS if name.startswith("refused")]
 
 @pytest.fixture(scope="module")
 def native(policy):
-    return NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    return NativeEngine(policy.config, policy.params, slots=4, seed=1, tokenizer=policy.tokenizer, **LIMITS)
 
 
 @pytest.fixture

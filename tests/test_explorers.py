@@ -150,7 +150,7 @@ def test_the_config_names_the_explorer():
 @pytest.mark.parametrize("name", ["qwen", "a.b", "", ".x", "base.x"])
 def test_an_unknown_explorer_is_one_sentence_that_says_what_exists(name):
     message = (
-        f"config.explorer.name is {name!r}: it must be one of llm, scripted, or the dotted path of a module that Python "
+        f"config.explorer.name is {name!r}: it must be one of llm, policy, scripted, or the dotted path of a module that Python "
         "can import."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

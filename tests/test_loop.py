@@ -160,7 +160,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
     with pytest.MonkeyPatch.context() as m:
         m.setattr(build, "policy", lambda folder, mesh: policy)
         m.setattr(build, "env_pool", lambda config: loop_fakes.Worlds())
-        m.setattr(build, "explorer", lambda config: loop_fakes.Lamplighter(tell).roles())
+        m.setattr(build, "explorer", lambda *arguments: loop_fakes.Lamplighter(tell).roles())
         m.setattr(build, "engine", engine)
         m.setattr(build, "agent", agent)
         m.setattr(build, "strategy", lambda *arguments: Heard(real_strategy(*arguments), tell, gates))

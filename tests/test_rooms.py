@@ -36,6 +36,7 @@ ROOMS = {
     "explorers.base": ("types",),
     "synthesis": ("types", "envs.base", "explorers.base"),
     "explorers": ("types", "explorers.base", "event_loop"),
+    "explorers.policy": ("types", "explorers", "event_loop", "rollout.engine", "rollout.chat"),
     "strategies": (
         "types",
         "seeding",

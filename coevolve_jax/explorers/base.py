@@ -1,7 +1,8 @@
 """The four roles of an explorer, each one method over a batch, so that one over HTTP can ask for many answers at once.
 
 `coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, tools) -> Roles` is what
-config.explorer.name = "<name>" (or the module's dotted path) calls. A batch may be empty, and what a method
+config.explorer.name = "<name>" (or the module's dotted path) calls. A module with ASKS_POLICY = True asks the policy of
+the run: `make(config, tools, chat, engine)` (explorers/policy). A batch may be empty, and what a method
 returns has one entry per entry of the batch, in its order. What a role gets is shared: it changes none of it.
 All randomness comes from the generators of the episodes and explorations.
 
@@ -171,7 +172,8 @@ class Roles(NamedTuple):
 
     Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
     resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
-    in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked.
+    in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked. initial: who makes D_0
+    and the held-out tasks; None: these as well.
     """
 
     name: str
@@ -181,3 +183,4 @@ class Roles(NamedTuple):
     validator: Validator
     costs: Counter | None = None
     dialogues: list[Dialogue] | None = None
+    initial: Roles | None = None

@@ -85,6 +85,7 @@ class Chat:
             "|".join(re.escape(t) for t in sorted(tokenizer.get_added_vocab(), key=len)[::-1])
         )
         self._user = self._continuation([{"role": "user", "content": "\x00"}])
+        self._question: list[str] | None = None
         self._tools: dict[int, list[str]] = {}
         self._prompts: dict[str, list[str]] = {}
 
@@ -119,6 +120,13 @@ class Chat:
                 "\x00"
             )
         return self._fill(self._prompts[key], [query])
+
+    def question(self, system: str, user: str) -> list[int]:
+        """Ids of a conversation of its own, without tools, up to the opening of the assistant's turn."""
+        if self._question is None:
+            roles = [{"role": role, "content": "\x00"} for role in ("system", "user")]
+            self._question = self._render(roles).split("\x00")
+        return self._fill(self._question, [system, user])
 
     def user(self, query: str) -> list[int]:
         """Ids that follow a finished assistant turn when the user speaks again."""

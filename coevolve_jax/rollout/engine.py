@@ -12,11 +12,16 @@ import numpy as np
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """temperature 0 is greedy. top_p is 1 and there is no top_k: log-probabilities are those of the
-    full softmax at this temperature, so that the learner's importance ratio is unbiased."""
+    full softmax at this temperature, so that the learner's importance ratio is unbiased.
+
+    json_schema: JSON text, for an engine that `constrains`. What comes before the stop id is then JSON of that schema;
+    cut at max_new_tokens it is the beginning of such. A token is drawn from those alone that the schema allows there, and
+    log-probabilities are of the softmax over these: not the policy's own, so nothing is to be learned from them."""
 
     temperature: float = 1.0
     max_new_tokens: int = 64
     stop_ids: tuple[int, ...] = ()
+    json_schema: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +36,11 @@ class Request:
     seed: int = 0
 
 
-def check_request(r: Request, vocabulary: int, max_length: int, max_new_tokens: int) -> None:
-    """Raises ValueError for a request that no engine of these sizes can serve."""
+def check_request(
+    r: Request, vocabulary: int, max_length: int, max_new_tokens: int, constrains: bool = False
+) -> None:
+    """Raises ValueError for a request that no engine of these sizes can serve, or that has a schema where the engine does
+    not heed it."""
     if len(r.ids) == 0:
         raise ValueError(f"Request of session {r.session} has no tokens: send at least one.")
     if r.ids.min() < 0 or r.ids.max() >= vocabulary:
@@ -45,6 +53,15 @@ def check_request(r: Request, vocabulary: int, max_length: int, max_new_tokens: 
             f"Request of session {r.session}: {len(r.ids)} tokens plus max_new_tokens {r.sampling.max_new_tokens} "
             f"exceed the engine's max_length {max_length} (and max_new_tokens {max_new_tokens}): shorten the prompt or "
             "raise them in the config."
+        )
+    if r.sampling.json_schema is not None and not constrains:
+        raise ValueError(
+            f"Request of session {r.session} has a JSON schema, and this engine does not constrain what it samples: leave "
+            "the schema out, or give the in-process engine a tokenizer."
+        )
+    if r.sampling.json_schema is not None and not r.sampling.stop_ids:
+        raise ValueError(
+            f"Request of session {r.session} has a JSON schema and no stop id, so its answer could not end: name one."
         )
 
 
@@ -78,16 +95,19 @@ class Engine(Protocol):
         async def advance(self, requests: Sequence[Request]) -> list[Completion | None]
 
     goes on with all of them until some are complete; the others, None, come back with the next call, the same objects.
+
+    constrains: whether it heeds `Sampling.json_schema`; one that does not refuses requests that have one.
     """
 
     batches: bool
+    constrains: bool
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in order. When it is cancelled, nothing of it is kept.
 
         Raises:
-          ValueError: an id outside the vocabulary, an empty prompt, or one that leaves no room for its
-            max_new_tokens; nothing has been computed then.
+          ValueError: an id outside the vocabulary, an empty prompt, one that leaves no room for its
+            max_new_tokens, or a schema that cannot be heeded; nothing has been computed then.
           EngineError: it cannot go on.
         """
         ...

@@ -156,7 +156,9 @@ class Synthesizer:
             empty = 0 if stats.added else empty + 1
             if empty == 20:
                 costs = self.roles.costs or {}
-                why = dict(total.refused) | {key: n for key, n in costs.items() if "faults/" in key}
+                why = dict(total.refused) | {
+                    key: n for key, n in costs.items() if "faults/" in key or "refused/" in key
+                }
                 raise ValueError(
                     f"Unguided exploration found {total.added} of {wanted} new tasks ({why}): let config.environment "
                     "offer more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -276,6 +277,31 @@ def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
     raise AssertionError("No request under way went on with new weights.")
 
 
+def _a_schema_is_heeded_or_refused(subject: Subject) -> None:
+    """An answer to it is JSON of it, whose tokens are no less likely than among all tokens; its neighbours do not notice."""
+    prompt, stop, kinds = np.arange(40, 60), subject.policy.chat.stop_ids, [["a", 1], "b", {"c": None}]
+    free = [ask(i, prompt[i:], temperature=0.0, stop=stop) for i in range(2)]
+    sampling = Sampling(1.0, 32, stop, json.dumps({"enum": kinds}))
+    bound = [Request(10 + i, prompt[i:], sampling, seed=i) for i in range(4)]
+    if not subject.engine.constrains:
+        return _what_cannot_be_served_is_refused(subject, bound[0].ids, 32, "schema", sampling.json_schema)
+    alone, together = subject.generate(free), subject.generate([*bound, *free])
+    subject.engine.release([r.session for r in (*free, *bound)])
+    for a, b in zip(alone, together[4:], strict=True):
+        _expect_equal(b.ids, a.ids, "Beside answers that have to fit a schema, the ids of another request")
+    for r, c in zip(bound, together):
+        text = subject.policy.chat.decode(c.ids[:-1])
+        fits = c.finish == "stop" and json.loads(text) in kinds
+        _expect(fits, f"Of one of {kinds}, {text!r} came with finish {c.finish!r}.")
+        among_all = subject.logprobs(np.concatenate([r.ids, c.ids]))[len(r.ids) - 1 : -1]
+        among_all = among_all[np.arange(len(c.ids)), c.ids]
+        sound = (c.logprobs <= _ATOL).all() and (c.logprobs >= among_all - _ATOL).all()
+        _expect(
+            sound,
+            f"{c.logprobs.tolist()} are not log-probabilities among what is allowed: all have {among_all}.",
+        )
+
+
 def _what_is_cancelled_leaves_nothing_behind(subject: Subject) -> None:
     engine, prompt = subject.engine, np.arange(40, 60)
     requests = [ask(i, prompt, stop=(), new=MAX_NEW_TOKENS) for i in range(4)]
@@ -297,10 +323,13 @@ def _what_is_cancelled_leaves_nothing_behind(subject: Subject) -> None:
     check_completion(subject, prompt[5:], c)
 
 
-def _what_cannot_be_served_is_refused(subject: Subject, ids: Sequence[int], new: int, why: str) -> None:
+def _what_cannot_be_served_is_refused(
+    subject: Subject, ids: Sequence[int] | np.ndarray, new: int, why: str, schema: str | None = None
+) -> None:
     """Before anything runs; `rollout.engine.check_request` refuses all of it."""
+    bad = Request(1, np.asarray(ids, np.int32), Sampling(1.0, new, (2,), schema))
     try:
-        subject.generate([ask(0, [5, 6]), ask(1, ids, new=new)])
+        subject.generate([ask(0, [5, 6]), bad])
     except ValueError as error:
         _expect(why in str(error), f"The refusal does not say {why!r} but {str(error)!r}.")
     else:
@@ -331,6 +360,7 @@ _PLAIN = (
     _no_other_token_stops_not_even_the_models_own_end,
     _new_weights_are_used_at_once_and_old_caches_dropped,
     _a_request_that_meets_new_weights_says_from_where,
+    _a_schema_is_heeded_or_refused,
     _what_is_cancelled_leaves_nothing_behind,
     _every_sampled_token_is_in_the_vocabulary,
 )

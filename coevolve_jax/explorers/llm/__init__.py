@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
 from coevolve_jax.explorers.llm.abstractor import Abstractor
 from coevolve_jax.explorers.llm.client import Client
@@ -38,22 +37,23 @@ DEFAULTS = {
     "cache": "runs/answers.sqlite",  # every answer, for all runs that ask the same; "": none
     "offline": False,  # only what is in the cache
     "solve": 0,  # attempts at each task from its words alone, to keep it (synthesis/solve.py); 0: it need not be solved
-    "validator": "llm",  # who judges proposals: "llm", or "scripted"
+    # Who plays each role, "llm" or "scripted"; and who makes D_0 and the held-out tasks.
+    "reflector": "llm",
+    "explorer": "llm",
+    "abstractor": "llm",
+    "validator": "llm",
+    "initial": "llm",
 }
 
 
 def make(config: ConfigDict, tools: Callable[[Task], list[dict]]) -> Roles:
-    c = config.explorer
-    if c.validator not in ("llm", "scripted"):
-        raise ValueError(f"config.explorer.validator is {c.validator!r}: it must be llm or scripted.")
-    client = Client(c)
-    judge = Validator(client) if c.validator == "llm" else scripted.make(config, tools).validator
+    client = Client(config.explorer)
     return Roles(
         "llm",
         Reflector(client, tools),
         Explorer(client),
         Abstractor(client),
-        judge,
+        Validator(client),
         client.costs,
         client.dialogues,
     )

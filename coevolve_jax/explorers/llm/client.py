@@ -16,15 +16,15 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import httpx2
 import openai
 from ml_collections import ConfigDict
-from pydantic import BaseModel, ValidationError
 
 from coevolve_jax import event_loop
 from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.explorers.llm.cache import Cache
 
 FAULTS = {
@@ -54,34 +54,12 @@ QUOTED = 4000  # characters of a wrong answer that the model is shown again
 SECRET = 16  # characters that a key has at least
 PAUSE = 0.5  # seconds before the second attempt; they double
 
-Form = TypeVar("Form", bound=BaseModel)
-
-
-class Fault(Exception):
-    """kind: one of FAULTS. wait: seconds that the server asks for."""
-
-    def __init__(self, kind: str, detail: str = "", wait: float = 0.0):
-        super().__init__(f"{kind}: {detail}")
-        self.kind, self.detail, self.wait = kind, detail, wait
-
-
-class Question(NamedTuple):
-    """seed: goes to the server, so that equal questions may get different answers and each comes again. about: what it
-    is asked for, for the log alone (explorers.base.Dialogue)."""
-
-    system: str
-    user: str
-    seed: int
-    about: Mapping[str, Any] = {}
-
 
 class Client:
     """config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
 
-    costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
-    money/ROLE, money, llm_faults/FAULT. An answer from the cache costs what it cost when it was given, so that a run
-    which was killed and goes on has the same books; attempts that gave no answer cost nothing. dialogues: all
-    questions that were asked, in order, until somebody takes them out.
+    costs: those of answers.Client, and money/ROLE and money. An answer from the cache costs what it cost when it was
+    given, so that a run which was killed and goes on has the same books; attempts that gave no answer cost nothing.
     """
 
     def __init__(self, config: ConfigDict):
@@ -111,18 +89,10 @@ class Client:
         return answers
 
     def _book(self, dialogue: Dialogue) -> None:
-        c, role, costs = self._config, dialogue.role, self.costs
-        if dialogue.answers:
-            costs[f"llm_requests/{role}"] += len(dialogue.answers)
-            for key, count in (("in", dialogue.tokens_in), ("out", dialogue.tokens_out)):
-                costs[f"llm_tokens_{key}/{role}"] += count
-                costs["llm_tokens"] += count
-                for money in ("money", f"money/{role}"):
-                    costs[money] += count * c[f"price_{key}"] / 1e6
-        if dialogue.complaint:
-            costs["llm_repairs"] += 1
-        if dialogue.fault:
-            costs[f"llm_faults/{dialogue.fault}"] += 1
+        book(self.costs, dialogue)
+        for key, count in (("in", dialogue.tokens_in), ("out", dialogue.tokens_out)):
+            for money in ("money", f"money/{dialogue.role}"):
+                self.costs[money] += count * self._config[f"price_{key}"] / 1e6
         self.dialogues.append(dialogue)
 
     async def _ask_all(
@@ -193,7 +163,7 @@ class Client:
             dialogue.tokens_in += reply["tokens_in"]
             dialogue.tokens_out += reply["tokens_out"]
             try:
-                return read(reply, form)
+                return read(message(reply), form)
             except Fault as fault:
                 if again or fault.kind not in REPAIRED:
                     raise
@@ -297,8 +267,8 @@ def condense(body: str) -> dict:
     }
 
 
-def read(reply: Mapping[str, Any], form: type[Form]) -> Form:
-    """The answer that a reply holds. Raises Fault."""
+def message(reply: Mapping[str, Any]) -> str:
+    """The text of a reply. Raises Fault where there is none, or not all of it."""
     text: str = reply["text"].strip()
     checks = (
         ("no_choices", not reply["choice"]),
@@ -307,21 +277,11 @@ def read(reply: Mapping[str, Any], form: type[Form]) -> Form:
         ("tool_call", reply["tool_call"] and not text),
         ("truncated", reply["finish"] == "length"),
         ("reasoning_only", reply["reasoning"] and not text),
-        ("empty", not text),
     )
     for kind, found in checks:
         if found:
             raise Fault(kind)
-    start, end = text.find("{"), text.rfind("}")  # some put it between words or fences
-    if start < 0 or end < start:
-        raise Fault("no_json", "it holds no JSON object")
-    try:
-        return form.model_validate_json(text[start : end + 1])
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        kind = "no_json" if first["type"] == "json_invalid" else "wrong_schema"
-        place = ".".join(map(str, first["loc"])) or "the object"
-        raise Fault(kind, f"{place}: {first['msg']}"[:300]) from None
+    return text
 
 
 def _count(value: Any) -> int:

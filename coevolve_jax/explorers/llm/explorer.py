@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Episode
-from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import history, lead, question, tool_lines
 from coevolve_jax.types import Call
 

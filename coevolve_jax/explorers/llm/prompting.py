@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from coevolve_jax.explorers.llm.client import Question
+from coevolve_jax.explorers.llm.answers import Question
 from coevolve_jax.types import Call, Context, Task, Triplet
 
 SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029]")

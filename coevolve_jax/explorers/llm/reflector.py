@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, mistakes, split
-from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import line, question, requests, seed_of, step_line
 from coevolve_jax.types import Context, Evidence, Task, Trajectory
 

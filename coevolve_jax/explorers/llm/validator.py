@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Proposal, ProposalExecution
 from coevolve_jax.explorers.evidence import signature
-from coevolve_jax.explorers.llm.client import Client
+from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import line, question, seed_of, step_line
 
 Reason = Literal[

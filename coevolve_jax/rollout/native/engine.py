@@ -6,7 +6,8 @@ ticks, of four kinds of programs (programs.py):
   fit      the cache gets other numbers of rows or columns
   copy     a prompt that another conversation has too is copied from its row
   feed     the tokens that nobody sampled, all but the last, CHUNK of FEED rows at a time
-  decode   all rows go on sampling until some of them have stopped
+  decode   all rows go on sampling until some of them have stopped; answers that have to fit a schema get a token at a
+           time, since this process says after each what may follow (grammar.py)
 
 What a tick does follows from the requests alone, so equal requests give equal bits.
 """
@@ -15,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,9 @@ import numpy as np
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.engine import Completion, Request, check_request
 from coevolve_jax.rollout.native.programs import TICK, Programs
+
+if TYPE_CHECKING:
+    from coevolve_jax.rollout.native.grammar import Answer
 
 FEED, CHUNK = 4, 32  # rows and tokens; most observations are shorter, and padding costs as much as tokens
 PART = 4  # a tick ends when one in PART of its rows has stopped
@@ -68,6 +73,7 @@ class _Conversation:
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     versions: list[np.ndarray] = dataclasses.field(default_factory=list)
     routing: np.ndarray | None = None
+    answer: Answer | None = None
 
     @classmethod
     def new(cls, request: Request) -> _Conversation:
@@ -81,12 +87,20 @@ class _Conversation:
         if self.cached < len(self.prompt):
             self.prompt = request.ids[:-1]
         self.request, self.ids, self.answered = request, request.ids, False
-        self.logprobs, self.versions, self.routing = [], [], None
+        self.logprobs, self.versions, self.routing, self.answer = [], [], None, None
 
     @property
     def left(self) -> int:
         """Tokens that the request's budget still allows."""
         return len(self.request.ids) + self.request.sampling.max_new_tokens - len(self.ids)
+
+    @property
+    def finish(self) -> str:
+        """Completion.finish, or "" where its message goes on."""
+        sampled = self.ids[len(self.request.ids) :]
+        if len(sampled) and sampled[-1] in self.request.sampling.stop_ids:
+            return "stop"
+        return "abort" if self.answer and self.answer.failure else "" if self.left > 0 else "length"
 
     def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
         """Takes what was sampled; the last one's keys are not cached yet."""
@@ -108,6 +122,9 @@ class NativeEngine:
       seed: of all sampling noise, together with each request's own seed.
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
       record_routing: completions tell which experts were used; the model must have some.
+      tokenizer: the model's, to constrain answers to a schema; None: requests with one are refused.
+
+    Raises ValueError where there is a tokenizer and nothing that constrains is installed.
     """
 
     batches = True
@@ -124,6 +141,7 @@ class NativeEngine:
         dtype: Any = jnp.float32,
         copies: bool = False,
         record_routing: bool = False,
+        tokenizer: Any = None,
     ):
         self._config, self._copies, self._records = model_config, copies, record_routing
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
@@ -132,6 +150,11 @@ class NativeEngine:
         self._row_sizes = ladder(ROWS, slots, 4)
         self._column_sizes = ladder(COLUMNS, max_length, 2)
         self._programs = Programs(model_config, dtype, record_routing)
+        self.constrains = tokenizer is not None
+        if self.constrains:  # imported here: most runs do without
+            from coevolve_jax.rollout.native.grammar import Grammars
+
+            self._grammars = Grammars(tokenizer, model_config.vocab_size)
         self._lock = threading.Lock()  # held by whoever uses the cache
         self._held: dict[int, _Conversation] = {}  # by session, oldest first
         self.update_weights(params, 0)
@@ -168,7 +191,9 @@ class NativeEngine:
 
     def _check(self, requests: Sequence[Request]) -> None:
         for r in requests:
-            check_request(r, self._config.vocab_size, self._max_length, self._max_new)
+            check_request(r, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
+            if r.sampling.json_schema is not None:
+                self._grammars.begin(r.sampling.json_schema, r.sampling.stop_ids)
 
     def _generate(self, requests: Sequence[Request]) -> list[Completion]:
         done: dict[int, Completion] = {}
@@ -191,7 +216,12 @@ class NativeEngine:
         self._feed([c for c in serving if c.request.session not in copying])
         self._copy(copies)
         self._feed(serving)
-        self._decode(serving)
+        constrained = [c for c in serving if c.request.sampling.json_schema is not None]
+        free = [c for c in serving if c.request.sampling.json_schema is None]
+        if free:
+            self._decode(free)
+        if constrained:
+            self._decode_constrained(constrained)
         return [*(self._answer(c) for c in serving), *[None] * (len(requests) - len(serving))]
 
     # Which rows of the cache hold which conversation.
@@ -261,47 +291,80 @@ class NativeEngine:
                 self._cache = self._programs.feed(self._params, self._cache, tokens, positions, rows)
 
     def _decode(self, serving: Sequence[_Conversation]) -> None:
-        rows = [c.row for c in serving]
         sampling = [c.request.sampling for c in serving]
-
-        def per_row(values, dtype):
-            array = np.zeros(self._shape[0], dtype)
-            array[rows] = values
-            return array
-
         widest = max(len(s.stop_ids) for s in sampling)
         stop_ids = np.full((self._shape[0], -(-widest // 4) * 4), -1, np.int32)  # few widths, few programs
-        for row, s in zip(rows, sampling):
-            stop_ids[row, : len(s.stop_ids)] = s.stop_ids
+        for c in serving:
+            stop_ids[c.row, : len(c.request.sampling.stop_ids)] = c.request.sampling.stop_ids
         self._cache, sampled = self._programs.decode(
             self._params,
             self._cache,
             self._key,
-            per_row([c.ids[-1] for c in serving], np.int32),
-            per_row([len(c.ids) - 1 for c in serving], np.int32),
-            per_row([c.request.seed for c in serving], np.uint32),
-            per_row([s.temperature for s in sampling], np.float32),
-            per_row([c.left for c in serving], np.int32),
+            *self._last_tokens(serving),
+            self._per_row(serving, [c.left for c in serving], np.int32),
             stop_ids,
-            np.int32(-(-sum(c.left > 0 for c in serving) // PART)),
+            np.int32(_quota(serving)),
         )
         ids, logprobs, counts = jax.device_get(sampled)
         for c in serving:
             n = counts[c.row]
             c.extend(ids[c.row, :n], logprobs[c.row, :n], self._version)
 
+    def _decode_constrained(self, serving: Sequence[_Conversation]) -> None:
+        """As `_decode`, for those that have to fit a schema."""
+        quota = len(serving) - _quota(serving)
+        for _ in range(TICK):
+            going = [c for c in serving if not c.finish]
+            if len(going) <= quota:
+                return
+            allowed = np.zeros((self._shape[0], -(-self._config.vocab_size // 32)), np.uint32)
+            for c in going:
+                if c.answer is None:
+                    sampling = c.request.sampling
+                    c.answer = self._grammars.begin(sampling.json_schema, sampling.stop_ids)
+                c.answer.allow(allowed[c.row])
+            self._cache, sampled = self._programs.decode_allowed(
+                self._params,
+                self._cache,
+                self._key,
+                *self._last_tokens(going),
+                self._per_row(going, [True] * len(going), bool),
+                allowed,
+            )
+            ids, logprobs = jax.device_get(sampled)
+            for c in going:
+                c.extend(ids[c.row, None], logprobs[c.row, None], self._version)
+                if c.finish != "stop":
+                    c.answer.take(int(ids[c.row]))
+
+    def _last_tokens(self, serving: Sequence[_Conversation]) -> tuple[np.ndarray, ...]:
+        """What both programs want to know of each row: its last token, where that is, its seed and its temperature."""
+        per_row = functools.partial(self._per_row, serving)
+        return (
+            per_row([c.ids[-1] for c in serving], np.int32),
+            per_row([len(c.ids) - 1 for c in serving], np.int32),
+            per_row([c.request.seed for c in serving], np.uint32),
+            per_row([c.request.sampling.temperature for c in serving], np.float32),
+        )
+
+    def _per_row(self, serving: Sequence[_Conversation], values: Sequence[Any], dtype: Any) -> np.ndarray:
+        array = np.zeros(self._shape[0], dtype)
+        array[[c.row for c in serving]] = values
+        return array
+
     def _answer(self, c: _Conversation) -> Completion | None:
         """Its message, if it has ended."""
-        request = c.request
-        ids = c.ids[len(request.ids) :]
-        stopped = len(ids) > 0 and ids[-1] in request.sampling.stop_ids
-        if not stopped and c.left > 0:
+        if not c.finish:
             return None
         routing = self._routing(c)
         c.answered = True
-        finish = "stop" if stopped else "length"
         return Completion(
-            ids, np.concatenate(c.logprobs), finish, np.concatenate(c.versions), routing=routing
+            c.ids[len(c.request.ids) :],
+            np.concatenate(c.logprobs),
+            c.finish,
+            np.concatenate(c.versions),
+            c.answer.failure if c.answer and c.finish == "abort" else "",
+            routing,
         )
 
     def _routing(self, c: _Conversation) -> np.ndarray | None:
@@ -310,6 +373,11 @@ class NativeEngine:
             return c.routing
         here = np.asarray(self._cache.experts[c.row, :, : c.cached]).swapaxes(0, 1)
         return here if c.routing is None else np.concatenate([c.routing, here[len(c.routing) :]])
+
+
+def _quota(serving: Sequence[_Conversation]) -> int:
+    """How many of them have to stop for the tick to end."""
+    return -(-sum(c.left > 0 for c in serving) // PART)
 
 
 def _groups(items: Sequence[Any]) -> list[Sequence[Any]]:

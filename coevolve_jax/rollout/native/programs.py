@@ -33,6 +33,7 @@ class Programs:
         self.copy = jax.jit(self._copy, donate_argnums=0)
         self.feed = jax.jit(self._feed, donate_argnums=1)
         self.decode = jax.jit(self._decode, donate_argnums=1)
+        self.decode_allowed = jax.jit(self._decode_allowed, donate_argnums=1)
 
     def empty(self, rows: int, columns: int) -> Any:
         """A cache of `columns` tokens for each of `rows` rows."""
@@ -67,10 +68,8 @@ class Programs:
         Returns the cache, and ids int32 [B, TICK], their log-probabilities float32 and how many of them there are,
         int32 [B].
         """
-        batch, columns = len(tokens), (cache.kv if self._record else cache).v[0].shape[2]
-        apply = functools.partial(self._model.apply, {"params": params})
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        wanted = budgets > 0
+        batch, wanted = len(tokens), budgets > 0
 
         def goes_on(carry):
             stopped = jnp.sum(carry["done"] & wanted)
@@ -78,11 +77,9 @@ class Programs:
 
         def one_token(carry):
             step, done = carry["step"], carry["done"]
-            place = jnp.where(done, columns, positions + step)
-            hidden, cache = self._apply(params, carry["token"][:, None], place[:, None], carry["cache"])
-            noise = jax.vmap(jax.random.fold_in)(keys, positions + step + 1)
-            logits = apply(hidden[:, 0], method=Qwen.unembed)
-            token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
+            cache, token, logprob = self._next(
+                params, carry["cache"], carry["token"], positions + step, done, keys, temperatures
+            )
             stops = jnp.any(token[:, None] == stop_ids, axis=1) | (step + 1 >= budgets)
             return {
                 "step": step + 1,
@@ -105,3 +102,28 @@ class Programs:
         }
         final = jax.lax.while_loop(goes_on, one_token, start)
         return final["cache"], (final["ids"], final["logprobs"], final["counts"])
+
+    def _decode_allowed(self, params, cache, key, tokens, positions, seeds, temperatures, wanted, allowed):
+        """Samples one token for each row, of those that are allowed. Arguments as those of `_decode`, but for:
+
+        wanted: bool [B]; what other rows get means nothing. allowed: uint32 [B, ceil(V / 32)], a bit for each token of
+        the vocabulary, the lowest first.
+
+        Returns the cache, and ids int32 [B] and their log-probabilities among what is allowed, float32 [B].
+        """
+        keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
+        cache, *sampled = self._next(params, cache, tokens, positions, ~wanted, keys, temperatures, allowed)
+        return cache, sampled
+
+    def _next(self, params, cache, tokens, positions, done, keys, temperatures, allowed=None):
+        """Feeds each row's last token, and samples what follows it where the row is not done."""
+        columns = (cache.kv if self._record else cache).v[0].shape[2]
+        place = jnp.where(done, columns, positions)  # beyond the cache: ignored
+        hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
+        noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
+        logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
+        if allowed is not None:
+            bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+            logits = jnp.where(bits.reshape(len(logits), -1)[:, : logits.shape[1]], logits, -jnp.inf)
+        token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
+        return cache, token, logprob

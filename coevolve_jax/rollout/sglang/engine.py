@@ -49,6 +49,7 @@ class SGLangEngine:
       patience: seconds for which the engine waits while no server answers.
       restarts: how often each launched server may be started anew.
       record_routing: completions tell which experts were used; for servers with --enable-return-routed-experts.
+      constrains: requests may have a schema; for servers with a tokenizer and a grammar backend.
 
     Raises:
       EngineError: a server does not answer, or has too little room.
@@ -72,13 +73,14 @@ class SGLangEngine:
         patience: float = 120.0,
         restarts: int = 5,
         record_routing: bool = False,
+        constrains: bool = False,
     ):
         if model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
                 "SGLang 0.5.23 serves every layer of a Qwen3-MoE as sparse, and this model has dense "
                 'layers as well: use config.engine.name = "native".'
             )
-        self._config, self._record_routing = model_config, record_routing
+        self._config, self._record_routing, self.constrains = model_config, record_routing, constrains
         self._max_length, self._max_new = max_length, max_new_tokens
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
         self._pusher = pusher
@@ -118,7 +120,7 @@ class SGLangEngine:
         if self._broken:
             raise self._broken
         for request in requests:
-            check_request(request, self._config.vocab_size, self._max_length, self._max_new)
+            check_request(request, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
         tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
@@ -127,7 +129,9 @@ class SGLangEngine:
                 task.cancel()
 
     async def _complete(self, r: Request) -> Completion:
-        """Asks until the message is whole: after a fault again, and on where the server stopped too early."""
+        """Asks until the message is whole: after a fault again, and on where the server stopped too early; all of it
+        anew where it has to fit a schema, of which a server knows the beginning only."""
+        constrained = r.sampling.json_schema is not None
         parts = [_NOTHING]
         failed, why = 0, ""
         while failed < self._attempts:
@@ -152,9 +156,10 @@ class SGLangEngine:
                     ):  # others it has answered meanwhile
                         self._fleet.put_out(member, why)
                     continue
-            if parts[-1].finish == "abort":
+            if parts[-1].finish == "abort" or constrained and not parts[-1].finish:
                 self.faults += 1
-                failed, why = failed + 1, parts[-1].reason
+                failed, why = failed + 1, parts[-1].reason or "it ended an answer without a stop id"
+                parts = [_NOTHING] if constrained else parts
         self._given_up += 1
         if self._given_up >= GIVEN_UP:
             raise EngineError(
@@ -182,6 +187,8 @@ class SGLangEngine:
                 "sampling_seed": r.seed % 2**31,
             },
         }
+        if r.sampling.json_schema is not None:
+            body["sampling_params"]["json_schema"] = r.sampling.json_schema
         try:
             answer = await self._call(member, "POST", "/generate", body, self._timeout)
         except (asyncio.CancelledError, Fault):
@@ -235,16 +242,23 @@ class SGLangEngine:
     async def _check_served(self) -> None:
         for member in self._fleet.members:
             try:
-                room = (await call(self._http, member.url, "GET", "/server_info")).get("context_length")
+                served = await call(self._http, member.url, "GET", "/server_info")
             except EngineError as error:
                 raise EngineError(
                     f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
                     "have one launched."
                 ) from None
+            room = served.get("context_length")
             if isinstance(room, int) and room < self._max_length + SPARE:
                 raise EngineError(
                     f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
                     f"{self._max_length}: start it with --context-length {self._max_length + SPARE}."
+                )
+            tokens_only = served.get("skip_tokenizer_init") or served.get("grammar_backend") == "none"
+            if self.constrains and tokens_only:
+                raise EngineError(
+                    f"The server at {member.url} cannot constrain answers to a schema: start it with experiments/serve.py "
+                    "--words, or set config.explorer.json_schema to False."
                 )
 
     async def _probe(self, member: Member) -> None:

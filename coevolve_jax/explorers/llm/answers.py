@@ -1,0 +1,54 @@
+"""What the roles want of a model: answers of a form to questions, whoever is asked; and how text becomes one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class Question(NamedTuple):
+    """seed: goes to the model, so that equal questions may get different answers and each comes again."""
+
+    system: str
+    user: str
+    seed: int
+
+
+class Client(Protocol):
+    """costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
+    llm_faults/FAULT; the roles add what they refuse."""
+
+    costs: Counter
+
+    def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
+        """The answers, in order; None where there is none, which is counted. role: whom they are booked to."""
+        ...
+
+
+class Fault(Exception):
+    """Why there is no answer. kind: its name in the ledger. wait: seconds that a server asks for."""
+
+    def __init__(self, kind: str, detail: str = "", wait: float = 0.0):
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail, self.wait = kind, detail, wait
+
+
+def read(text: str, form: type[Form]) -> Form:
+    """The answer that a model's text holds. Raises Fault: "empty", "no_json" or "wrong_schema"."""
+    if not text.strip():
+        raise Fault("empty")
+    start, end = text.find("{"), text.rfind("}")  # some put it between words or fences
+    if start < 0 or end < start:
+        raise Fault("no_json", "it holds no JSON object")
+    try:
+        return form.model_validate_json(text[start : end + 1])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        kind = "no_json" if first["type"] == "json_invalid" else "wrong_schema"
+        place = ".".join(map(str, first["loc"])) or "the object"
+        raise Fault(kind, f"{place}: {first['msg']}"[:300]) from None

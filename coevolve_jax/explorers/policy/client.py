@@ -1,0 +1,89 @@
+"""Asks the policy itself: a question becomes token ids by its chat format, the run's engine samples what follows.
+
+As with a server, nothing that comes back ends a run: what goes wrong is counted in `costs` under its name (FAULTS), and
+the answer is None.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax import event_loop
+from coevolve_jax.explorers.llm.answers import Fault, Form, Question, read
+from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
+
+FAULTS = {
+    "too_long": "not asked: with explorer.max_tokens the question is longer than explorer.max_length",
+    "truncated": "cut at explorer.max_tokens",
+    "abort": "the engine could not complete it",
+    "empty": "no text",
+    "no_json": "text that holds no JSON object",
+    "wrong_schema": "JSON of another form",
+}
+
+
+class Client:
+    """explorers.llm.answers.Client over an engine.
+
+    config: the section explorer of the run's config, with the keys of explorers.policy.DEFAULTS. Raises ValueError where
+    it wants answers constrained and the engine cannot do that.
+    """
+
+    def __init__(self, config: ConfigDict, chat: Chat, engine: Engine):
+        if config.json_schema and not engine.constrains:
+            raise ValueError(
+                "config.explorer.json_schema is True, and the engine of this run cannot constrain what it samples: set it "
+                "to False, and answers are only checked."
+            )
+        self._config, self._chat, self._engine = config, chat, engine
+        self._sessions = itertools.count(-1, -1)  # those of rollouts count upwards
+        self.costs: Counter = Counter()
+
+    def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
+        """The answers, in order; None where there is none. role: whom they are booked to."""
+        c = self._config
+        schema = json.dumps(form.model_json_schema()) if c.json_schema else None
+        sampling = Sampling(c.temperature, c.max_tokens, self._chat.stop_ids, schema)
+        prompts = [np.asarray(self._chat.question(q.system, q.user), np.int32) for q in questions]
+        requests = [
+            Request(next(self._sessions), ids, sampling, q.seed)
+            for ids, q in zip(prompts, questions, strict=True)
+        ]
+        fitting = [r for r in requests if len(r.ids) + c.max_tokens <= c.max_length]
+        self.costs[f"llm_requests/{role}"] += len(fitting)
+        completions = {r.session: done for r, done in zip(fitting, self._complete(fitting), strict=True)}
+        for r in fitting:
+            for way, count in (("in", len(r.ids)), ("out", len(completions[r.session].ids))):
+                self.costs[f"llm_tokens_{way}/{role}"] += count
+                self.costs["llm_tokens"] += count
+        return [self._read(completions.get(r.session), form) for r in requests]
+
+    def _complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """An engine that cannot go on says so at the next rollouts, when all that was done can be saved."""
+        try:
+            return event_loop.run(self._engine.generate(requests)) if requests else []
+        except EngineError as error:
+            none = np.zeros(0, np.int32)
+            return [Completion(none, none.astype(np.float32), "abort", none, str(error))] * len(requests)
+        finally:
+            self._engine.release([r.session for r in requests])
+
+    def _read(self, completion: Completion | None, form: type[Form]) -> Form | None:
+        """The answer that a completion holds. None: its question was too long to be asked."""
+        unfinished = {"length": "truncated", "abort": "abort"}
+        try:
+            if completion is None:
+                raise Fault("too_long")
+            if completion.finish in unfinished:
+                raise Fault(unfinished[completion.finish], completion.reason)
+            return read(self._chat.decode(completion.ids[:-1]), form)
+        except Fault as fault:
+            self.costs[f"llm_faults/{fault.kind}"] += 1
+            return None

@@ -1,0 +1,65 @@
+"""Which tokens may come next in an answer that is to be JSON of a schema; llguidance knows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+try:
+    import llguidance
+    import llguidance.hf
+    import llguidance.numpy
+except ModuleNotFoundError:
+    raise ValueError(
+        "The in-process engine constrains answers to a schema with llguidance, which is not installed: pip install "
+        "'coevolve_jax[llm]', or set config.explorer.json_schema to False."
+    ) from None
+
+# As json.dumps writes it. Where white space is free, a weak model writes nothing else.
+WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+KEPT = 64  # schemas that stay compiled
+
+
+class Answer:
+    """One answer that is being written, token by token."""
+
+    def __init__(self, matcher: llguidance.LLMatcher):
+        self._matcher = matcher
+
+    def allow(self, words: np.ndarray) -> None:
+        """Sets the bits of the tokens that may come next: uint32 [ceil(V / 32)]. Stop ids may where it is complete."""
+        llguidance.numpy.fill_next_token_bitmask(self._matcher, words.view(np.int32)[None])
+
+    def take(self, token: int) -> None:
+        """Adds a token, which is no stop id."""
+        self._matcher.consume_token(token)
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot be gone on with, "" where it can: a schema that takes too long to follow, or a token that was
+        not allowed, as it is sampled from logits that are no numbers."""
+        return self._matcher.get_error().partition("\n")[0]
+
+
+class Grammars:
+    """tokenizer: a fast one of transformers. vocabulary: how many tokens the model has, V."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int):
+        self._tokens = functools.lru_cache(
+            lambda stop_ids: llguidance.hf.from_tokenizer(tokenizer, vocabulary, list(stop_ids))
+        )
+        self._start = functools.lru_cache(KEPT)(self._compile)
+
+    def begin(self, schema: str, stop_ids: tuple[int, ...]) -> Answer:
+        """An answer without any token. Raises ValueError for a schema that it does not understand."""
+        return Answer(self._start(schema, stop_ids).deep_copy())
+
+    def _compile(self, schema: str, stop_ids: tuple[int, ...]) -> llguidance.LLMatcher:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=WRITTEN)
+        matcher = llguidance.LLMatcher(self._tokens(stop_ids), grammar, log_level=0)
+        if matcher.is_error():
+            why = matcher.get_error().partition("\n")[0]
+            raise ValueError(f"The JSON schema {schema[:200]!r} cannot be heeded ({why}): simplify it.")
+        return matcher
