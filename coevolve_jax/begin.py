@@ -33,7 +33,7 @@ def begin(
     exploration, as D_0 is ("held_out"), and config.evaluation.balanced_tasks in which all tools come about equally
     often ("balanced"). D_0 is config.data.initial_tasks from unguided exploration of the training split, or those of
     config.data.initial_file; with a section config.testbed each weak tool comes at least `least` and at most `most` times
-    in it. `Roles.initial` explores, where there are such.
+    in it. What is explored is made by `Roles.initial`, where there are such.
     """
     c, seconds = config, {}
     key, train = build.family(c).task_key, build.scenarios(c)

@@ -295,6 +295,7 @@ def check(config: ConfigDict) -> None:
         require(0 <= overlap <= config.evolution.every, "evolution.overlap", rule)
         rule = "0 where config.evolution.overlap is above 0: the policy is another one by then"
         require(not probes, "strategy.probe", rule)
+        require(config.explorer.name != "policy", "explorer.name", f"another {rule[2:]}")
     require(
         config.evolution.settle_steps >= 1,
         "evolution.settle_steps",

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
+
+from coevolve_jax.explorers.base import Dialogue
 
 Form = TypeVar("Form", bound=BaseModel)
 
 
 class Question(NamedTuple):
-    """seed: goes to the model, so that equal questions may get different answers and each comes again."""
+    """seed: goes to the model, so that equal questions may get different answers and each comes again. about: what it
+    is asked for, for the log alone (explorers.base.Dialogue)."""
 
     system: str
     user: str
     seed: int
+    about: Mapping[str, Any] = {}
 
 
 class Client(Protocol):
     """costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
-    llm_faults/FAULT; the roles add what they refuse."""
+    llm_faults/FAULT; the roles add what they refuse. dialogues: all questions that were asked, in order, until somebody
+    takes them out."""
 
     costs: Counter
+    dialogues: list[Dialogue]
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """The answers, in order; None where there is none, which is counted. role: whom they are booked to."""
@@ -36,6 +42,19 @@ class Fault(Exception):
     def __init__(self, kind: str, detail: str = "", wait: float = 0.0):
         super().__init__(f"{kind}: {detail}")
         self.kind, self.detail, self.wait = kind, detail, wait
+
+
+def book(costs: Counter, dialogue: Dialogue) -> None:
+    """What a question has cost, and what went wrong with it."""
+    if dialogue.answers:
+        costs[f"llm_requests/{dialogue.role}"] += len(dialogue.answers)
+        costs[f"llm_tokens_in/{dialogue.role}"] += dialogue.tokens_in
+        costs[f"llm_tokens_out/{dialogue.role}"] += dialogue.tokens_out
+        costs["llm_tokens"] += dialogue.tokens_in + dialogue.tokens_out
+    if dialogue.complaint:
+        costs["llm_repairs"] += 1
+    if dialogue.fault:
+        costs[f"llm_faults/{dialogue.fault}"] += 1
 
 
 def read(text: str, form: type[Form]) -> Form:

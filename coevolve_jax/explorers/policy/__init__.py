@@ -49,4 +49,5 @@ def make(config: ConfigDict, tools: Callable[[Task], list[dict]], chat: Chat, en
         Abstractor(client),
         Validator(client),
         client.costs,
+        client.dialogues,
     )

@@ -15,7 +15,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.llm.answers import Fault, Form, Question, read
+from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
 
@@ -45,25 +46,26 @@ class Client:
         self._config, self._chat, self._engine = config, chat, engine
         self._sessions = itertools.count(-1, -1)  # those of rollouts count upwards
         self.costs: Counter = Counter()
+        self.dialogues: list[Dialogue] = []
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """The answers, in order; None where there is none. role: whom they are booked to."""
         c = self._config
         schema = json.dumps(form.model_json_schema()) if c.json_schema else None
         sampling = Sampling(c.temperature, c.max_tokens, self._chat.stop_ids, schema)
-        prompts = [np.asarray(self._chat.question(q.system, q.user), np.int32) for q in questions]
-        requests = [
-            Request(next(self._sessions), ids, sampling, q.seed)
-            for ids, q in zip(prompts, questions, strict=True)
-        ]
+        requests = []
+        for q in questions:
+            ids = np.asarray(self._chat.question(q.system, q.user), np.int32)
+            requests.append(Request(next(self._sessions), ids, sampling, q.seed))
         fitting = [r for r in requests if len(r.ids) + c.max_tokens <= c.max_length]
-        self.costs[f"llm_requests/{role}"] += len(fitting)
-        completions = {r.session: done for r, done in zip(fitting, self._complete(fitting), strict=True)}
-        for r in fitting:
-            for way, count in (("in", len(r.ids)), ("out", len(completions[r.session].ids))):
-                self.costs[f"llm_tokens_{way}/{role}"] += count
-                self.costs["llm_tokens"] += count
-        return [self._read(completions.get(r.session), form) for r in requests]
+        done = {r.session: completion for r, completion in zip(fitting, self._complete(fitting), strict=True)}
+        answers: list[Form | None] = []
+        for q, r in zip(questions, requests, strict=True):
+            dialogue = Dialogue(role, q.about, q.system, q.user)
+            answers.append(self._read(r, done.get(r.session), form, dialogue))
+            book(self.costs, dialogue)
+            self.dialogues.append(dialogue)
+        return answers
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
         """An engine that cannot go on says so at the next rollouts, when all that was done can be saved."""
@@ -75,15 +77,20 @@ class Client:
         finally:
             self._engine.release([r.session for r in requests])
 
-    def _read(self, completion: Completion | None, form: type[Form]) -> Form | None:
-        """The answer that a completion holds. None: its question was too long to be asked."""
+    def _read(
+        self, request: Request, completion: Completion | None, form: type[Form], dialogue: Dialogue
+    ) -> Form | None:
+        """The answer that a completion holds; it is noted in the dialogue. None: its question was too long to be asked."""
         unfinished = {"length": "truncated", "abort": "abort"}
         try:
             if completion is None:
                 raise Fault("too_long")
+            text = self._chat.decode(completion.ids[: -1 if completion.finish == "stop" else None])
+            dialogue.answers.append(text)
+            dialogue.tokens_in, dialogue.tokens_out = len(request.ids), len(completion.ids)
             if completion.finish in unfinished:
                 raise Fault(unfinished[completion.finish], completion.reason)
-            return read(self._chat.decode(completion.ids[:-1]), form)
+            return read(text, form)
         except Fault as fault:
-            self.costs[f"llm_faults/{fault.kind}"] += 1
+            dialogue.fault = fault.kind
             return None
