@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax import build, event_loop
+from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
@@ -57,6 +58,18 @@ def test_every_engine(subject, check):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=4), st.integers(0, 10**6))
 def test_every_sampled_token_is_in_the_vocabulary_with_a_finite_logprob(subject, lengths, seed):
     suite.check_tokens(subject, lengths, seed)
+
+
+def test_a_server_that_cannot_constrain_says_so_at_the_start(policy, sglang_server):
+    with pytest.raises(EngineError, match="cannot constrain answers to a schema: start it with .*--words"):
+        SGLangEngine(
+            policy.config,
+            policy.params,
+            members=[Member(sglang_server.url)],
+            pusher=Pusher(policy.config, FOLDER),
+            constrains=True,
+            **LIMITS,
+        )
 
 
 # ---- What only the in-process engine promises ----------------------------------------------------------
