@@ -56,6 +56,7 @@ LATER = {
     "data.leak_query_threshold": 0.0,
     "data.leak_embedding": "",
     "data.leak_embedding_threshold": 0.0,
+    "evolution.executions": 1,
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
@@ -296,6 +297,9 @@ def check(config: ConfigDict) -> None:
         rule = "0 where config.evolution.overlap is above 0: the policy is another one by then"
         require(not probes, "strategy.probe", rule)
         require(config.explorer.name != "policy", "explorer.name", f"another {rule[2:]}")
+    if "executions" in config.evolution:
+        rule = "at least 1; config.evolution.validate=False is the ablation without execution"
+        require(config.evolution.executions >= 1, "evolution.executions", rule)
     require(
         config.evolution.settle_steps >= 1,
         "evolution.settle_steps",

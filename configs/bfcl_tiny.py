@@ -159,6 +159,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution.steps = 10  # S, environment steps per round
     c.evolution.proposals = 3  # tasks abstracted per context at most
     c.evolution.validate = True  # by execution; False is an ablation
+    c.evolution.executions = (
+        1  # of each proposal, in fresh environments; from 2 on those that differ are refused
+    )
 
     c.evaluation = ConfigDict()
     c.evaluation.tasks = 192  # held-out synthetic tasks, made as D_0 is

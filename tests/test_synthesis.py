@@ -21,7 +21,10 @@ from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.types import Call, Observation, Task, Turn
+from tests.families import lamps
+from tests.loop_fakes import Worlds
 
 CALLS = dict(rounds=2, steps=8)
 
@@ -331,6 +334,49 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
         p.observations for p in asked
     ]
     assert all(isinstance(e, ProposalExecution) and e.outcome.success for e in executions)
+
+
+def test_a_proposal_whose_executions_differ_is_refused():
+    """In a world in which the lamp b flickers: every third world begins with another level, which `look` tells and the
+    state comparison sees."""
+
+    class Flickering(Worlds):
+        def reset(self, tasks):
+            sessions = super().reset(tasks)
+            for s in sessions:
+                self.worlds[s].lit["b"] += s % 3 == 2
+            return sessions
+
+    def flickers(*texts, executions):
+        context, calls = unguided(lamps.scenarios("train")[0], "c"), tuple(map(lamps.call, texts))
+        with Worlds() as calm, Flickering() as worlds:
+            (run,) = execute(calm, [dataclasses.replace(context.task, turns=(Turn("q", calls),))])
+            seen = run.observations[0]
+            one = Proposal(context, "", (Turn("q", calls),), tuple(range(len(calls))), seen, ())
+            (verdict,) = validate.validate(
+                scripted.make(None, lamps.tools).validator, lamps.tools, worlds, [one],
+                ids=["x"], kind="initial", step=0, explorer="scripted", executions=executions,
+            )  # fmt: skip
+        return verdict.verdict, verdict.reason
+
+    of_a, of_b, unseen = ("set a 2", "look a"), ("set a 2", "look b"), ("set b 0", "set a 2")
+    for texts in (of_a, of_b, unseen):
+        assert flickers(*texts, executions=2) == ("accept", "reproduced")  # the first two worlds are alike
+    assert flickers(*of_b, executions=3) == ("discard", "flaky")  # an answer
+    assert flickers(*of_a, executions=3) == ("discard", "flaky")  # the score alone: b is in another state
+    assert flickers(*unseen, executions=3) == ("discard", "flaky")  # what `set` answers: the level before
+
+
+def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
+    made = {}
+    for executions in (1, 3):
+        synthesizer.config.evolution.executions = executions
+        tasks = made[executions] = TaskPool()
+        stats = synthesizer.explore_unguided(
+            tasks, bfcl.scenarios("train"), wanted=100, kind="initial", step=0, rng=np.random.default_rng(5)
+        )
+        assert stats.refused["flaky"] == 0
+    assert [t.to_json() for t in made[1]] == [t.to_json() for t in made[3]]
 
 
 # Growth of the task set

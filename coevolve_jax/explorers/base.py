@@ -105,6 +105,11 @@ class ProposalExecution:
     observations: tuple[tuple[Observation, ...], ...]
     outcome: Outcome
 
+    @property
+    def valid(self) -> bool:
+        """Nothing of our own failed."""
+        return self.outcome.valid and all(o.valid for answers in self.observations for o in answers)
+
 
 class Reflector(Protocol):
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
@@ -140,9 +145,9 @@ class Validator(Protocol):
     def judge(
         self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
     ) -> list[list[str | None]]:
-        """For each user turn of each proposal why its answers do not meet the goal, as a reason in one word or
-        few; None where they do. Not asked for where no turn can be kept: an environment that broke down, an
-        error in the first turn."""
+        """For each user turn of each proposal why it does not meet the goal, as a reason in one word or few; None
+        where it does. Asked for what may be kept: where the environment's check passed, and the answers were those
+        that exploration recorded, in the first turns at least."""
         ...
 
 

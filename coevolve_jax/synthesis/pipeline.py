@@ -227,7 +227,7 @@ class Synthesizer:
             step=step,
             first_id=first_id,
             fits=self.fits,
-            executed=e.validate,
+            executions=e.get("executions", 1) if e.validate else 0,
         )
         verdicts = made.verdicts
         if self.config.get("explorer", {}).get("solve", 0):
@@ -298,7 +298,7 @@ def synthesize(
     fits: Fits = any_length,
     step: int = 0,
     first_id: int = 0,
-    executed: bool = True,
+    executions: int = 1,
 ) -> Synthesis:
     """explore -> abstract -> validate for a batch of contexts.
 
@@ -319,7 +319,7 @@ def synthesize(
         explorer=roles.name,
         fits=fits,
         min_calls=limits.min_calls,
-        executed=executed,
+        executions=executions,
     )
     return Synthesis(explorations, proposals, verdicts)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.explorers.base import Proposal, ProposalExecution, Validator
 from coevolve_jax.synthesis.explore import Tools, offered_names
-from coevolve_jax.types import Lineage, Observation, Outcome, Task
+from coevolve_jax.types import Lineage, Observation, Task
 
 Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.Agent.fits
 
@@ -24,15 +24,17 @@ class Verdict:
 
     reproduced     every call ran and answered as recorded, and the environment scores a success
     step_failed    a call came back as an error
+    result_differs a call gave another answer than exploration recorded
     not_offered    a call is to a tool that the environment does not offer: nothing was executed
     state_differs  the calls ran, but the environment does not score them a success
+    flaky          two executions in fresh environments differ, in an answer or in the score
     too_short      what passes has fewer calls than a task must have
     too_long       the reference calls and their answers do not fit the limits of a rollout: nobody could solve it
     not_solved     the explorer did not do it from the user's words alone (config.explorer.solve; synthesis/solve.py)
     off_goal       a call that the context asks for is missing
     not_validated  config.evolution.validate is off: nothing was executed
     environment    the infrastructure failed: nothing is known about the proposal
-    other words    the validator's, such as the scripted one's "result_differs": another answer than exploration recorded
+    other words    the validator's
     """
 
     verdict: str
@@ -52,38 +54,41 @@ def validate(
     explorer: str,
     fits: Fits = any_length,
     min_calls: int = 2,
-    executed: bool = True,
+    executions: int = 1,
 ) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
     Everything passes: accept. The first turns pass and hold at least min_calls
-    calls: retain, with the task cut to these turns. Otherwise: discard. ids[i] is
+    calls: retain, with the task cut to these turns. Otherwise: discard. What the environment and the recorded answers
+    let through is shown to the validator, who has the last word. ids[i] is
     the id of the task made of proposals[i]; kind, step and explorer (the name of the roles) go to its lineage.
-    fits: whether a task's calls with their answers fit the limits of a rollout. executed: False accepts what is
-    offered and fits as it is proposed, for the ablation without validation.
+    fits: whether a task's calls with their answers fit the limits of a rollout. executions: how often each proposal is
+    executed; 0 accepts what is offered and fits as it is proposed, for the ablation without validation.
     """
     tasks = [_task(p, id, kind, step, explorer) for p, id in zip(proposals, ids, strict=True)]
     verdicts = [Verdict("discard", "not_offered", None)] * len(tasks)
     offered = [
         n for n, task in enumerate(tasks) if {c.name for c in task.calls} <= offered_names(tools(task))
     ]
-    if not executed:
+    if not executions:
         for n in offered:
             answers = _by_turn(tasks[n], proposals[n].observations)
-            verdicts[n] = _bounded(
-                Verdict("accept", "not_validated", _stamp(tasks[n], "accept", "not_validated")),
-                proposals[n], answers, fits,
-            )  # fmt: skip
+            passed = Verdict("accept", "not_validated", _stamp(tasks[n], "accept", "not_validated"))
+            verdicts[n] = _bounded(passed, proposals[n], answers, fits)
         return verdicts
-    executions = dict(zip(offered, execute(env_pool, [tasks[n] for n in offered])))
-    reasons = {n: [_failure(answers) for answers in e.observations] for n, e in executions.items()}
-    asked = [n for n in offered if executions[n].outcome.valid and reasons[n][:1] == [None]]
-    judged = validator.judge([proposals[n] for n in asked], [executions[n] for n in asked])
-    for n, opinions in zip(asked, judged, strict=True):
-        reasons[n] = [ours or theirs for ours, theirs in zip(reasons[n], opinions, strict=True)]
+    runs = [execute(env_pool, [tasks[n] for n in offered]) for _ in range(executions)]
+    own = {n: list(repeats) for n, *repeats in zip(offered, *runs, strict=True)}
+
+    def verdict(n: int, opinions: Sequence[str | None] = ()) -> Verdict:
+        passed = _verdict(tasks[n], proposals[n], own[n], opinions, min_calls)
+        return _bounded(passed, proposals[n], own[n][0].observations, fits)
+
     for n in offered:
-        passed = _verdict(tasks[n], reasons[n], executions[n].outcome, min_calls)
-        verdicts[n] = _bounded(passed, proposals[n], executions[n].observations, fits)
+        verdicts[n] = verdict(n)
+    asked = [n for n in offered if verdicts[n].task is not None]
+    judged = validator.judge([proposals[n] for n in asked], [own[n][0] for n in asked])
+    for n, opinions in zip(asked, judged, strict=True):
+        verdicts[n] = verdict(n, opinions)
     return verdicts
 
 
@@ -138,17 +143,32 @@ def _bounded(
     return verdict
 
 
-def _failure(observations: Sequence[Observation]) -> str | None:
-    """What is wrong with the answers of one turn, whatever the goal is."""
-    if not all(o.valid for o in observations):
-        return "environment"
-    return "step_failed" if any(o.error for o in observations) else None
+def _failures(task: Task, proposal: Proposal, execution: ProposalExecution) -> list[str | None]:
+    """What is wrong with the answers of each turn, whatever the goal is."""
+    recorded = _by_turn(task, proposal.observations)
+    return [
+        "step_failed" if any(o.error for o in answers)
+        else "result_differs" if [o.text for o in answers] != [o.text for o in known]
+        else None
+        for answers, known in zip(execution.observations, recorded, strict=True)
+    ]  # fmt: skip
 
 
-def _verdict(task: Task, reasons: Sequence[str | None], outcome: Outcome, min_calls: int) -> Verdict:
-    """reasons: per turn, None where it passed."""
-    if not outcome.valid or "environment" in reasons:
+def _verdict(
+    task: Task,
+    proposal: Proposal,
+    runs: Sequence[ProposalExecution],
+    opinions: Sequence[str | None],
+    min_calls: int,
+) -> Verdict:
+    """opinions: the validator's, for each turn; () where it was not asked."""
+    if not all(run.valid for run in runs):
         return Verdict("discard", "environment", None)
+    if any(run != runs[0] for run in runs):
+        return Verdict("discard", "flaky", None)
+    outcome, failures = runs[0].outcome, _failures(task, proposal, runs[0])
+    opinions = opinions or [None] * len(failures)
+    reasons = [ours or theirs for ours, theirs in zip(failures, opinions, strict=True)]
     failure = next((r for r in reasons if r is not None), None if outcome.success else "state_differs")
     if failure is None and len(task.calls) >= min_calls:
         return Verdict("accept", "reproduced", _stamp(task, "accept", "reproduced"))
