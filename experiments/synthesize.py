@@ -140,6 +140,8 @@ def report(total, ledger, end) -> None:
     print(f"\n{made} tasks of {total.proposed} proposals, {total.environment_steps} steps in the environment")
     for reason, count in total.refused.most_common():
         print(f"  {count:5d}  refused: {reason}")
+    for words, count in sorted(total.judge_agreement.items()):
+        print(f"  {count:5d}  judged: {words} (the judge, execution)")
     for key, value in sorted(ledger.items()):
         if key.startswith("explorer/"):
             print(f"  {value:>12,.6g}  {key.removeprefix('explorer/')}")

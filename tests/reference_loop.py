@@ -378,10 +378,11 @@ class Loop:
         # The first proposal of every context comes before the second of any.
         in_turn = [row[i] for i in range(e.proposals) for row in proposed if i < len(row)]
         stats = Counter(contexts=len(contexts), environment_steps=sum(len(x.triplets) for x in explored))
-        for n, proposal in enumerate(in_turn):
+        verdicts = [validate(d.min_calls, self.c.rollout, self.roles, proposal) for proposal in in_turn]
+        stats.update(f"judge_agreement/{agreed}" for *_, agreed in verdicts if agreed)
+        for n, (proposal, (verdict, reason, turns_kept, _)) in enumerate(zip(in_turn, verdicts)):
             if stats["added"] == wanted:
                 break
-            verdict, reason, turns_kept = validate(d.min_calls, self.c.rollout, self.roles, proposal)
             stats.update(["proposed", {"accept": "accepted", "retain": "retained"}.get(verdict, "discarded")])
             if verdict != "discard":
                 origin, kept = proposal.context, proposal.turns[:turns_kept]

@@ -88,13 +88,14 @@ def explore(rounds, steps, explorer, context, rng):
 
 
 def validate(least, limits, validator, proposal):
-    """(verdict, reason, turns kept). The calls are made in a fresh world, which has to score them a success.
+    """(verdict, reason, turns kept, whether the judge and the world agree: "JUDGE_WORLD", "" where it was not asked).
+    The calls are made in a fresh world, which has to score them a success.
 
     least: calls that a task has to have. limits: of a rollout.
     """
     offered = proposal.context.task.scenario["tools"]
     if any(call.name not in offered for call in proposal.calls):
-        return "discard", "not_offered", 0
+        return "discard", "not_offered", 0, ""
     world = lamps.Lamps()
     task = dataclasses.replace(proposal.context.task, turns=proposal.turns)
     world.reset(task)
@@ -104,7 +105,7 @@ def validate(least, limits, validator, proposal):
         world.end_turn()
     score = world.score()
     if not score.valid:
-        return "discard", "environment", 0
+        return "discard", "environment", 0, ""
     short = lambda turns: fits(
         limits, dataclasses.replace(task, turns=proposal.turns[:turns]), sum(answers, ())
     )
@@ -112,17 +113,19 @@ def validate(least, limits, validator, proposal):
     failures = [
         "step_failed" if any(a.error for a in row) else opinion for row, opinion in zip(answers, opinions)
     ]
+    liked = "no" if any(opinions) else "yes"
     wrong = [i for i, failure in enumerate(failures) if failure]
     if not wrong and score.success:
         if len(proposal.calls) < least:
-            return "discard", "too_short", 0
+            return "discard", "too_short", 0, ""
         whole = len(failures)
-        return ("accept", "reproduced", whole) if short(whole) else ("discard", "too_long", 0)
+        agreed = f"{liked}_yes"
+        return ("accept", "reproduced", whole, agreed) if short(whole) else ("discard", "too_long", 0, "")
     why = failures[wrong[0]] if wrong else "state_differs"
     good = min([*wrong, len(failures), round(score.progress * len(failures))])
     if good and sum(len(turn.calls) for turn in proposal.turns[:good]) >= least:
-        return ("retain", why, good) if short(good) else ("discard", "too_long", 0)
-    return "discard", "too_short" if good else why, 0
+        return ("retain", why, good, f"{liked}_no") if short(good) else ("discard", "too_long", 0, "")
+    return "discard", "too_short" if good else why, 0, ""
 
 
 def fits(limits, task, answers):

@@ -210,8 +210,9 @@ def synthesis(made):
     """What became of proposals, as metrics.jsonl has it."""
     names = "contexts environment_steps proposed accepted retained discarded added".split()
     passed = (made["accepted"] + made["retained"]) / made["proposed"] if made["proposed"] else None
-    refused = {key.partition("/")[2]: n for key, n in made.items() if key.startswith("refused/")}
-    return {**{name: made[name] for name in names}, "refused": refused, "pass_rate": passed}
+    by = lambda group: {key.partition("/")[2]: n for key, n in made.items() if key.startswith(f"{group}/")}
+    judged = {"judge_agreement": own} if (own := by("judge_agreement")) else {}
+    return {**{name: made[name] for name in names}, "refused": by("refused"), "pass_rate": passed, **judged}
 
 
 def check_tasks(found, reference, tasks):

@@ -320,20 +320,55 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
     pair = [Call("touch", {"file_name": "x"}), Call("ls", {})]
     wrong = Call("cat", {"file_name": "nothing"})
     one, two, broken = (proposal(pool, t) for t in ([pair], [pair, [Call("pwd", {})]], [[wrong], pair]))
+    stale = proposal(pool, [pair], [Observation("None"), Observation("other")])
+    lengthy = proposal(pool, [[*pair, Call("pwd", {})]])
+    given = [broken, one, stale, two, lengthy]
     strict = roles._replace(name="mixed", validator=Strict())
-    found = verdicts_on(strict, pool, [broken, one, two], ids=["a", "b", "c"], kind="initial", step=0)
+    lineage = dict(
+        ids=list("abcde"),
+        kind="initial",
+        step=0,
+        fits=lambda task, answers: len(task.calls) != 3 or task.turns[1:],
+    )
+    found = verdicts_on(strict, pool, given, **lineage)
     assert [(v.verdict, v.reason) for v in found] == [
         ("discard", "step_failed"),
         ("accept", "reproduced"),
+        ("discard", "result_differs"),
         ("retain", "off_topic"),
+        ("discard", "too_long"),
     ]
-    assert found[2].task.lineage.explorer == "mixed" and len(found[2].task.turns) == 1
+    assert found[3].task.lineage.explorer == "mixed" and len(found[3].task.turns) == 1
     ((asked, executions),) = Strict.asked
     assert asked == [one, two]
     assert [tuple(o for turn in e.observations for o in turn) for e in executions] == [
         p.observations for p in asked
     ]
     assert all(isinstance(e, ProposalExecution) and e.outcome.success for e in executions)
+
+
+def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, pool):
+    """So many at most, by the generator; not what was never checked, such as a flaky or an interrupted one."""
+
+    class Lenient:
+        def judge(self, proposals, executions):
+            self.asked = list(proposals)
+            return [[None] * len(p.turns) for p in proposals]
+
+    lenient, pair = Lenient(), [Call("touch", {"file_name": "x"}), Call("ls", {})]
+    wrong = [[[Call("cat", {"file_name": f"no_{i}"})], pair] for i in range(6)]
+    given = [proposal(pool, turns) for turns in ([pair], *wrong, [[Call("book_flight", {})], pair])]
+    drawn = []
+    for seed in (0, 0, 1):
+        found = verdicts_on(
+            roles._replace(validator=lenient), pool, given, ids=list("abcdefgh"), kind="initial", step=0,
+            calibration=2, rng=np.random.default_rng(seed),
+        )  # fmt: skip
+        assert [v.verdict for v in found] == ["accept"] + ["discard"] * 7
+        assert [v.agreement for v in found].count("yes_no") == 2 and found[0].agreement == "yes_yes"
+        drawn.append([given.index(p) for p in lenient.asked])
+        assert drawn[-1][0] == 0 and len(drawn[-1]) == 3 and set(drawn[-1][1:]) <= set(range(1, 7))
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_proposal_whose_executions_differ_is_refused():

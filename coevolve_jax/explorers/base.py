@@ -144,10 +144,13 @@ class Abstractor(Protocol):
 class Validator(Protocol):
     def judge(
         self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
-    ) -> list[list[str | None]]:
+    ) -> list[list[str | None] | None]:
         """For each user turn of each proposal why it does not meet the goal, as a reason in one word or few; None
-        where it does. Asked for what may be kept: where the environment's check passed, and the answers were those
-        that exploration recorded, in the first turns at least."""
+        where it does. None instead of a list is no opinion.
+
+        Asked for what may be kept: the environment's check passed, and the answers were those that exploration
+        recorded, in the first turns at least; and for some that failed, to see whether it agrees.
+        """
         ...
 
 

@@ -29,6 +29,7 @@ Admit = Callable[
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
 MAX_PLACES = 5  # where such a context is explored as may be explored elsewhere, until it gives a task
+SOMETIMES = ("judge_agreement",)  # fields of SynthesisStats that only some explorers have
 OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 
 
@@ -36,7 +37,8 @@ OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 class SynthesisStats:
     """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
 
-    explored: a row of explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
+    judge_agreement: counts of Verdict.agreement. explored: a row of
+    explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
     """
 
     contexts: int = 0
@@ -47,6 +49,7 @@ class SynthesisStats:
     discarded: int = 0
     added: int = 0
     refused: Counter = dataclasses.field(default_factory=Counter)
+    judge_agreement: Counter = dataclasses.field(default_factory=Counter)
     explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -59,14 +62,15 @@ class SynthesisStats:
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self) -> dict:
+        """What no explorer of the run does is left out where it is empty (SOMETIMES)."""
         passed = (self.accepted + self.retained) / self.proposed if self.proposed else None
-        counts = {name: value for name, value in vars(self).items() if name != "explored"}
+        counts = {k: n for k, n in vars(self).items() if k != "explored" and (n or k not in SOMETIMES)}
         return {**counts, "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
 
     @classmethod
     def from_json(cls, data: Mapping) -> SynthesisStats:
-        fields = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name != "explored"}
-        return cls(**{**fields, "refused": Counter(data["refused"])})
+        names = [f.name for f in dataclasses.fields(cls) if f.name in data]
+        return cls(**{n: Counter(data[n]) if isinstance(data[n], dict) else data[n] for n in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +232,7 @@ class Synthesizer:
             first_id=first_id,
             fits=self.fits,
             executions=e.get("executions", 1) if e.validate else 0,
+            calibration=self.config.get("explorer", {}).get("calibration", 0),
         )
         verdicts = made.verdicts
         if self.config.get("explorer", {}).get("solve", 0):
@@ -236,6 +241,7 @@ class Synthesizer:
             verdicts = _refused(verdicts, admit)
         rows = {e.context.id: _explored(e, step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
+        stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
         given: Counter[str] = Counter()
         for proposal, verdict in zip(made.proposals, verdicts, strict=True):
@@ -299,6 +305,7 @@ def synthesize(
     step: int = 0,
     first_id: int = 0,
     executions: int = 1,
+    calibration: int = 0,
 ) -> Synthesis:
     """explore -> abstract -> validate for a batch of contexts.
 
@@ -320,6 +327,8 @@ def synthesize(
         fits=fits,
         min_calls=limits.min_calls,
         executions=executions,
+        calibration=calibration,
+        rng=rng,
     )
     return Synthesis(explorations, proposals, verdicts)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.explorers.base import Proposal, ProposalExecution, Validator
 from coevolve_jax.synthesis.explore import Tools, offered_names
 from coevolve_jax.types import Lineage, Observation, Task
 
 Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.Agent.fits
+FAILED = ("step_failed", "result_differs", "state_differs")  # refused by execution, whatever the goal is
 
 
 def any_length(task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
@@ -35,11 +38,14 @@ class Verdict:
     not_validated  config.evolution.validate is off: nothing was executed
     environment    the infrastructure failed: nothing is known about the proposal
     other words    the validator's
+
+    agreement: "JUDGE_CHECK", "yes" or "no" of the validator and of execution; None where the validator has no opinion.
     """
 
     verdict: str
     reason: str
     task: Task | None
+    agreement: str | None = None
 
 
 def validate(
@@ -55,6 +61,8 @@ def validate(
     fits: Fits = any_length,
     min_calls: int = 2,
     executions: int = 1,
+    calibration: int = 0,
+    rng: np.random.Generator | None = None,
 ) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
@@ -64,6 +72,8 @@ def validate(
     the id of the task made of proposals[i]; kind, step and explorer (the name of the roles) go to its lineage.
     fits: whether a task's calls with their answers fit the limits of a rollout. executions: how often each proposal is
     executed; 0 accepts what is offered and fits as it is proposed, for the ablation without validation.
+    calibration: that many at most of those that failed are shown to the validator as well, drawn by rng; they stay
+    refused, and tell how far it agrees.
     """
     tasks = [_task(p, id, kind, step, explorer) for p, id in zip(proposals, ids, strict=True)]
     verdicts = [Verdict("discard", "not_offered", None)] * len(tasks)
@@ -86,9 +96,15 @@ def validate(
     for n in offered:
         verdicts[n] = verdict(n)
     asked = [n for n in offered if verdicts[n].task is not None]
+    failed = [n for n in offered if verdicts[n].task is None and verdicts[n].reason in FAILED]
+    if calibration and rng is not None and failed:
+        asked += [failed[i] for i in sorted(rng.permutation(len(failed))[:calibration])]
     judged = validator.judge([proposals[n] for n in asked], [own[n][0] for n in asked])
     for n, opinions in zip(asked, judged, strict=True):
-        verdicts[n] = verdict(n, opinions)
+        if opinions is not None:
+            both = not any(opinions), verdicts[n].verdict == "accept"
+            last = verdicts[n] if verdicts[n].task is None else verdict(n, opinions)
+            verdicts[n] = dataclasses.replace(last, agreement="_".join("yes" if x else "no" for x in both))
     return verdicts
 
 

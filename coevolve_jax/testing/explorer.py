@@ -190,7 +190,7 @@ class _Watched:
 
     def judge(
         self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
-    ) -> list[list[str | None]]:
+    ) -> list[list[str | None] | None]:
         name, role = "validator.judge", self.roles.validator
         judge = lambda batch: role.judge([p for p, _ in batch], [e for _, e in batch])
         found = self._answers(name, judge, list(zip(proposals, executions, strict=True)))
@@ -198,6 +198,8 @@ class _Watched:
         others = [(p, _with_other_answers(e)) for p, e in zip(proposals, executions)]
         for judged in (found, self._answers(name, judge, others)):
             for p, reasons in zip(proposals, judged):
+                if reasons is None:
+                    continue
                 _require(
                     len(reasons) == len(p.turns),
                     f"{name} gives {len(reasons)} reasons for a proposal of {len(p.turns)} user turns.",

@@ -37,6 +37,7 @@ DEFAULTS = {
     "cache": "runs/answers.sqlite",  # every answer, for all runs that ask the same; "": none
     "offline": False,  # only what is in the cache
     "solve": 0,  # attempts at each task from its words alone, to keep it (synthesis/solve.py); 0: it need not be solved
+    "calibration": 4,  # failed proposals of a batch that the judge is asked about too, at most: does it agree?
     # Who plays each role, "llm" or "scripted"; and who makes D_0 and the held-out tasks.
     "reflector": "llm",
     "explorer": "llm",

@@ -1,8 +1,4 @@
-"""A language model as the judge of proposals, after the environment: its opinion on each user turn.
-
-How often it agrees with the environment's own check, where there is one, is counted: judge_agreement/JUDGE_CHECK with
-"yes" or "no" for either.
-"""
+"""A language model as the judge of proposals, after the environment: its opinion on each user turn."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ class Validator:
 
     def judge(
         self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
-    ) -> list[list[str | None]]:
+    ) -> list[list[str | None] | None]:
         """Where the model gives no opinion, the environment's check stands alone ("judge_silent" counts them)."""
         questions = [
             question(
@@ -70,12 +66,9 @@ class Validator:
 
     def _reasons(
         self, proposal: Proposal, execution: ProposalExecution, answer: Judgement | None
-    ) -> list[str | None]:
+    ) -> list[str | None] | None:
         executed = len(execution.observations)
         if answer is None or len(answer.turns) < executed:
             self._client.costs["judge_silent"] += 1
-            return [None] * executed
-        reasons = [None if turn.reason == "ok" else turn.reason for turn in answer.turns[:executed]]
-        words = ("yes" if not any(reasons) else "no", "yes" if execution.outcome.success else "no")
-        self._client.costs[f"judge_agreement/{'_'.join(words)}"] += 1
-        return reasons
+            return None
+        return [None if turn.reason == "ok" else turn.reason for turn in answer.turns[:executed]]

@@ -30,6 +30,7 @@ DEFAULTS = {
     "max_length": 8192,  # tokens of a question with its answer; a longer one is not asked, and counted
     "json_schema": True,  # answers are constrained to a schema as they are sampled; False: they are only checked
     "solve": 0,  # attempts at each task from its words alone, to keep it (synthesis/solve.py); 0: it need not be solved
+    "calibration": 4,  # failed proposals of a batch that the judge is asked about too, at most: does it agree?
     # Who plays each role, "policy" or "scripted"; and who makes D_0 and the held-out tasks.
     "reflector": "policy",
     "explorer": "policy",

@@ -1,4 +1,4 @@
-"""The scripted judge: it adds nothing to what the environment's check and the recorded answers say (synthesis/validate.py)."""
+"""The scripted judge has no opinion: the environment and the recorded answers have the last word."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from coevolve_jax.explorers.base import Proposal, ProposalExecution
 class Validator:
     def judge(
         self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
-    ) -> list[list[str | None]]:
-        return [[None] * len(p.turns) for p in proposals]
+    ) -> list[list[str | None] | None]:
+        return [None] * len(proposals)
