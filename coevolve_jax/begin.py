@@ -73,7 +73,7 @@ def begin(
             first = choice.scarce(first, size, testbed.weak_tools, testbed.least, testbed.most, rng)
         tasks = TaskPool(c.data.max_tasks or None, key)
         tasks.add(first)
-        initial = dataclasses.replace(initial, added=len(tasks), explored=[])
+        initial = dataclasses.replace(initial, added=len(tasks))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
     ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})

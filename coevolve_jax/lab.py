@@ -107,6 +107,8 @@ class Laboratory:
 
     def _booked(self, kind: str, stats: SynthesisStats) -> SynthesisStats:
         self.ledger[f"environment_steps/{kind}"] += stats.environment_steps
+        if stats.solve_steps:
+            self.ledger["environment_steps/solve"] += stats.solve_steps
         self.ledger[f"tasks_proposed/{kind}"] += stats.proposed
         self.ledger[f"tasks_added/{kind}"] += stats.added
         self._book_roles()

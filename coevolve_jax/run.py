@@ -116,6 +116,8 @@ class Run:
         self._watch = health.Watch(config.health)
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
+        self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
+        state.initial.explored.clear()
         state.tasks.write(workdir / "tasks.jsonl")
         self._log_costs(None)  # of the tasks that the run begins with
 

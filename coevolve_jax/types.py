@@ -57,6 +57,7 @@ class Lineage:
     reflection. triplets: ids of the exploration steps it was abstracted from.
     verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
     similarity: cosine to the most similar evaluation task, `nearest`. focus: tools that the context asked to explore.
+    solved: the share of probing rollouts that solved it before it was taken; None: nobody tried.
     """
 
     kind: str
@@ -71,9 +72,11 @@ class Lineage:
     similarity: float = 0.0
     nearest: str | None = None
     focus: tuple[str, ...] = ()
+    solved: float | None = None
 
     def to_json(self) -> dict:
-        return {**vars(self), "triplets": list(self.triplets), "focus": list(self.focus)}
+        told = {k: v for k, v in vars(self).items() if k != "solved" or v is not None}
+        return {**told, "triplets": list(self.triplets), "focus": list(self.focus)}
 
     @classmethod
     def from_json(cls, data: Mapping) -> Lineage:

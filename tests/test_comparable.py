@@ -346,8 +346,9 @@ def test_solved_since_and_probed_tasks_are_left_out():
 
     named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always")]
     lab = Probed(config, tasks)
-    assert solvable(config, lab, 0, 4)(named) == [None, "never_solved", "always_solved"]
-    assert solvable(config, lab, 0, 0)(named) == [None] * 3
+    words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0)]
+    assert solvable(config, lab, 0, 4)(named) == words
+    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 3
 
 
 # Blame

@@ -28,6 +28,7 @@ from coevolve_jax.explorers.llm.answers import Question
 from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.prompting import ANSWER, history, lead, question
+from coevolve_jax.lab import Laboratory
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
 from coevolve_jax.rollout.sglang.push import Pusher
@@ -287,7 +288,11 @@ def faulty_tasks(server, pool, spoil, solve):
     made, tasks = synthesizer(server, pool), TaskPool()
     made.config.explorer.solve = solve
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:15])]
-    stats = made.grow(tasks, contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
+    lab = Laboratory(tasks, [], made, None, Counter())
+    stats = lab.grow(contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
+    assert lab.ledger["environment_steps/solve"] == stats.solve_steps and bool(stats.solve_steps) == bool(
+        solve
+    )
     kept = sum(task.turns[0].query in server.model.spoiled for task in tasks)
     return kept, stats.refused["not_solved"], len(tasks)
 

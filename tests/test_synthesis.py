@@ -18,7 +18,7 @@ from coevolve_jax.explorers.scripted.abstractor import value_text
 from coevolve_jax.synthesis import validate
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
@@ -491,6 +491,22 @@ def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contex
     assert {t.id for t in guarded} == {t.id for t in free} - {t.id for t in copies}
     assert {t.lineage.nearest for t in guarded} <= {t.id for t in copies} | {None}
     assert all(t.lineage.similarity == round(strict.guard.nearest(t)[0], 4) for t in guarded)
+
+
+def test_how_often_a_task_was_solved_before_it_was_taken_is_told(synthesizer, contexts):
+    def admit(tasks):
+        return [Admission(None if n % 2 else "never_solved", 0.25 * (n % 2)) for n in range(len(tasks))]
+
+    tasks, options = TaskPool(), dict(wanted=3, kind="signal", step=9)
+    made = synthesizer.grow(tasks, contexts[:4], **options, rng=np.random.default_rng(0), admit=admit)
+    rows = [p for row in made.explored for p in row["proposals"]]
+    assert {p["solved"] for p in rows if p["task"]} == {0.25} and made.refused["never_solved"]
+    assert {p["solved"] for p in rows if p["reason"] == "never_solved"} == {0.0}
+    assert all(Task.from_json(t.to_json()).lineage.solved == 0.25 for t in tasks)
+    untried = TaskPool()
+    made = synthesizer.grow(untried, contexts[:4], **options, rng=np.random.default_rng(0))
+    assert not any("solved" in p for row in made.explored for p in row["proposals"])
+    assert not any("solved" in t.to_json()["lineage"] for t in untried)
 
 
 def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):

@@ -133,8 +133,9 @@ def test_every_new_task_leads_to_what_was_explored_for_it(finished):
     evolved = {m["step"]: m["evolution"] for m in rows(finished, "metrics.jsonl") if m["evolution"]}
     explored = rows(finished, "explorations.jsonl")
     made = {p["task"]: (row, p) for row in explored for p in row["proposals"] if p["task"]}
-    born = [t for t in rows(finished, "tasks.jsonl") if t["lineage"]["kind"] == "signal"]
-    assert born and made.keys() == {t["id"] for t in born}
+    born = rows(finished, "tasks.jsonl")
+    assert made.keys() == {t["id"] for t in born}
+    assert {t["lineage"]["kind"] for t in born} == {"initial", "signal"}
     for task in born:
         row, proposal = made[task["id"]]
         assert row["context"]["id"] == task["lineage"]["context"] and row["context"]["summary"]
@@ -142,8 +143,9 @@ def test_every_new_task_leads_to_what_was_explored_for_it(finished):
         assert proposal["verdict"] == task["lineage"]["verdict"]
         calls = [call for turn in task["turns"] for call in turn["calls"]]
         assert [row["triplets"][i]["call"] for i in task["lineage"]["triplets"]] == calls
-    for step, grown in evolved.items():
-        now = [row for row in explored if row["step"] == step]
+    beginning = json.loads((finished / "ledger.json").read_text())["initial"]
+    for step, grown in [(None, beginning), *evolved.items()]:
+        now = [row for row in explored if (row["context"]["signal"] and row["step"]) == step]
         assert len(now) == grown["contexts"]
         assert sum(len(row["triplets"]) for row in now) == grown["environment_steps"]
         assert sum(len(row["proposals"]) for row in now) == grown["proposed"]

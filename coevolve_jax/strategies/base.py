@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
@@ -70,8 +70,8 @@ class Lab(Protocol):
         elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
-        the new tasks' lineage says of their origin. admit: is asked about each batch of validated tasks and says
-        for each why it is refused, or None. elsewhere: gives a context that led to no task another place; then each
+        the new tasks' lineage says of their origin. admit: has the
+        last word on each batch of validated tasks. elsewhere: gives a context that led to no task another place; then each
         context gives one task before any gives a second."""
         ...
 
@@ -197,19 +197,18 @@ def evolves(config: ConfigDict, step: int) -> bool:
     return (step + 1) % c.every == 0 and born <= config.steps - c.settle_steps
 
 
-def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Callable[[Sequence[Task]], list[str | None]]:
+def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all."""
 
-    def admit(tasks: Sequence[Task]) -> list[str | None]:
-        words: list[str | None] = []
+    def admit(tasks: Sequence[Task]) -> list[Admission]:
+        words: list[Admission] = []
         for group in lab.probe(tasks, k, step):
-            solved = sum(t.outcome.success for t in group.valid)
-            words.append(
-                None if 0 < solved < len(group.valid) else "never_solved" if not solved else "always_solved"
-            )
+            solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
+            refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
+            words.append(Admission(refusal, solved / tried if tried else None))
         return words
 
-    return admit if k else lambda tasks: [None] * len(tasks)
+    return admit if k else lambda tasks: [Admission(None)] * len(tasks)
 
 
 def grow_for_tools(

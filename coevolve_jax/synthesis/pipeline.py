@@ -23,13 +23,21 @@ from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
 from coevolve_jax.types import Context, Evidence, Task
 
 Elsewhere = Callable[[Context], Context]
-Admit = Callable[
-    [Sequence[Task]], Sequence[str | None]
-]  # why each validated task is refused; None: it is not
+
+
+class Admission(NamedTuple):
+    """The last word on a validated task. refusal: why it is not taken; None: it is. solved: the share of the rollouts
+    that tried it which solved it, where any did."""
+
+    refusal: str | None
+    solved: float | None = None
+
+
+Admit = Callable[[Sequence[Task]], Sequence[Admission]]
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
 MAX_PLACES = 5  # where such a context is explored as may be explored elsewhere, until it gives a task
-SOMETIMES = ("judge_agreement",)  # fields of SynthesisStats that only some explorers have
+SOMETIMES = ("solve_steps", "judge_agreement")  # fields of SynthesisStats that only some explorers have
 OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 
 
@@ -37,8 +45,8 @@ OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 class SynthesisStats:
     """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
 
-    judge_agreement: counts of Verdict.agreement. explored: a row of
-    explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
+    environment_steps: of exploration; solve_steps: of solving. judge_agreement: counts of Verdict.agreement. explored:
+    a row of explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
     """
 
     contexts: int = 0
@@ -48,6 +56,7 @@ class SynthesisStats:
     retained: int = 0
     discarded: int = 0
     added: int = 0
+    solve_steps: int = 0
     refused: Counter = dataclasses.field(default_factory=Counter)
     judge_agreement: Counter = dataclasses.field(default_factory=Counter)
     explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -182,20 +191,18 @@ class Synthesizer:
                 return REASON, leak
         return tasks.add([task])[0], None
 
-    def _unsolved(self, tasks: Sequence[Task], rng: np.random.Generator) -> list[str | None]:
-        """ "not_solved" where the explorer, given the words alone, does not do it in config.explorer.solve attempts;
-        "environment" where that could not be found out."""
-        left, words = list(range(len(tasks))), ["not_solved"] * len(tasks)
-        for _ in range(self.config.explorer.solve):
-            attempt = [tasks[n] for n in left]
-            outcomes = solve(
-                self.roles.explorer, self.tools, self.env_pool, attempt,
-                steps=2 * self.config.data.max_calls, rng=rng,
-            )  # fmt: skip
-            for n, outcome in zip(left, outcomes, strict=True):
-                words[n] = "" if outcome.success else "not_solved" if outcome.valid else "environment"
-            left = [n for n in left if words[n]]
-        return [word or None for word in words]
+    def _solve(
+        self, tasks: Sequence[Task], stats: SynthesisStats, rng: np.random.Generator
+    ) -> list[Admission]:
+        """Refuses, as "not_solved", what the explorer does not do from the words alone in config.explorer.solve attempts;
+        as "environment" where that could not be found out."""
+        done = solve(
+            self.roles.explorer, self.tools, self.env_pool, tasks,
+            attempts=self.config.explorer.solve, steps=2 * self.config.data.max_calls, rng=rng,
+        )  # fmt: skip
+        stats.solve_steps += sum(attempt.steps for attempt in done)
+        word = lambda outcome: None if outcome.success else "not_solved" if outcome.valid else "environment"
+        return [Admission(word(attempt.outcome)) for attempt in done]
 
     @staticmethod
     def _room(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
@@ -234,14 +241,14 @@ class Synthesizer:
             executions=e.get("executions", 1) if e.validate else 0,
             calibration=self.config.get("explorer", {}).get("calibration", 0),
         )
-        verdicts = made.verdicts
-        if self.config.get("explorer", {}).get("solve", 0):
-            verdicts = _refused(verdicts, lambda tasks: self._unsolved(tasks, rng))
-        if admit is not None:
-            verdicts = _refused(verdicts, admit)
         rows = {e.context.id: _explored(e, step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
+        verdicts = made.verdicts
+        if self.config.get("explorer", {}).get("solve", 0):
+            verdicts = _admitted(verdicts, lambda tasks: self._solve(tasks, stats, rng))
+        if admit is not None:
+            verdicts = _admitted(verdicts, admit)
         # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
         given: Counter[str] = Counter()
         for proposal, verdict in zip(made.proposals, verdicts, strict=True):
@@ -265,17 +272,24 @@ class Synthesizer:
                         "verdict": "refused" if verdict.task is not None and refusal else verdict.verdict,
                         "reason": refusal or verdict.reason,
                         **({"near": leak.to_json()} if leak else {}),
+                        **({"solved": verdict.solved} if verdict.solved is not None else {}),
                     }
                 )
         return stats
 
 
-def _refused(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
-    """The verdicts, but for the valid tasks that `admit` refuses."""
-    valid = [v.task for v in verdicts if v.task is not None]
-    words = dict(zip([t.id for t in valid], admit(valid) if valid else (), strict=True))
-    refusals = [words[v.task.id] if v.task is not None else None for v in verdicts]
-    return [Verdict("discard", word, None) if word else v for v, word in zip(verdicts, refusals, strict=True)]
+def _admitted(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
+    """The verdicts after `admit` had its word on the valid tasks."""
+    valid = [n for n, v in enumerate(verdicts) if v.task is not None]
+    after, words = list(verdicts), admit([verdicts[n].task for n in valid]) if valid else ()
+    for n, (refusal, solved) in zip(valid, words, strict=True):
+        if refusal is not None:
+            after[n] = Verdict("discard", refusal, None, solved=solved)
+        elif solved is not None:
+            lineage = dataclasses.replace(after[n].task.lineage, solved=solved)
+            task = dataclasses.replace(after[n].task, lineage=lineage)
+            after[n] = dataclasses.replace(after[n], task=task, solved=solved)
+    return after
 
 
 class Synthesis(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,20 +14,46 @@ from coevolve_jax.synthesis.explore import Tools, offered_names, spawn
 from coevolve_jax.types import Call, Context, Outcome, Task, Triplet, Turn
 
 
+class Attempt(NamedTuple):
+    """steps: calls that were made."""
+
+    outcome: Outcome
+    steps: int
+
+
 def solve(
     explorer: Explorer,
     tools: Tools,
     env_pool: EnvPool,
     tasks: Sequence[Task],
     *,
+    attempts: int,
     steps: int,
     rng: np.random.Generator,
-) -> list[Outcome]:
-    """One attempt at each task, all in lockstep, turn by turn, with at most `steps` calls in a turn.
+) -> list[Attempt]:
+    """Up to `attempts` at each task, until one succeeds: the outcome of the last, and the steps of all.
 
-    The explorer sees the user's messages so far and what tools answered, and no reference: an episode whose context
-    has the signal "solve" asks for the next call of the last message, None when it is done.
+    All in lockstep, turn by turn, with at most `steps` calls in a turn. The explorer sees the user's messages so far and
+    what tools answered, and no reference: an episode whose context has the signal "solve" asks for the next call of the
+    last message, None when it is done.
     """
+    left, last = list(range(len(tasks))), [Attempt(Outcome(0.0, False), 0)] * len(tasks)
+    for _ in range(attempts):
+        made = _attempt(explorer, tools, env_pool, [tasks[n] for n in left], steps, rng)
+        for n, (outcome, calls) in zip(left, made, strict=True):
+            last[n] = Attempt(outcome, last[n].steps + calls)
+        left = [n for n in left if not last[n].outcome.success]
+    return last
+
+
+def _attempt(
+    explorer: Explorer,
+    tools: Tools,
+    env_pool: EnvPool,
+    tasks: Sequence[Task],
+    steps: int,
+    rng: np.random.Generator,
+) -> list[Attempt]:
     sessions, offered = env_pool.reset(tasks), [tools(task) for task in tasks]
     histories: list[list[Triplet]] = [[] for _ in tasks]
     rngs = spawn(rng, len(tasks))
@@ -51,7 +78,7 @@ def solve(
         env_pool.end_turn([sessions[n] for n in present])
     outcomes = env_pool.score(sessions)
     env_pool.close(sessions)
-    return outcomes
+    return [Attempt(outcome, len(history)) for outcome, history in zip(outcomes, histories)]
 
 
 def _asked(task: Task, turn: int) -> Context:

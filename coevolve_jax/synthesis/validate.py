@@ -40,12 +40,14 @@ class Verdict:
     other words    the validator's
 
     agreement: "JUDGE_CHECK", "yes" or "no" of the validator and of execution; None where the validator has no opinion.
+    solved: see pipeline.Admission.
     """
 
     verdict: str
     reason: str
     task: Task | None
     agreement: str | None = None
+    solved: float | None = None
 
 
 def validate(

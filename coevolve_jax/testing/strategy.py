@@ -245,7 +245,7 @@ class MadeUpLab:
     ) -> SynthesisStats:
         new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(count)]
         if admit is not None:
-            new = [task for task, refusal in zip(new, admit(new), strict=True) if refusal is None]
+            new = [task for task, word in zip(new, admit(new), strict=True) if word.refusal is None]
         added = sum(refusal is None for refusal in self.tasks.add(new))
         return SynthesisStats(proposed=count, accepted=added, added=added)
 
