@@ -104,7 +104,7 @@ def check_explorer(
     nothing = dataclasses.replace(explorations[0], triplets=())
     watched.abstractor.abstract([nothing, *explorations], small, functools.partial(shorten, env_pool))
 
-    early, late = (_evidence(env_pool, accepted[:EVIDENCE_TASKS], step) for step in (0, 1))
+    early, late = (evidence_of(env_pool, accepted[:EVIDENCE_TASKS], step) for step in (0, 1))
     guided = watched.reflector.reflect(early)
     again = {c.id for c in guided} & {c.id for c in watched.reflector.reflect(late)}
     _require(not again, f"reflector.reflect gives the id {sorted(again)[:1]} to contexts of two steps.")
@@ -327,7 +327,7 @@ def _check_proposal(p: Any, exploration: Exploration, limits: Limits) -> None:
     )
 
 
-def _evidence(env_pool: EnvPool, tasks: Sequence[Task], step: int) -> list[Evidence]:
+def evidence_of(env_pool: EnvPool, tasks: Sequence[Task], step: int) -> list[Evidence]:
     """Every kind of signal for each task, in a group of a success, a failure, a broken rollout and a malformed one."""
     return [
         Evidence(Signal(kind, task.id, index, step, pattern), group)

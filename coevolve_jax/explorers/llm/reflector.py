@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, mistakes, split
+from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, signature, split
 from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import line, question, requests, seed_of, step_line
 from coevolve_jax.types import Context, Evidence, Task, Trajectory
@@ -61,8 +61,14 @@ def _context(evidence: Evidence, offered: Sequence[str], answer: Reflection | No
         failure_cause=answer.failure_cause if answer else evidence.trajectory.outcome.reason,
         instability_pattern=answer.instability_pattern if answer else "",
         focus_pattern=named or statistics,
-        avoid=tuple(answer.avoid)[:MAX_AVOIDED] if answer else mistakes(evidence.trajectory),
+        avoid=tuple(answer.avoid if answer else _failed(evidence.trajectory))[:MAX_AVOIDED],
     )
+
+
+def _failed(trajectory: Trajectory) -> list[str]:
+    """Calls that failed, without what the environment said: that stands in the JSON of steps and nowhere else."""
+    failed = (signature(s.call) for s in trajectory.steps if s.call is not None and s.error)
+    return list(dict.fromkeys(failed))
 
 
 def _steps(trajectory: Trajectory) -> list[str]:
