@@ -6,6 +6,7 @@ python benchmarks/leak_threshold.py --embedding=my_models.embed      # with an e
 Half of --tasks, found by the scripted explorer in BFCL's training scenarios, stand for evaluation tasks. Each has
 paraphrases (benchmarks/paraphrases.py), which are leaks, and the same with other values, which are not, as the other
 half is not. What has all calls of an evaluation task is refused whatever the threshold; here each measure is on its own.
+A threshold that is chosen here is chosen on the paraphrases of every other task, and said to be as good as on those of the rest.
 """
 
 import gc
@@ -30,7 +31,7 @@ from coevolve_jax.explorers.scripted.abstractor import word
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import Synthesizer
-from coevolve_jax.synthesis.similarity import EmbeddingCosines, NgramCosines
+from coevolve_jax.synthesis.similarity import EmbeddingCosines, KnownCosines, calls, ngrams
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Turn
 
@@ -112,10 +113,14 @@ def print_quality(
         cells = [quality(refuse(t), leaks) for refuse in refusing.values()]
         print(f"{t:10.2f}" + "".join(f"{f'{p:.3f} {r:.3f}':>26}" for p, r in cells))
     chosen = {"features": usual, **({"ngrams": _NGRAMS.value} if _NGRAMS.value else {})}
+    sources = {id: n for n, id in enumerate(dict.fromkeys(c.task.id.split(",")[0] for c in found))}
+    first = np.array([sources[c.task.id.split(",")[0]] % 2 == 0 for c in found])
     for name in nearest:
-        good = [t for t in CHOICE if quality(refusing[name](t), leaks)[0] >= PRECISION]
-        print(f"{name}: precision {PRECISION} from {min(good, default=None)}")
-        chosen[name] = chosen.get(name, min(good, default=1.0))
+        good = [t for t in CHOICE if quality(refusing[name](t)[first], leaks[first])[0] >= PRECISION]
+        least = min(good, default=1.0)
+        p, r = quality(refusing[name](least)[~first], leaks[~first])
+        print(f"{name}: precision {PRECISION} from {least} on one half; on the other {p:.3f}, recall {r:.3f}")
+        chosen[name] = chosen.get(name, least)
     shown = {f"{name} >= {t}": nearest[name] >= t for name, t in chosen.items()}
     shown = {"same calls": same, **shown, "any of them": np.any([same, *shown.values()], axis=0)}
     print(f"{'share refused, by kind':42}" + "".join(f"{name:>20}" for name in shown))
@@ -183,7 +188,11 @@ def main(_) -> None:
     if _TASKS.value:
         evaluation, others = tasks[::2], tasks[1::2]
         found = candidates(evaluation, others, tools, rng)
-        cosines = {"features": LeakGuard(evaluation).similarities, "ngrams": NgramCosines(evaluation)}
+        cosines = {
+            "features": LeakGuard(evaluation).similarities,
+            "arguments": KnownCosines(evaluation, calls),
+            "ngrams": KnownCosines(evaluation, ngrams),
+        }
         if _EMBEDDING.value:
             embed = names.function(_EMBEDDING.value, "data.leak_embedding")
             cosines["embedding"] = EmbeddingCosines(evaluation, embed)
@@ -196,6 +205,7 @@ def main(_) -> None:
         many, new = many[:-100], many[-100:]
         print(f"{_SIZE.value} evaluation tasks")
         print_costs("features", lambda: LeakGuard(many), new)
+        print_costs("features and arguments", lambda: LeakGuard(many, call_threshold=0.88), new)
         print_costs("features and ngrams", lambda: LeakGuard(many, query_threshold=0.9), new)
 
 

@@ -114,7 +114,7 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
     """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split.
 
-    Runs whose config is older than the keys of n-grams and embedding have neither.
+    Runs whose config is older than the keys of arguments, n-grams and embedding have none of them.
     """
     data, model = config.data, config.data.get("leak_embedding")
     return LeakGuard(
@@ -124,4 +124,5 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
         query_threshold=data.get("leak_query_threshold", 0.0),
         embed=names.function(model, "data.leak_embedding") if model else None,
         embedding_threshold=data.get("leak_embedding_threshold", 0.0),
+        call_threshold=data.get("leak_call_threshold", 0.0),
     )

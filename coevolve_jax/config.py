@@ -53,6 +53,7 @@ RENAMED = {
 LATER = {
     "data.initial_file": "",
     "evolution.overlap": 0,
+    "data.leak_call_threshold": 0.0,
     "data.leak_query_threshold": 0.0,
     "data.leak_embedding": "",
     "data.leak_embedding_threshold": 0.0,
@@ -213,7 +214,7 @@ def check(config: ConfigDict) -> None:
         f"0, or at least config.data.initial_tasks ({config.data.initial_tasks})",
     )
     require(config.data.retire_after >= 0, "data.retire_after", "0 or more visits")
-    for name in ("leak_query_threshold", "leak_embedding_threshold"):
+    for name in ("leak_call_threshold", "leak_query_threshold", "leak_embedding_threshold"):
         require(
             0 <= config.data.get(name, 0) <= 1, f"data.{name}", "a cosine above 0 and up to 1, or 0 for none"
         )

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from coevolve_jax import config as configs
 from coevolve_jax.envs.base import features
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
-from coevolve_jax.synthesis.similarity import CountCosines, NgramCosines, ngrams
+from coevolve_jax.synthesis.similarity import CountCosines, KnownCosines, calls, ngrams
 from coevolve_jax.types import Call, Task, Turn
 
 ROOT = Path(__file__).parents[1]
@@ -208,7 +208,7 @@ def test_it_says_which_measure_refuses_and_for_which_task():
             [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
         )
 
-    options = dict(query_threshold=0.8, embed=embed, embedding_threshold=0.99)
+    options = dict(query_threshold=0.8, embed=embed, embedding_threshold=0.99, call_threshold=0.88)
     one, guard = EVALUATION[3], LeakGuard(EVALUATION, **options)
     others = tuple(Call("other", {"y": i}) for i in range(2 * len(one.calls)))
     said = lambda query, calls: Task("new", "bfcl", {}, (Turn(query, calls),))
@@ -216,6 +216,7 @@ def test_it_says_which_measure_refuses_and_for_which_task():
     refused = {
         "calls": said("Entirely new.", one.calls),
         "features": said(query, (*one.calls, one.calls[0])),
+        "arguments": said("Entirely new.", (*others, *one.calls[::-1])),
         "ngrams": said(query.upper().replace(" ", "\n  "), others),
         "embedding": said("".join(sorted(query)), others),
     }
@@ -240,7 +241,7 @@ def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
 
 def test_ngrams_that_no_evaluation_task_has_do_not_count():
     evaluation, new = EVALUATION[:20], [random_task("new", np.random.default_rng(i)) for i in (7, 8)]
-    cosines, counts = NgramCosines(evaluation), [ngrams(t) for t in evaluation]
+    cosines, counts = KnownCosines(evaluation, ngrams), [ngrams(t) for t in evaluation]
     frequency = Counter(g for count in counts for g in count)
     vector = lambda count: np.array([count[g] * math.log(21 / (n + 0.5)) for g, n in frequency.items()])
     unit = lambda count: vector(count) / np.linalg.norm(vector(count))
@@ -249,6 +250,19 @@ def test_ngrams_that_no_evaluation_task_has_do_not_count():
         longer = dataclasses.replace(task, turns=(*task.turns, Turn("ZZZZ!?!?")))
         np.testing.assert_allclose(cosines(longer), cosines(task), atol=1e-5)
     assert not cosines(Task("z", "bfcl", {}, (Turn("0000"),))).any()
+
+
+def test_calls_count_with_all_their_arguments_and_in_any_order():
+    call = lambda **arguments: Call("mv", arguments)
+    asks = lambda *own: Task("x", "bfcl", {}, (Turn("Any words.", own[:1]), Turn("Others.", own[1:])))
+    assert calls(asks(call(a=1, b=2.0), call())) == calls(asks(call(), call(b=2, a=1)))
+    evaluation = [asks(call(n=i), call(n=i + 100), call()) for i in range(20)]
+    cosines = KnownCosines(evaluation, calls)
+    found = cosines(asks(call(n=103), Call("pwd", {}), call(n=3), call(), call(n=999)))
+    assert (
+        found[3] == pytest.approx(1.0) and max(np.delete(found, 3)) < 0.1
+    )  # what all call weighs next to nothing
+    assert cosines(asks(call(n=3), call())).max() < 0.75 and not cosines(asks(Call("pwd", {}))).any()
 
 
 def test_an_embedding_must_answer_with_a_vector_for_each_text():
@@ -262,8 +276,13 @@ def test_an_embedding_must_answer_with_a_vector_for_each_text():
 
 
 def test_thresholds_of_further_measures_are_checked():
-    for options in (dict(query_threshold=1.1), dict(query_threshold=-1.0), dict(embed=len)):
-        with pytest.raises(ValueError, match="leak threshold of (ngrams|embedding)"):
+    for options in (
+        dict(query_threshold=1.1),
+        dict(query_threshold=-1.0),
+        dict(call_threshold=2.0),
+        dict(embed=len),
+    ):
+        with pytest.raises(ValueError, match="leak threshold of (ngrams|arguments|embedding)"):
             LeakGuard([], **options)
 
 
@@ -271,7 +290,8 @@ def test_a_config_without_the_keys_of_further_measures_is_as_good_as_one_with_th
     new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
     old = ConfigDict(new.to_dict())
     for key in configs.LATER:
-        del old.data[key.removeprefix("data.")]
+        section, name = key.split(".")
+        del old[section][name]
     configs.check(old)
     assert configs.numbers(old.to_dict()) == configs.numbers(new.to_dict())
     assert configs.digest(old) == configs.digest(new)

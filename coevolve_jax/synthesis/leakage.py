@@ -8,7 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 from coevolve_jax.envs.base import canonical, features
-from coevolve_jax.synthesis.similarity import CountCosines, Embed, EmbeddingCosines, Features, NgramCosines
+from coevolve_jax.synthesis.similarity import (
+    CountCosines,
+    Embed,
+    EmbeddingCosines,
+    Features,
+    KnownCosines,
+    calls,
+    ngrams,
+)
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
@@ -29,8 +37,9 @@ class LeakGuard:
     """Compares tasks with every evaluation task, by measures that each have a name and a threshold.
 
     "features": those of the environment family, of which values and the sequence of calls, which make the instance,
-    weigh most. Where they are asked for, "ngrams", the characters of the queries, and "embedding", what a model makes
-    of them. And "calls": a task with all calls of an evaluation task is a copy, whatever its words and scenario.
+    weigh most. Where they are asked for, "arguments", the calls with their arguments and nothing else, "ngrams", the
+    characters of the queries, and "embedding", what a model makes of them. And "calls": a task with the calls of an
+    evaluation task in their order is a copy, whatever its words and scenario.
     """
 
     def __init__(
@@ -42,14 +51,17 @@ class LeakGuard:
         query_threshold: float = 0.0,
         embed: Embed | None = None,
         embedding_threshold: float = 0.0,
+        call_threshold: float = 0.0,
     ):
         """corpus: further tasks (such as D_0) that show which features are common. features: counts of what is
-        compared (the environment family's). query_threshold: that of n-grams; 0: they are not compared. embed: the
-        embedding model; None: there is none.
+        compared (the environment family's). query_threshold: that of n-grams, call_threshold: of arguments;
+        0: they are not compared. embed: the embedding model; None: there is none.
 
         Raises ValueError if a threshold is not within (0, 1].
         """
         self.threshold, self._thresholds = threshold, {"features": threshold}
+        if call_threshold:
+            self._thresholds["arguments"] = call_threshold
         if query_threshold:
             self._thresholds["ngrams"] = query_threshold
         if embed is not None:
@@ -63,8 +75,10 @@ class LeakGuard:
         self._sequences = {_sequence(t): t.id for t in reversed(evaluation_tasks) if t.calls}
         self.similarities = CountCosines(evaluation_tasks, features, corpus)
         self._cosines: dict[str, Callable[[Task], np.ndarray]] = {"features": self.similarities}
+        if call_threshold:
+            self._cosines["arguments"] = KnownCosines(evaluation_tasks, calls)
         if query_threshold:
-            self._cosines["ngrams"] = NgramCosines(evaluation_tasks)
+            self._cosines["ngrams"] = KnownCosines(evaluation_tasks, ngrams)
         if embed is not None:
             self._cosines["embedding"] = EmbeddingCosines(evaluation_tasks, embed)
 

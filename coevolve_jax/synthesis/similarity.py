@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from coevolve_jax.envs.base import canonical
 from coevolve_jax.types import Task
 
 Features = Callable[[Task], Counter[str]]
@@ -25,6 +26,11 @@ def ngrams(task: Task) -> Counter[str]:
         for size in SIZES:
             found.update(text[i : i + size] for i in range(len(text) - size + 1))
     return found
+
+
+def calls(task: Task) -> Counter[str]:
+    """Counts of the calls, each with all its arguments: neither words nor order count."""
+    return Counter(canonical(call.to_json()) for call in task.calls)
 
 
 class CountCosines:
@@ -90,17 +96,17 @@ class CountCosines:
         return weights / (math.sqrt(math.fsum((weights * weights).tolist())) or 1.0)
 
 
-class NgramCosines(CountCosines):
-    """Cosines of n-grams. Those that none of the tasks has do not count: in other words for the same they are many, and
-    would hide what is the same.
+class KnownCosines(CountCosines):
+    """Cosines of features of which those that none of the tasks has do not count: in other words for the same they are
+    many, and so are the calls of a longer task; they would hide what is the same.
 
-    Each query has so many that dense rows of them would take most of the time.
+    A query has so many n-grams that dense rows of them would take most of the time.
     """
 
-    def __init__(self, tasks: Sequence[Task]):
-        from scipy import sparse  # here: a start without n-grams does not wait for it
+    def __init__(self, tasks: Sequence[Task], features: Features):
+        from scipy import sparse  # here: a start without these does not wait for it
 
-        super().__init__(tasks, ngrams)
+        super().__init__(tasks, features)
         self._idf[-1] = 0.0
         self._rows = sparse.csr_array(
             (self._weights, self._columns, self._starts), shape=(self._known, self._size)
