@@ -9,7 +9,6 @@ import runpy
 import signal
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import forked
@@ -66,24 +65,22 @@ def kill_when(process: forked.Start, ready) -> None:
     process.send_signal(signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, environ) -> Path:
+def run_alone(workdir, environ) -> None:
     """The run of one process with two devices."""
-    workdir = tmp_path_factory.mktemp("runs") / "alone"
     flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
     done = forked.run(command(workdir, **SMALL), {**environ, **flags})
     assert done.returncode == 0, done.stderr[-3000:]
-    return workdir
 
 
-def test_killed_and_resumed_two_processes_do_what_one_does(alone, tmp_path, environ):
-    workdir = tmp_path / "two"
+def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
+    workdir, alone = tmp_path / "two", tmp_path / "alone"
     both = start(workdir, environ)
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
     both = start(workdir, environ, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints" / "step_00000001").exists())
+    run_alone(alone, environ)  # while the leader waits for the dead
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()
 
