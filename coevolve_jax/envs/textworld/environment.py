@@ -1,0 +1,139 @@
+"""One TextWorld game as a world: text in, text out, and the facts that hold."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.textworld import games
+from coevolve_jax.envs.textworld.commands import read
+from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
+
+MAX_SAID = 1000  # characters of an answer
+DONE = " - succeeded]"  # in the trace of a game's actions
+_END = re.compile(r"\*\*\* (?:The End|You lost!) \*\*\*")
+
+
+class Game:
+    """A game that is played. facts: what holds, such as "in(apple: f, fridge: c)". won: whether its own goal is
+    reached."""
+
+    def __init__(self, name: games.Name):
+        self._game = games.start(name)
+        self._state = self._game.reset()
+        self.won = self.ended = False
+
+    @property
+    def facts(self) -> frozenset[str]:
+        return frozenset(map(str, self._state.facts))
+
+    @property
+    def commands(self) -> list[str]:
+        """What would be done now."""
+        return [] if self.ended else list(self._state.admissible_commands)
+
+    def act(self, call: Call) -> Observation:
+        """What a command does. One that is none, or that the game refuses, is answered by an error."""
+        try:
+            command = read(call)
+            if self.ended:
+                raise ValueError("The game has ended.")
+        except ValueError as error:
+            return Observation(json.dumps({"error": str(error)}), error=True)
+        self._state, _, self.ended = self._game.step(command)
+        self.won = self.won or self._state.won
+        said = clean(self._state.feedback)
+        if DONE not in self._state.raw:
+            return Observation(json.dumps({"error": said}), error=True)
+        return Observation(said)
+
+    def close(self) -> None:
+        self._game.close()
+
+
+def clean(feedback: str) -> str:
+    """The game's words in one line, without prompt and status line; its end without the count of turns."""
+    said = feedback.rpartition("\n>")[0] or feedback
+    end = _END.search(said)
+    return " ".join((said[: end.end()] if end else said).split())[:MAX_SAID]
+
+
+class Environment:
+    """A turn with reference calls is passed where the facts that they gain hold, and what they were told without
+    changing anything was told. A turn of a game's own quest is passed where the game is won."""
+
+    def reset(self, task: Task) -> None:
+        """ValueError where the game was not made."""
+        self._task, self._name = task, games.Name(**task.scenario)
+        self._game = Game(self._name)
+        self._reference: Game | None = None
+        self._told: list[str] = []
+        self._ended = self._passed = 0
+        self._failure = ""
+
+    def step(self, call: Call) -> Observation:
+        observation = self._game.act(call)
+        self._told.append(observation.text)
+        return observation
+
+    def options(self) -> list[Call]:
+        """Calls that the game would not refuse now."""
+        return [Call("act", {"command": command}) for command in self._game.commands]
+
+    def end_turn(self) -> None:
+        """Grades the turn. ValueError when all turns have ended."""
+        if self._ended == len(self._task.turns):
+            raise ValueError(f"Task {self._task.id!r} has only {self._ended} turns: all have ended.")
+        if not self._failure:
+            self._failure = self._grade(self._task.turns[self._ended])
+            self._passed += not self._failure
+        self._ended += 1
+
+    def _grade(self, turn: Turn) -> str:
+        """Why the turn is not passed; "" where it is."""
+        if self._name.quest:
+            return "" if self._game.won else "quest_not_won"
+        if self._reference is None:
+            self._reference = Game(self._name)
+        gained, told = gains(self._reference, turn)
+        if not gained <= self._game.facts:
+            return "facts_missing"
+        return "" if set(told) <= set(self._told) else "answer_missing"
+
+    def score(self) -> Outcome:
+        """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
+        turns = len(self._task.turns)
+        if not turns:
+            raise ValueError(f"Task {self._task.id!r} has no turns: a bare scenario cannot be scored.")
+        success = self._passed == turns
+        reason = self._failure or ("passed" if success else "turns not finished")
+        return Outcome(float(success), success, progress=self._passed / turns, reason=reason)
+
+    def fingerprint(self) -> str:
+        return digest(sorted(self._game.facts))
+
+    def close(self) -> None:
+        self._game.close()
+        if self._reference is not None:
+            self._reference.close()
+
+
+def gains(game: Game, turn: Turn) -> tuple[frozenset[str], list[str]]:
+    """Plays a turn's reference calls: the facts that hold after it and not before, and the answers of the calls that
+    changed nothing."""
+    before, told = game.facts, []
+    for call in turn.calls:
+        held, said = game.facts, game.act(call).text
+        if game.facts == held:
+            told.append(said)
+    return game.facts - before, told
+
+
+@functools.cache
+def beginning(name: games.Name) -> str:
+    """Digest of the facts that hold when a game begins."""
+    game = Game(name)
+    game.close()
+    return digest(sorted(game.facts))

@@ -1,0 +1,79 @@
+"""TextWorld's games by level and seed: made by its generator, compiled by Inform 7, kept where its packages are.
+
+Only processes under the interpreter that has TextWorld import this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import textworld
+from textworld import generator
+
+FOLDER = Path(sys.prefix) / "games" / textworld.__version__
+
+
+class Name(NamedTuple):
+    """A game. level: from 1; how large the house is, how full, and how long the way to the quest's goal. seed: the
+    generator's. quest: whether it ends when that goal is reached; otherwise the same house has no goal and no end."""
+
+    level: int
+    seed: int
+    quest: bool = False
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"level{self.level}_seed{self.seed}{'_quest' if self.quest else ''}.z8"
+
+
+def make_missing(names: Iterable[Name]) -> None:
+    """Makes the games that are not there yet, as many at once as there are cores: a few seconds each."""
+    missing = [name for name in names if not name.path.exists()]
+    if missing:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as processes:
+            list(processes.map(make, missing))
+
+
+def make(name: Name) -> None:
+    """One game: what plays (.z8) and what it is made of (.json). Whoever looks finds it whole or not at all."""
+    options = textworld.GameOptions()
+    options.seeds = name.seed
+    options.nb_rooms = 2 * name.level
+    options.nb_objects = 3 + 3 * name.level
+    options.quest_length = 1 + name.level
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        options.path = os.path.join(folder, "game.z8")
+        game = generator.make_game(options)
+        if not name.quest:
+            game.quests = []
+        generator.compile_game(game, options)
+        for ending in (".json", ".z8"):
+            os.replace(os.path.join(folder, f"game{ending}"), name.path.with_suffix(ending))
+
+
+def start(name: Name):
+    """The game at its beginning, as a textworld.Environment. ValueError where it was not made."""
+    if not name.path.exists():
+        raise ValueError(
+            f"There is no game {name.path.name} in {FOLDER}: make textworld makes games, and so does asking the family for "
+            "the scenarios of its split."
+        )
+    game = textworld.start(str(name.path), textworld.EnvInfos(facts=True, admissible_commands=True))
+    game.seed(0)
+    return game
+
+
+@functools.cache
+def quest(name: Name) -> tuple[str, tuple[str, ...]]:
+    """The objective in the game's own words, and the commands that reach it."""
+    game = textworld.Game.load(str(name.path.with_suffix(".json")))
+    return " ".join(game.objective.split()), tuple(game.walkthrough)
