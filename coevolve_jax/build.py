@@ -121,7 +121,7 @@ def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | 
 
     policy, engine: for one that `asks_policy`. Raises ValueError where there is none of that name, or nobody to ask.
     """
-    module, arguments = _explorer(config), [config, family(config).tools]
+    module, arguments = _explorer(config), [config, family(config)]
     if asks_policy(config):
         if policy is None or engine is None:
             raise ValueError(

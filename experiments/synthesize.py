@@ -46,6 +46,7 @@ def main(argv) -> None:
 
 
 def synthesize() -> None:
+    import time
     from collections import Counter
     from contextlib import ExitStack, closing
 
@@ -69,7 +70,7 @@ def synthesize() -> None:
     tasks, end = TaskPool(key=family.task_key), ""
     record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
     with ExitStack() as stack:
-        policy = engine = None
+        start, policy, engine = time.perf_counter(), None, None
         if build.asks_policy(c):
             policy = build.policy(c.model)
             engine = stack.enter_context(closing(build.engine(c, policy)))
@@ -96,9 +97,10 @@ def synthesize() -> None:
             for task in list(tasks)[len(tasks) - stats.added :]:
                 show(task, {row["context"]["id"]: row for row in stats.explored})
             batch += 1
+        seconds = time.perf_counter() - start
     if _OUTPUT.value:
         tasks.write(_OUTPUT.value)
-    report(total, ledger, end)
+    report(total, ledger, seconds, family.action_pattern)
     if end:
         sys.exit(f"Error: {end}")
 
@@ -135,9 +137,18 @@ def show(task, explored) -> None:
     )
 
 
-def report(total, ledger, end) -> None:
-    made = total.added
+def report(total, ledger, seconds, action_pattern) -> None:
+    """What came of it. action_pattern: the environment family's."""
+    from collections import Counter
+
+    from coevolve_jax.types import Call
+
+    made, steps = total.added, [step for row in total.explored for step in row["triplets"]]
+    done = Counter(action_pattern(Call.from_json(step["call"])) for step in steps if not step["error"])
     print(f"\n{made} tasks of {total.proposed} proposals, {total.environment_steps} steps in the environment")
+    print(f"{seconds / max(made, 1):.2f} s per task, reading the evaluation tasks for leak control included")
+    print(f"{done.total() / max(len(steps), 1):.0%} of the steps without an error, of {len(done)} actions:")
+    print("  " + ", ".join(f"{action} {count}" for action, count in done.most_common()))
     for reason, count in total.refused.most_common():
         print(f"  {count:5d}  refused: {reason}")
     for words, count in sorted(total.judge_agreement.items()):

@@ -196,6 +196,9 @@ class Worlds:
     def step(self, sessions, calls):
         return [[self.worlds[s].step(c) for c in row] for s, row in zip(sessions, calls, strict=True)]
 
+    def options(self, sessions):
+        return [[] for _ in sessions]
+
     def end_turn(self, sessions):
         for s in sessions:
             self.worlds[s].end_turn()

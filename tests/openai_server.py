@@ -11,13 +11,14 @@ import re
 import numpy as np
 from aiohttp import web
 
-from coevolve_jax import event_loop
+from coevolve_jax import envs, event_loop
 from coevolve_jax.explorers.base import Episode, Exploration, Limits
 from coevolve_jax.explorers.scripted import abstractor, explorer
 from coevolve_jax.types import Call, Context, Observation, Task, Triplet
 
 KEY = "sk-the-key-of-the-tests"
-SCRIPTED = explorer.Explorer()
+BFCL = envs.load("bfcl")
+SCRIPTED = explorer.Explorer(BFCL.action_pattern)
 
 
 def message(text, finish="stop", **more):
@@ -227,11 +228,12 @@ class Model:
         )
         context = Context("c", "oracle", Task("s", "bfcl", {}), "", "", "", focus, (), must)
         exploration = Exploration(context, schemas(system), triplets, rng)
-        goals = abstractor.propose_goals(exploration, Limits(int(re.search(r"Make up to (\d+)", user)[1])))
+        limits = Limits(int(re.search(r"Make up to (\d+)", user)[1]))
+        goals = abstractor.propose_goals(exploration, limits, BFCL.action_pattern)
         tasks = []
         for goal in goals:
             said = self.said(goal, rng)
-            query = abstractor.word(said, exploration.tools, rng)
+            query = abstractor.word(said, exploration.tools, rng, BFCL.wording)
             self.worded[" ".join(query.split())] = said
             if said != [t.call for t in triplets if t.index in goal.wanted]:
                 self.spoiled.add(query)

@@ -11,7 +11,7 @@ import pytest
 from explorer_cases import evidence, file_task, trajectory
 from ml_collections import ConfigDict
 
-from coevolve_jax import build
+from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -35,7 +35,7 @@ def pool():
 
 @pytest.fixture(scope="module")
 def roles():
-    return scripted.make(None, bfcl.tools)
+    return scripted.make(None, envs.load("bfcl"))
 
 
 def explored(roles, pool, contexts, *, rounds, steps):

@@ -16,7 +16,7 @@ from openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from test_strategies import rows, settings
 from test_train import comparable
 
-from coevolve_jax import build
+from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.dialogues import all_lines
@@ -188,7 +188,7 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
 
 
 def test_the_roles_keep_their_contract(server, pool):
-    roles = llm.make(config_of(server), bfcl.tools)
+    roles = llm.make(config_of(server), envs.load("bfcl"))
     check_explorer(roles, bfcl.tools, pool, bfcl.scenarios("train")[:10], deterministic=False)
     assert {key.partition("/")[2] for key in roles.costs if key.startswith("llm_requests")} == {
         "reflect", "explore", "abstract", "judge",
@@ -198,7 +198,7 @@ def test_the_roles_keep_their_contract(server, pool):
 def synthesizer(server, pool, **changes):
     config = config_of(server, **changes)
     config.evolution.update({"rounds": 2, "steps": 6, "proposals": 2})
-    return Synthesizer(llm.make(config, bfcl.tools), bfcl.tools, pool, config, None)
+    return Synthesizer(llm.make(config, envs.load("bfcl")), bfcl.tools, pool, config, None)
 
 
 def test_equal_seeds_make_equal_tasks(server, pool):

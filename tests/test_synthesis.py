@@ -10,6 +10,7 @@ import pytest
 from explorer_cases import exploration, file_task, recorded
 from ml_collections import ConfigDict
 
+from coevolve_jax import envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -38,7 +39,7 @@ def pool():
 
 @pytest.fixture(scope="module")
 def roles():
-    return scripted.make(None, bfcl.tools)
+    return scripted.make(None, envs.load("bfcl"))
 
 
 @pytest.fixture(scope="module")
@@ -529,6 +530,7 @@ def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
 SCRIPT = """
 import sys, hashlib, json
 import numpy as np
+from coevolve_jax import envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -538,7 +540,7 @@ from coevolve_jax.synthesis.pipeline import synthesize
 if __name__ == "__main__":
     pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=60.0)
     scenarios = bfcl.scenarios("train")[::9]
-    made = synthesize(scripted.make(None, bfcl.tools), bfcl.tools, pool,
+    made = synthesize(scripted.make(None, envs.load("bfcl")), bfcl.tools, pool,
         [unguided(s, s.id) for s in scenarios], Limits(proposals=2), rounds=2, steps=6,
         rng=np.random.default_rng(7), kind="initial")
     pool.shutdown()

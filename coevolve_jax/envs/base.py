@@ -17,7 +17,10 @@ Judge = Callable[[Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]], lis
 
 
 class Environment(Protocol):
-    """One world for one rollout; used inside a worker process."""
+    """One world for one rollout; used inside a worker process.
+
+    A world that knows what it would take now may say so to explorers, in a method `options() -> list[Call]`.
+    """
 
     def reset(self, task: Task) -> None:
         """Builds the task's initial state afresh. Equal tasks give equal states."""
@@ -69,6 +72,10 @@ class EnvPool(Protocol):
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 
     def step(self, sessions: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
+
+    def options(self, sessions: Sequence[int]) -> list[list[Call]]:
+        """Calls that each world says it would take now; none where it does not say."""
+        ...
 
     def end_turn(self, sessions: Sequence[int]) -> None: ...
 
@@ -133,6 +140,11 @@ def report_verdicts(
 def action_pattern(call: Call) -> str:
     """What counts as the action of a call for the rare signal: the name of its tool."""
     return call.name
+
+
+def wording(call: Call) -> str:
+    """What a user says to ask for a call: "" leaves it to the tool's documentation and the arguments."""
+    return ""
 
 
 def task_key(task: Task) -> str:

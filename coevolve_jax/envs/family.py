@@ -27,7 +27,7 @@ class Family:
     tasks(split, settings): the benchmark's own tasks. tools(task): function schemas, which depend on
     task.environment and task.scenario only; do not change them.
     report(tasks, trajectories, samples, judge): the official score; judge: ProcessPool.judge.
-    action_pattern, task_key, features: see envs/base.py.
+    action_pattern, wording, task_key, features: see envs/base.py.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Family:
     tools: Callable[[Task], list[dict]]
     report: Callable[..., dict]
     action_pattern: Callable[[Call], str]
+    wording: Callable[[Call], str]
     task_key: Callable[[Task], str]
     features: Callable[[Task], Counter[str]]
 
@@ -54,7 +55,7 @@ def load(name: str, python: str = "") -> Family:
         from coevolve_jax.envs.remote import Remote  # here: it starts processes, and workers import this file
 
         heavy = Remote(name, python).functions()
-    light = {k: function(family, k) for k in ("report", "action_pattern", "task_key", "features")}
+    light = {k: function(family, k) for k in ("report", "action_pattern", "wording", "task_key", "features")}
     return Family(name, python, **heavy, **light)
 
 

@@ -41,6 +41,8 @@ def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kin
     world = worlds[session]
     if kind == "step":
         return step(world, Call(**args[0]))
+    if kind == "options":
+        return [call.to_json() for call in getattr(world, "options", list)()]
     if kind == "score":
         outcome = world.score()
         return [outcome.reward, outcome.success, outcome.valid, outcome.progress, outcome.reason]

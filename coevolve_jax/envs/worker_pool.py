@@ -23,6 +23,7 @@ from coevolve_jax.envs.worker_process import Lost, WorkerProcess
 from coevolve_jax.types import Call, Observation, Outcome, Task
 
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
+_OPTIONS = '["options"]'
 
 
 @dataclasses.dataclass
@@ -107,6 +108,11 @@ class ProcessPool:
         opened = self._open(sessions)
         answers = self._batch([(s, [_step(c) for c in cs]) for s, cs in zip(opened, calls, strict=True)])
         return [_observations(s, replies, len(cs)) for s, replies, cs in zip(opened, answers, calls)]
+
+    def options(self, sessions: Sequence[int]) -> list[list[Call]]:
+        """Calls that each world says it would take now; none where it does not say, or is lost."""
+        answers = self._batch([(s, [_OPTIONS]) for s in self._open(sessions)], log=False)
+        return [[Call.from_json(call) for call in replies[0]] if replies else [] for replies in answers]
 
     def end_turn(self, sessions: Sequence[int]) -> None:
         """Ends and grades the current user turn. ValueError where no turn is left."""

@@ -1,8 +1,8 @@
 """The four roles of an explorer, each one method over a batch, so that one over HTTP can ask for many answers at once.
 
-`coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, tools) -> Roles` is what
+`coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, family) -> Roles` is what
 config.explorer.name = "<name>" (or the module's dotted path) calls. A module with ASKS_POLICY = True asks the policy of
-the run: `make(config, tools, chat, engine)` (explorers/policy). A batch may be empty, and what a method
+the run: `make(config, family, chat, engine)` (explorers/policy). A batch may be empty, and what a method
 returns has one entry per entry of the batch, in its order. What a role gets is shared: it changes none of it.
 All randomness comes from the generators of the episodes and explorations.
 
@@ -19,7 +19,21 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from coevolve_jax.types import Call, Context, Evidence, Observation, Outcome, Triplet, Turn
+from coevolve_jax.types import Call, Context, Evidence, Observation, Outcome, Task, Triplet, Turn
+
+
+class Family(Protocol):
+    """What an explorer may ask the environment family (envs/family.py): the function schemas that it offers in a task,
+    what it counts as the action of a call, and what a user says to ask for one ("": nothing of its own)."""
+
+    @property
+    def tools(self) -> Callable[[Task], list[dict]]: ...
+
+    @property
+    def action_pattern(self) -> Callable[[Call], str]: ...
+
+    @property
+    def wording(self) -> Callable[[Call], str]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +52,7 @@ class Episode:
 
     tools: function schemas that the environment offers; nothing else is executed. history: the steps of this
     round so far. round: from 0. rng: the context's own generator, the same object at all its steps and rounds.
+    options: calls that the environment says it would take now; empty where it does not say.
     """
 
     context: Context
@@ -45,6 +60,7 @@ class Episode:
     history: Sequence[Triplet]
     round: int
     rng: np.random.Generator
+    options: Sequence[Call] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coevolve_jax.types import Call, Evidence, Trajectory
 
@@ -56,8 +56,8 @@ def divergence(
     return max(best[0], 0), best[1], best[2]
 
 
-def focus(evidence: Evidence) -> tuple[str, ...]:
-    """Tool names to explore again.
+def focus(evidence: Evidence, action_pattern: Callable[[Call], str]) -> tuple[str, ...]:
+    """Action patterns to explore again. action_pattern: the environment family's.
 
     forgetting: the operations of the task's reference, in order. rare: what
     shows the rare pattern, then what the trajectory called just before it. boundary:
@@ -66,17 +66,17 @@ def focus(evidence: Evidence) -> tuple[str, ...]:
     """
     signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     if signal.kind == "forgetting":
-        names = [call.name for call in task.calls]
+        names = [action_pattern(call) for call in task.calls]
     elif signal.kind == "rare":
         steps = [s for s in trajectory.steps if s.call is not None]
-        called = [s.call.name for s in steps if s.call is not None]
+        called = [action_pattern(s.call) for s in steps if s.call is not None]
         rare = [i for i, step in enumerate(steps) if step.action == signal.pattern]
         names = [called[i] for i in rare] + [called[i - 1] for i in rare if i]
     else:
         _, good, bad = divergence(*split(evidence))
-        names = [c.name for c in (good, bad) if c is not None]
-        names += [s.call.name for s in trajectory.steps if s.error and s.call is not None]
-    names = [n for n in dict.fromkeys(names) if n] or [c.name for c in task.calls]
+        names = [action_pattern(c) for c in (good, bad) if c is not None]
+        names += [action_pattern(s.call) for s in trajectory.steps if s.error and s.call is not None]
+    names = [n for n in dict.fromkeys(names) if n] or [action_pattern(c) for c in task.calls]
     return tuple(dict.fromkeys(names))
 
 

@@ -50,7 +50,7 @@ def explore(
     steps: int,
     rng: np.random.Generator,
 ) -> list[Exploration]:
-    """Explores all contexts in lockstep: one `act` and one `env_pool.step` per step, whatever their number.
+    """Explores all contexts in lockstep: one `act` and one batch of the pool per step, whatever their number.
 
     Returns at most rounds * steps triplets for each context. A session whose infrastructure fails ends its round
     and leaves no triplet for the failed step. A call to a tool that is not offered is not executed and ends the
@@ -65,7 +65,11 @@ def explore(
         histories: list[list[Triplet]] = [[] for _ in contexts]
         active = list(range(len(contexts)))
         for _ in range(steps):
-            episodes = [Episode(contexts[i], offered[i], tuple(histories[i]), round, rngs[i]) for i in active]
+            options = env_pool.options([sessions[i] for i in active])
+            episodes = [
+                Episode(contexts[i], offered[i], tuple(histories[i]), round, rngs[i], now)
+                for i, now in zip(active, options)
+            ]
             chosen = zip(active, explorer.act(episodes), strict=True)
             calls = {i: call for i, call in chosen if call is not None and call.name in names[i]}
             if not calls:

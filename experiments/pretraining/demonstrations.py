@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
+from coevolve_jax import envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.explorers import scripted
@@ -27,7 +28,7 @@ DEMO_SHARE = 0.9  # of the tasks; the other four classes share the rest
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
     """Validated tasks in scenarios of the train split, from unguided exploration; one or two tool classes on offer."""
-    roles = scripted.make(None, bfcl.tools)
+    roles = scripted.make(None, envs.load("bfcl"))
     scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.scenario["toolsets"]] for t in TOOLSETS}
     tasks: dict[str, Task] = {}
     contexts_made = 0

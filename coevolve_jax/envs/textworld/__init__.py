@@ -81,8 +81,8 @@ def make() -> Environment:
 
 
 def warm_up() -> None:
-    """Imports TextWorld."""
-    make()
+    """Imports TextWorld, so that no call waits for it."""
+    import textworld  # noqa: F401
 
 
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:

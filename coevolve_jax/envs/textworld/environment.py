@@ -21,7 +21,7 @@ class Game:
     reached."""
 
     def __init__(self, name: games.Name):
-        self._game = games.start(name)
+        self._game = games.begin(name)
         self._state = self._game.reset()
         self.won = self.ended = False
 

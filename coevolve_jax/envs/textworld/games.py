@@ -1,7 +1,4 @@
-"""TextWorld's games by level and seed: made by its generator, compiled by Inform 7, kept where its packages are.
-
-Only processes under the interpreter that has TextWorld import this file.
-"""
+"""TextWorld's games by level and seed: made by its generator, compiled by Inform 7, kept where its packages are."""
 
 from __future__ import annotations
 
@@ -13,12 +10,13 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import textworld
-from textworld import generator
+if TYPE_CHECKING:  # the packages are there where games are made and played
+    import textworld
 
-FOLDER = Path(sys.prefix) / "games" / textworld.__version__
+# In the virtual environment that has TextWorld: another version of it makes other games.
+FOLDER = Path(sys.prefix) / "games"
 
 
 class Name(NamedTuple):
@@ -45,7 +43,9 @@ def make_missing(names: Iterable[Name]) -> None:
 
 def make(name: Name) -> None:
     """One game: what plays (.z8) and what it is made of (.json). Whoever looks finds it whole or not at all."""
-    options = textworld.GameOptions()
+    from textworld import GameOptions, generator
+
+    options = GameOptions()
     options.seeds = name.seed
     options.nb_rooms = 2 * name.level
     options.nb_objects = 3 + 3 * name.level
@@ -60,14 +60,16 @@ def make(name: Name) -> None:
             os.replace(os.path.join(folder, f"game{ending}"), name.path.with_suffix(ending))
 
 
-def start(name: Name):
-    """The game at its beginning, as a textworld.Environment. ValueError where it was not made."""
+def begin(name: Name) -> textworld.Environment:
+    """The game, to be reset. ValueError where it was not made."""
     if not name.path.exists():
         raise ValueError(
             f"There is no game {name.path.name} in {FOLDER}: make textworld makes games, and so does asking the family for "
             "the scenarios of its split."
         )
-    game = textworld.start(str(name.path), textworld.EnvInfos(facts=True, admissible_commands=True))
+    from textworld import EnvInfos, start
+
+    game = start(str(name.path), EnvInfos(facts=True, admissible_commands=True))
     game.seed(0)
     return game
 
@@ -75,5 +77,7 @@ def start(name: Name):
 @functools.cache
 def quest(name: Name) -> tuple[str, tuple[str, ...]]:
     """The objective in the game's own words, and the commands that reach it."""
-    game = textworld.Game.load(str(name.path.with_suffix(".json")))
+    from textworld import Game
+
+    game = Game.load(str(name.path.with_suffix(".json")))
     return " ".join(game.objective.split()), tuple(game.walkthrough)

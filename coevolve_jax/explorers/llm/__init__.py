@@ -6,17 +6,14 @@ never executed but as a call to a tool that the environment offers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
-from coevolve_jax.explorers.base import Roles
+from coevolve_jax.explorers.base import Family, Roles
 from coevolve_jax.explorers.llm.abstractor import Abstractor
 from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Explorer
 from coevolve_jax.explorers.llm.reflector import Reflector
 from coevolve_jax.explorers.llm.validator import Validator
-from coevolve_jax.types import Task
 
 DEFAULTS = {
     "base_url": "http://127.0.0.1:30000/v1",  # of the server; SGLang's own, or a hosted one's
@@ -47,11 +44,11 @@ DEFAULTS = {
 }
 
 
-def make(config: ConfigDict, tools: Callable[[Task], list[dict]]) -> Roles:
+def make(config: ConfigDict, family: Family) -> Roles:
     client = Client(config.explorer)
     return Roles(
         "llm",
-        Reflector(client, tools),
+        Reflector(client, family.tools, family.action_pattern),
         Explorer(client),
         Abstractor(client),
         Validator(client),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from coevolve_jax.explorers.base import Episode
 from coevolve_jax.explorers.llm.answers import Client
-from coevolve_jax.explorers.llm.prompting import history, lead, question, tool_lines
+from coevolve_jax.explorers.llm.prompting import call_lines, history, lead, question, tool_lines
 from coevolve_jax.types import Call
 
 MAX_ARGUMENTS = 4000  # characters of JSON
@@ -39,6 +39,7 @@ class Explorer:
                 tools=tool_lines(e.tools),
                 round=e.round,
                 steps=history(e.history),
+                options=call_lines(e.options),
                 **lead(e.context),
             )
             for e in episodes

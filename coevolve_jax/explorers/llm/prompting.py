@@ -63,6 +63,11 @@ def history(triplets: Sequence[Triplet]) -> list[str]:
     return [step_line(t.index, t.call, t.observation.text, t.observation.error) for t in triplets]
 
 
+def call_lines(calls: Iterable[Call]) -> list[str]:
+    """One call in a line of JSON."""
+    return [_in_a_line({"tool": call.name, "arguments": dict(call.arguments)}) for call in calls]
+
+
 def tool_lines(tools: Iterable[dict]) -> list[str]:
     """One function schema in a line of JSON."""
     return [_in_a_line(tool["function"]) for tool in tools]

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from coevolve_jax.explorers.evidence import MAX_AVOIDED, context_id, focus, signature, split
 from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import line, question, requests, seed_of, step_line
-from coevolve_jax.types import Context, Evidence, Task, Trajectory
+from coevolve_jax.types import Call, Context, Evidence, Task, Trajectory
 
 Line = Annotated[str, Field(max_length=300)]
 
@@ -24,11 +24,13 @@ class Reflection(BaseModel):
 
 
 class Reflector:
-    def __init__(self, client: Client, tools: Callable[[Task], list[dict]]):
-        self._client, self._tools = client, tools
+    def __init__(
+        self, client: Client, tools: Callable[[Task], list[dict]], action_pattern: Callable[[Call], str]
+    ):
+        self._client, self._tools, self._action_pattern = client, tools, action_pattern
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        names = [[t["function"]["name"] for t in self._tools(e.task)] for e in evidence]
+        names = [self._names(e) for e in evidence]
         questions = [
             question(
                 "reflect",
@@ -38,7 +40,7 @@ class Reflector:
                 pattern=e.signal.pattern,
                 tools=own,
                 requests=requests(e.task),
-                reference=[call.name for call in e.task.calls],
+                reference=[self._action_pattern(call) for call in e.task.calls],
                 shown=_steps(e.trajectory),
                 outcome=_outcome(e.trajectory),
                 others=[{"outcome": _outcome(t), "steps": _steps(t)} for t in _contrast(e)],
@@ -46,12 +48,23 @@ class Reflector:
             for e, own in zip(evidence, names, strict=True)
         ]
         answers = self._client.ask("reflect", questions, Reflection)
-        return [_context(*given) for given in zip(evidence, names, answers, strict=True)]
+        return [
+            _context(e, own, focus(e, self._action_pattern), answer)
+            for e, own, answer in zip(evidence, names, answers, strict=True)
+        ]
+
+    def _names(self, evidence: Evidence) -> list[str]:
+        """What can be put into focus: the tools on offer, and the actions of the reference and of the rollouts."""
+        tools = [t["function"]["name"] for t in self._tools(evidence.task)]
+        reference = [self._action_pattern(call) for call in evidence.task.calls]
+        taken = [action for t in evidence.group.trajectories for action in t.actions]
+        return list(dict.fromkeys([*tools, *filter(None, reference), *taken]))
 
 
-def _context(evidence: Evidence, offered: Sequence[str], answer: Reflection | None) -> Context:
-    """Where the model gave no answer, or named no tool that there is, what the statistics say stands in."""
-    statistics = focus(evidence)
+def _context(
+    evidence: Evidence, offered: Sequence[str], statistics: tuple[str, ...], answer: Reflection | None
+) -> Context:
+    """Where the model gave no answer, or named nothing that there is, what the statistics say stands in."""
     named = tuple(dict.fromkeys(name for name in answer.focus_pattern if name in offered)) if answer else ()
     return Context(
         id=context_id(evidence),

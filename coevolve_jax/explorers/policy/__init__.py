@@ -6,11 +6,9 @@ engine sends, and nothing is kept: a run that goes on has the same weights again
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
-from coevolve_jax.explorers.base import Roles
+from coevolve_jax.explorers.base import Family, Roles
 from coevolve_jax.explorers.llm.abstractor import Abstractor
 from coevolve_jax.explorers.llm.explorer import Explorer
 from coevolve_jax.explorers.llm.reflector import Reflector
@@ -18,7 +16,6 @@ from coevolve_jax.explorers.llm.validator import Validator
 from coevolve_jax.explorers.policy.client import Client
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Engine
-from coevolve_jax.types import Task
 
 # `make` gets the policy's chat format and the engine as well. The engine has room for max_length and max_tokens, and
 # constrains what it samples where json_schema wants it.
@@ -40,12 +37,12 @@ DEFAULTS = {
 }
 
 
-def make(config: ConfigDict, tools: Callable[[Task], list[dict]], chat: Chat, engine: Engine) -> Roles:
+def make(config: ConfigDict, family: Family, chat: Chat, engine: Engine) -> Roles:
     """Raises ValueError where answers are to be constrained and the engine cannot."""
     client = Client(config.explorer, chat, engine)
     return Roles(
         "policy",
-        Reflector(client, tools),
+        Reflector(client, family.tools, family.action_pattern),
         Explorer(client),
         Abstractor(client),
         Validator(client),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ml_collections import ConfigDict
 
-from coevolve_jax.explorers.base import Roles
+from coevolve_jax.explorers.base import Family, Roles
 from coevolve_jax.explorers.scripted.abstractor import Abstractor
 from coevolve_jax.explorers.scripted.explorer import Explorer
 from coevolve_jax.explorers.scripted.reflector import Reflector
 from coevolve_jax.explorers.scripted.validator import Validator
-from coevolve_jax.types import Task
 
 
-def make(config: ConfigDict | None, tools: Callable[[Task], list[dict]]) -> Roles:
-    """The rules have no settings, and all that they need of the tools is in what they are given to do."""
-    return Roles("scripted", Reflector(), Explorer(), Abstractor(), Validator())
+def make(config: ConfigDict | None, family: Family) -> Roles:
+    """The rules have no settings."""
+    pattern = family.action_pattern
+    return Roles(
+        "scripted", Reflector(pattern), Explorer(pattern), Abstractor(pattern, family.wording), Validator()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,54 @@ MAX_WORDS = 14  # of the tool's documentation in a query
 
 
 class Abstractor:
+    def __init__(self, action_pattern: Callable[[Call], str], wording: Callable[[Call], str]):
+        self._action_pattern, self._wording = action_pattern, wording
+
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
-        goals = [propose_goals(exploration, limits) for exploration in explorations]
+        goals = [propose_goals(exploration, limits, self._action_pattern) for exploration in explorations]
         solutions = iter(shorten([goal for own in goals for goal in own]))
         return [
-            word_all(exploration, list(itertools.islice(solutions, len(own))), limits)
+            self._word_all(exploration, list(itertools.islice(solutions, len(own))), limits)
             for exploration, own in zip(explorations, goals)
         ]
 
+    def _word_all(
+        self, exploration: Exploration, solutions: Sequence[Solution | None], limits: Limits
+    ) -> list[Proposal]:
+        """A proposal for each different solution within the limits."""
+        proposals: dict[str, Proposal] = {}
+        for solution in solutions:
+            if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
+                key = " ".join(signature(t.call) for t in solution.steps)
+                if key not in proposals:
+                    proposals[key] = self._propose(exploration, solution, limits.max_turns)
+        return list(proposals.values())
 
-def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
+    def _propose(self, exploration: Exploration, solution: Solution, max_turns: int) -> Proposal:
+        """Splits a solution into user turns and words them."""
+        rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
+        shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])
+        count = 1 + int(rng.choice(len(shares), p=shares / shares.sum()))
+        cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
+        turns = tuple(
+            Turn(word(calls[a:b], exploration.tools, rng, self._wording), calls[a:b])
+            for a, b in itertools.pairwise([0, *cuts, len(calls)])
+        )
+        return Proposal(
+            exploration.context,
+            describe([self._action_pattern(call) for call in calls], solution.asked),
+            turns,
+            tuple(t.index for t in solution.steps),
+            tuple(t.observation for t in solution.steps),
+            solution.asked,
+        )
+
+
+def propose_goals(
+    exploration: Exploration, limits: Limits, action_pattern: Callable[[Call], str]
+) -> list[Goal]:
     """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often, and what
     the context asks for is in each of them."""
     triplets, rng = exploration.triplets, exploration.rng
@@ -47,7 +83,7 @@ def propose_goals(exploration: Exploration, limits: Limits) -> list[Goal]:
         shares = np.array([SIZE_SHARES.get(n, 0.01) for n in allowed])
         size = allowed[rng.choice(len(allowed), p=shares / shares.sum())]
         focus = exploration.context.focus_pattern
-        weights = np.array([4.0 if t.call.name in focus else 1.0 for t in steps])
+        weights = np.array([4.0 if action_pattern(t.call) in focus else 1.0 for t in steps])
         picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum()).tolist()
         for tool in sorted(must - {steps[i].call.name for i in picked}):
             able = [i for i, t in enumerate(steps) if t.call.name == tool]
@@ -68,53 +104,23 @@ def candidates(steps: Sequence[Triplet]) -> list[Triplet]:
     return good
 
 
-def word_all(
-    exploration: Exploration, solutions: Sequence[Solution | None], limits: Limits
-) -> list[Proposal]:
-    """A proposal for each different solution within the limits."""
-    proposals: dict[str, Proposal] = {}
-    for solution in solutions:
-        if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
-            key = " ".join(signature(t.call) for t in solution.steps)
-            if key not in proposals:
-                proposals[key] = propose(exploration, solution, limits.max_turns)
-    return list(proposals.values())
-
-
-def propose(exploration: Exploration, solution: Solution, max_turns: int) -> Proposal:
-    """Splits a solution into user turns and words them."""
-    rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
-    shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])
-    count = 1 + int(rng.choice(len(shares), p=shares / shares.sum()))
-    cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
-    turns = tuple(
-        Turn(word(calls[a:b], exploration.tools, rng), calls[a:b])
-        for a, b in itertools.pairwise([0, *cuts, len(calls)])
-    )
-    return Proposal(
-        exploration.context,
-        describe(calls, solution.asked),
-        turns,
-        tuple(t.index for t in solution.steps),
-        tuple(t.observation for t in solution.steps),
-        solution.asked,
-    )
-
-
-def describe(calls: Sequence[Call], asked: Sequence[int]) -> str:
-    """One line on the goal."""
-    doing = [c.name for i, c in enumerate(calls) if i not in asked]
-    telling = [calls[i].name for i in asked]
+def describe(actions: Sequence[str], asked: Sequence[int]) -> str:
+    """One line on the goal. asked: positions of those whose answers are wanted."""
+    doing = [a for i, a in enumerate(actions) if i not in asked]
+    telling = [actions[i] for i in asked]
     parts = [f"Reach the state after {', '.join(doing)}"] * bool(doing)
     parts += [f"{'report' if doing else 'Report'} what {', '.join(telling)} returns"] * bool(telling)
     return " and ".join(parts)
 
 
-def word(calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator) -> str:
-    """A user's message from the tools' documentation and the arguments, in one of a few styles."""
+def word(
+    calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator, wording: Callable[[Call], str]
+) -> str:
+    """A user's message in one of a few styles, from the family's words for a call or, where it has none, from the
+    tools' documentation and the arguments."""
     docs = {t["function"]["name"]: t["function"].get("description", "") for t in tools}
     style = int(rng.integers(2))
-    clauses = [instruction(docs[c.name]) + arguments_text(c, style) for c in calls]
+    clauses = [wording(c) or instruction(docs[c.name]) + arguments_text(c, style) for c in calls]
     join = rng.integers(3)
     if len(clauses) == 1:
         text = clauses[0]

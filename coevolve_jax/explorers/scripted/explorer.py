@@ -1,8 +1,10 @@
-"""The scripted explorer's actions: tools near the focus, arguments from what the environment has shown."""
+"""The scripted explorer's actions: tools near the focus, arguments from what the environment has shown; or, where the
+environment says what it would take now, one of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,16 @@ from coevolve_jax.types import Call, Triplet
 
 REPAIR = 0.75  # probability of acting on an error message that points to another tool
 LOOK = 0.2  # probability of looking around, with a tool that needs no argument, after another error
+STRAY = 0.15  # probability of leaving the task on whose boundary it explores
+# Weights among options: of an action in focus, of one that this round has seen already, of a call that it has made.
+FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
 
 
 class Explorer:
-    """What is kept here only saves time."""
+    """What is kept here, but for the family's action_pattern, only saves time."""
 
-    def __init__(self):
+    def __init__(self, action_pattern: Callable[[Call], str]):
+        self._action_pattern = action_pattern
         self._boxes: dict[tuple[str, ...], tuple[Sequence[dict], dict[str, Tool]]] = {}
         self._banks: dict[str, tuple[Mapping[str, Any], Bank]] = {}
 
@@ -28,13 +34,15 @@ class Explorer:
         return [self._act(episode) for episode in episodes]
 
     def _act(self, e: Episode) -> Call | None:
+        if e.options:
+            return choose(e, self._action_pattern)
         box, bank = self._box(e.tools), self._bank(e).extended(e.history)
         again = retry(e.history, box, bank, e.rng)
         if again is not None and e.rng.random() < REPAIR:
             return again
         tried = {signature(t.call) for t in e.history}
         for _ in range(8):
-            call = propose(e, box, bank)
+            call = propose(e, box, bank, self._action_pattern)
             line = signature(call)
             if line not in tried and not any(a.startswith(line) for a in e.context.avoid):
                 return call
@@ -57,7 +65,37 @@ class Explorer:
         return bank
 
 
-def propose(e: Episode, box: Mapping[str, Tool], bank: Bank) -> Call:
+def choose(e: Episode, action_pattern: Callable[[Call], str]) -> Call | None:
+    """One of the episode's options: the next of the task on whose boundary it explores, or one like it, or an action
+    in focus, or one that is new in this round."""
+    options = [o for o in e.options if not any(a.startswith(signature(o)) for a in e.context.avoid)]
+    if not options:
+        return None
+    if e.context.signal == "boundary":
+        step = upcoming(e.context.task.calls, e.history, action_pattern)
+        if step in options and e.rng.random() > STRAY:
+            alike = [o for o in options if action_pattern(o) == action_pattern(step)]
+            return alike[e.rng.integers(len(alike))] if changes(e) else step
+    patterns, made = [action_pattern(o) for o in options], {signature(t.call) for t in e.history}
+    seen, times = {action_pattern(t.call) for t in e.history}, Counter(patterns)
+    weights = np.array(
+        [
+            (FOCUS if p in e.context.focus_pattern else 1.0)
+            * (SEEN if p in seen else 1.0)
+            * (MADE if signature(o) in made else 1.0)
+            / times[p]
+            for o, p in zip(options, patterns)
+        ]
+    )
+    return options[e.rng.choice(len(options), p=weights / weights.sum())]
+
+
+def changes(e: Episode) -> bool:
+    """Whether a step of the task is varied: the first round stays closest to it, later ones are harder variants."""
+    return e.rng.random() < 0.25 + 0.2 * e.round
+
+
+def propose(e: Episode, box: Mapping[str, Tool], bank: Bank, action_pattern: Callable[[Call], str]) -> Call:
     """One call that might come next."""
     if e.history and not succeeded(e.history[-1].observation):
         helpers = remedies(e.history[-1], box)
@@ -65,11 +103,9 @@ def propose(e: Episode, box: Mapping[str, Tool], bank: Bank) -> Call:
             helpers = helpers or [t for t in box.values() if not t.required] or list(box.values())
             return fill(helpers[e.rng.integers(len(helpers))], bank, e.rng)
     if e.context.signal == "boundary":
-        step = upcoming(e.context.task.calls, e.history)
-        if step is not None and step.name in box and e.rng.random() > 0.15:
-            # The first round stays closest to the task: later ones are harder variants.
-            changed = e.rng.random() < 0.25 + 0.2 * e.round
-            return vary(step, box[step.name], bank, e.rng) if changed else step
+        step = upcoming(e.context.task.calls, e.history, action_pattern)
+        if step is not None and step.name in box and e.rng.random() > STRAY:
+            return vary(step, box[step.name], bank, e.rng) if changes(e) else step
     names = list(box)
     weights = preferences(e, box)
     return fill(box[names[e.rng.choice(len(names), p=weights / weights.sum())]], bank, e.rng)
@@ -93,11 +129,13 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
     return (1 - share) * on / on.sum() + share * next_to * fresh / max(next_to.sum(), 1) + spread
 
 
-def upcoming(reference: Sequence[Call], history: Sequence[Triplet]) -> Call | None:
-    """The reference call that follows those already made (by tool name, in order) in this round."""
+def upcoming(
+    reference: Sequence[Call], history: Sequence[Triplet], action_pattern: Callable[[Call], str]
+) -> Call | None:
+    """The reference call that follows those already made (by their actions, in order) in this round."""
     position = 0
     for triplet in history:
-        if position < len(reference) and triplet.call.name == reference[position].name:
+        if position < len(reference) and action_pattern(triplet.call) == action_pattern(reference[position]):
             position += 1
     return reference[position] if position < len(reference) else None
 

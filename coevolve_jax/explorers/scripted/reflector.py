@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coevolve_jax.explorers.evidence import context_id, divergence, focus, mistakes, split
-from coevolve_jax.types import Context, Evidence
+from coevolve_jax.types import Call, Context, Evidence
 
 
 class Reflector:
+    def __init__(self, action_pattern: Callable[[Call], str]):
+        self._action_pattern = action_pattern
+
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        return [reflect(e) for e in evidence]
+        return [reflect(e, self._action_pattern) for e in evidence]
 
 
-def reflect(evidence: Evidence) -> Context:
+def reflect(evidence: Evidence, action_pattern: Callable[[Call], str]) -> Context:
     signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     successes, failures = split(evidence)
     at, good, bad = divergence(successes, failures)
@@ -26,7 +29,7 @@ def reflect(evidence: Evidence) -> Context:
         pattern = (
             f"{len(successes)} of {len(successes) + len(failures)} succeed; "
             f"they part at call {at + 1}: "
-            f"{good.name if good else 'end'} against {bad.name if bad else 'end'}"
+            f"{action_pattern(good) if good else 'end'} against {action_pattern(bad) if bad else 'end'}"
         )
     elif signal.kind == "forgetting":
         pattern = "solved before, not any more"
@@ -39,6 +42,6 @@ def reflect(evidence: Evidence) -> Context:
         summary=f"Called {', '.join(trajectory.actions) or 'nothing'}; reward {trajectory.outcome.reward:g}.",
         failure_cause=cause,
         instability_pattern=pattern,
-        focus_pattern=focus(evidence),
+        focus_pattern=focus(evidence, action_pattern),
         avoid=mistakes(trajectory),
     )
