@@ -1,4 +1,4 @@
-# make demo | test | check | bench | sglang-cpu: each does all the set-up on a machine with Python >= 3.11 and make.
+# make demo | test | check | bench | sglang-cpu | textworld: each does all the set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
@@ -7,6 +7,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 CHECK := .venv-check
 SGLANG := .sglang
+TEXTWORLD := .textworld
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
 MAKEFLAGS += --jobs=2
@@ -14,7 +15,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-check demo headroom test check sglang-cpu pretrain pretrain-weak pretrain-seldom bench clean
+.PHONY: help setup setup-test setup-sglang setup-textworld setup-check demo headroom test check sglang-cpu textworld pretrain pretrain-weak pretrain-seldom bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -22,6 +23,7 @@ help:
 	@echo "make test   set up and run the tests"
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
+	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
@@ -29,6 +31,7 @@ setup: $(VENV)/.installed
 setup-test: $(VENV)/.installed-test
 setup-check: $(VENV)/.installed-test $(CHECK)/.installed
 setup-sglang: $(SGLANG)/.installed
+setup-textworld: $(TEXTWORLD)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -58,6 +61,14 @@ $(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/patch_sglang_cpu.
 	$(SGLANG)/bin/python requirements/patch_sglang_cpu.py
 	@touch $@
 
+# The games lie in there too: those of another version are others.
+$(TEXTWORLD)/.installed: requirements/textworld.txt
+	@command -v $(CC) >/dev/null || { echo "TextWorld needs a C compiler for jericho, and there is no $(CC): install gcc, or name one (make CC=clang)."; exit 1; }
+	rm -rf $(TEXTWORLD)
+	$(PYTHON) -m venv $(TEXTWORLD)
+	$(TEXTWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
 demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
@@ -78,6 +89,10 @@ check: setup-check
 # SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
 sglang-cpu: setup setup-sglang
 	$(RUN) experiments/serve.py --model=models/tiny_qwen3 $(SGLANG_ARGS)
+
+# docs/environments/textworld.md
+textworld: setup setup-textworld
+	$(RUN) experiments/synthesize.py --config=configs/textworld_tiny.py --tasks=10
 
 # How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretraining/pretrain_tiny.py
@@ -113,4 +128,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(SGLANG) .bench runs/demo
+	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) .bench runs/demo

@@ -188,6 +188,13 @@ def test_a_rollout_of_free_text(doors, door_pool):
     assert report == {"benchmark": "door_game", "scoring": "the environment", "success": 1.0}
 
 
+def test_a_world_that_does_not_say_what_it_would_take_offers_no_options(doors, door_pool):
+    scenarios = envs.load(DOORS, doors).scenarios("train", {})[:3]
+    sessions = door_pool.reset(scenarios)
+    assert door_pool.options(sessions) == [[]] * 3
+    door_pool.close(sessions)
+
+
 def test_exploration_sees_states_change(doors, door_pool):
     (scenario, *_) = envs.load(DOORS, doors).scenarios("train", {})
     (one,) = door_pool.execute([(scenario, act("open attic", "open attic", "dig"))])

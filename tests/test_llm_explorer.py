@@ -27,7 +27,7 @@ from coevolve_jax.explorers import llm
 from coevolve_jax.explorers.llm.answers import Question
 from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Action
-from coevolve_jax.explorers.llm.prompting import ANSWER, history, lead, question
+from coevolve_jax.explorers.llm.prompting import ANSWER, call_lines, history, lead, question
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
@@ -330,12 +330,14 @@ def test_no_text_of_an_environment_or_a_model_leaves_its_line(answer, words):
         steps = history([Triplet(0, 0, Call("ls", {"a": answer}), Observation(answer))])
         task = Task("t", "bfcl", {}, (Turn(words or "?"),))
         context = Context("c", "boundary", task, f"s {words}", "", "", ("ls",), (f"a {words}",))
-        return question("explore", 0, {}, tools=[], round=0, steps=steps, **lead(context)).user.splitlines()
+        options = call_lines([Call("ls", {"a": answer})])
+        values = dict(tools=[], round=0, steps=steps, options=options, **lead(context))
+        return question("explore", 0, {}, **values).user.splitlines()
 
     plain, other = prompt("", "x"), prompt(answer, f"x {words}")
     assert len(plain) == len(other)
     changed = [b for a, b in zip(plain, other) if a != b]
-    assert len(changed) <= 4  # the request, the summary, the mistake, the step
+    assert len(changed) <= 5  # the request, the summary, the mistake, the step, the option
     (row,) = [json.loads(line) for line in other if line.startswith('{"step"')]
     assert row["answer"] == answer[:ANSWER] and row["arguments"] == {"a": answer}
 

@@ -16,7 +16,7 @@ from openai_server import Model
 from test_strategies import rows, settings
 from test_train import comparable
 
-from coevolve_jax import build, event_loop
+from coevolve_jax import build, envs, event_loop
 from coevolve_jax import config as configs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -283,7 +283,7 @@ def config_of(**changes):
 
 
 def test_the_roles_keep_their_contract(policy, pool):
-    roles = explorer.make(config_of(), bfcl.tools, policy.chat, Able(policy))
+    roles = explorer.make(config_of(), envs.load("bfcl"), policy.chat, Able(policy))
     check_explorer(roles, bfcl.tools, pool, bfcl.scenarios("train")[:10], deterministic=False)
     assert roles.costs["judge_agreement/yes_yes"] > 0 and not any("faults" in key for key in roles.costs)
 

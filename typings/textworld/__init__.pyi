@@ -15,6 +15,7 @@ class Game:
     objective: str
     walkthrough: list[str]
     quests: list[Any]
+    def serialize(self) -> dict: ...
     @classmethod
     def load(cls, filename: str) -> Game: ...
 

@@ -19,7 +19,7 @@ from coevolve_jax.types import Call, Task, Trajectory, Turn
 FIRST_SEED = {"train": 0, "development": 1_000_000, "test": 2_000_000}  # of the generator, by split
 MAX_GAMES = 100_000  # of a split at one level
 MAX_LEVEL = 8
-DEFAULTS = {"games": 8, "difficulty": (1, 1)}
+DEFAULTS = {"games": 6, "difficulty": (1, 1)}
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:

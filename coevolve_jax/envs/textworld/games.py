@@ -43,21 +43,35 @@ def make_missing(names: Iterable[Name]) -> None:
 
 def make(name: Name) -> None:
     """One game: what plays (.z8) and what it is made of (.json). Whoever looks finds it whole or not at all."""
-    from textworld import GameOptions, generator
+    from textworld import generator
+
+    options = _options(name)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        options.path = os.path.join(folder, "game.z8")
+        generator.compile_game(house(name), options)
+        for ending in (".json", ".z8"):
+            os.replace(os.path.join(folder, f"game{ending}"), name.path.with_suffix(ending))
+
+
+def house(name: Name) -> textworld.Game:
+    """What a game is made of, by the generator: the same in every process whose PYTHONHASHSEED is 0, as a worker's is."""
+    from textworld import generator
+
+    game = generator.make_game(_options(name))
+    if not name.quest:
+        game.quests = []
+    return game
+
+
+def _options(name: Name) -> textworld.GameOptions:
+    from textworld import GameOptions
 
     options = GameOptions()
     options.seeds = name.seed
     options.nb_rooms = 2 * name.level
     options.nb_objects = 3 + 3 * name.level
     options.quest_length = 1 + name.level
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        options.path = os.path.join(folder, "game.z8")
-        game = generator.make_game(options)
-        if not name.quest:
-            game.quests = []
-        generator.compile_game(game, options)
-        for ending in (".json", ".z8"):
-            os.replace(os.path.join(folder, f"game{ending}"), name.path.with_suffix(ending))
+    return options
 
 
 def begin(name: Name) -> textworld.Environment:

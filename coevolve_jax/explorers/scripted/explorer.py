@@ -18,7 +18,7 @@ from coevolve_jax.types import Call, Triplet
 REPAIR = 0.75  # probability of acting on an error message that points to another tool
 LOOK = 0.2  # probability of looking around, with a tool that needs no argument, after another error
 STRAY = 0.15  # probability of leaving the task on whose boundary it explores
-# Weights among options: of an action in focus, of one that this round has seen already, of a call that it has made.
+# Weights among options: of an action in focus, of another that this round has seen already, of a call that it has made.
 FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
 
 
@@ -80,8 +80,7 @@ def choose(e: Episode, action_pattern: Callable[[Call], str]) -> Call | None:
     seen, times = {action_pattern(t.call) for t in e.history}, Counter(patterns)
     weights = np.array(
         [
-            (FOCUS if p in e.context.focus_pattern else 1.0)
-            * (SEEN if p in seen else 1.0)
+            (FOCUS if p in e.context.focus_pattern else SEEN if p in seen else 1.0)
             * (MADE if signature(o) in made else 1.0)
             / times[p]
             for o, p in zip(options, patterns)
