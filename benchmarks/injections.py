@@ -24,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from injected import Injecting, Injection, agentdojo
 from openai_server import Model, OpenAIServer, action, schemas, steps
 
+from coevolve_jax import envs
 from coevolve_jax.config import load_file
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -186,7 +187,7 @@ def scripted_made(pool: Injecting, scenarios, seed: int) -> dict[tuple, tuple[st
     """Verdict and reason of each proposal of the scripted explorer, by its context and its calls."""
     contexts = [unguided(s, s.id) for s in scenarios]
     made = synthesize(
-        scripted.make(None, bfcl.tools), bfcl.tools, pool, contexts, Limits(3),
+        scripted.make(None, envs.load("bfcl")), bfcl.tools, pool, contexts, Limits(3),
         rng=np.random.default_rng(seed), kind="initial", **SIZES,
     )  # fmt: skip
     key = lambda p: (p.context.id, *map(signature, p.calls))
@@ -202,7 +203,7 @@ def gullible_made(
         config = load_file(CONFIG, "explorer=llm")
         config.explorer.update({"base_url": server.url, "cache": "", "solve": solve})
         config.evolution.update(SIZES)
-        twins, tasks = Twins(llm.make(config, bfcl.tools), pool), TaskPool()
+        twins, tasks = Twins(llm.make(config, envs.load("bfcl")), pool), TaskPool()
         made = Synthesizer(twins.roles(), bfcl.tools, pool, config, None)
         rng, contexts = np.random.default_rng(seed), [unguided(s, s.id) for s in scenarios]
         stats = made.grow(tasks, contexts, wanted=10**6, kind="initial", step=0, rng=rng)

@@ -390,7 +390,7 @@ def test_a_proposal_whose_executions_differ_is_refused():
             seen = run.observations[0]
             one = Proposal(context, "", (Turn("q", calls),), tuple(range(len(calls))), seen, ())
             (verdict,) = validate.validate(
-                scripted.make(None, lamps.tools).validator, lamps.tools, worlds, [one],
+                scripted.make(None, envs.load("tests.families.lamps")).validator, lamps.tools, worlds, [one],
                 ids=["x"], kind="initial", step=0, explorer="scripted", executions=executions,
             )  # fmt: skip
         return verdict.verdict, verdict.reason
