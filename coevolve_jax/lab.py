@@ -38,9 +38,8 @@ class Laboratory:
     record: Callable[[Sequence[Dialogue]], None] | None = None
 
     def __post_init__(self):
-        if self.synthesizer.roles.costs is not None:
-            for key, value in explorer_costs(self.ledger).items():
-                self.synthesizer.roles.costs[key] = value
+        if (costs := self.synthesizer.roles.costs) is not None:
+            costs |= explorer_costs(self.ledger)  # known already, unless they are those of a run that goes on
         self._book_roles()
 
     def beside(self, records: Mapping[str, Mapping] | None = None) -> Laboratory:

@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -385,7 +387,7 @@ def test_a_run_keeps_every_question_and_answer_and_no_key(whole):
     )
     assert sorted((d["system"], d["user"]) for d in dialogues) == requests
     assert all(len(d["answers"]) == 1 and not d["fault"] for d in dialogues)
-    assert len((workdir / "dialogues.jsonl").read_bytes()) < 0.2 * sum(len(json.dumps(d)) for d in dialogues)
+    assert (workdir / "dialogues.jsonl").stat().st_size < 0.2 * sum(len(json.dumps(d)) for d in dialogues)
     about = lambda role, context: [
         d for d in dialogues if (d["role"], d["about"]["context"]) == (role, context)
     ]
@@ -417,6 +419,31 @@ def test_a_run_says_what_each_evolution_has_cost(whole):
     )
     text = summary_table(json.loads((workdir / "summary.json").read_text()))
     assert f"{whole['llm_tokens_in/explore']:,} in, {whole['llm_tokens_out/explore']:,} out, money" in text
+
+
+def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tmp_path, environ):
+    options = {
+        "explorer.base_url": server.url,
+        "explorer.cache": "",
+        "evolution.rounds": 2,
+        "environment.workers": 1,
+    }
+    command = [
+        sys.executable, "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm", "--tasks=2",
+        f"--output={tmp_path / 'tasks.jsonl'}", f"--dialogues={tmp_path / 'dialogues.jsonl'}",
+        *(f"--config.{key}={value}" for key, value in options.items()),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env={**environ, "OPENAI_API_KEY": KEY}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    dialogues = rows(tmp_path, "dialogues.jsonl")
+    requests = sorted(tuple(m["content"] for m in body["messages"]) for body in server.seen)
+    assert sorted((d["system"], d["user"]) for d in dialogues) == requests
+    for task in rows(tmp_path, "tasks.jsonl"):
+        own = {d["role"] for d in dialogues if d["about"]["context"] == task["lineage"]["context"]}
+        assert own == {"explore", "abstract", "judge"} and task["turns"][0]["query"] in done.stdout
+    assert KEY not in (tmp_path / "dialogues.jsonl").read_text() + done.stdout + done.stderr
 
 
 @needs_browser

@@ -102,12 +102,15 @@ def test_light_and_dark(visit, workdir):
     assert (paper(), chart()) == dark
 
 
-@pytest.mark.parametrize("place", [{}, {"view": "tasks"}, {"view": "trajectories"}, "a task", "a trajectory"])
+@pytest.mark.parametrize(
+    "place", [{}, {"view": "tasks"}, {"view": "trajectories"}, "a task", "a dialogue", "a trajectory"]
+)
 def test_nothing_is_wider_than_a_phone(visit, workdir, place):
     row = lines(sorted((workdir / "trajectories").iterdir())[0])[0]
     one = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"], "mode": "tokens"}
     known = {
         "a task": {"view": "tasks", "task": row["task_id"]},
+        "a dialogue": {"view": "tasks", "task": row["task_id"], "mode": "dialogue"},
         "a trajectory": {"view": "trajectories", **one},
     }
     found = visit(address(workdir, **known.get(str(place), place)), viewport=PHONE)
