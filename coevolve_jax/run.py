@@ -122,7 +122,7 @@ class Run:
         self._log_costs(None)  # of the tasks that the run begins with
 
     def record(self, dialogues: Sequence[Dialogue]) -> None:
-        """Notes what was asked of a model. Between two checkpoints, as all logs."""
+        """Notes what was asked of a model."""
         self._logs.append(DIALOGUES, self._packer.pack(dialogues))
 
     def _log_costs(self, step: int | None) -> None:

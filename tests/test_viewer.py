@@ -174,7 +174,7 @@ def test_what_a_model_was_asked_is_read_from_the_lineage_of_a_task(visit, workdi
     talk.locator(".question[open] .system summary").click()
     assert talk.locator(".question[open] .system pre").inner_text().splitlines()[0] == "You explore."
     open_question(talk, "Abstract", 0)
-    expect(talk).to_contain_text("was not what was asked for: it holds no JSON object")
+    expect(talk).to_contain_text("was not what was asked for (it holds no JSON object)")
     open_question(talk, "Solve", 0)
     expect(talk).to_contain_text("No answer: truncated")
     found.keyboard.press("Escape")

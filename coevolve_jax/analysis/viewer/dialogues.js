@@ -48,15 +48,17 @@ const questionBlock = (row, triplets) => {
         h("details", { class: "system" }, h("summary", {}, "System prompt"), spokenText("", row.system)),
         spokenText("Prompt", row.user),
         row.answers.map((text, i) => [
-          i > 0 && h("p", { class: "note" }, `Asked again, since the answer was not what was asked for: ${row.complaint}`),
+          i > 0 && h("p", { class: "note" }, `Asked again: this was not what was asked for (${row.complaint}).`),
           spokenText(i ? "Second answer" : "Answer", text, "answered"),
         ]),
         row.fault && h("p", { class: "fault" }, `No answer: ${spaced(row.fault)}`),
         h("p", { class: "note" }, `${plain(row.tokens_in)} tokens in, ${plain(row.tokens_out)} out`),
-      ].flat(Infinity).filter(Boolean),
+      ]
+        .flat(Infinity)
+        .filter(Boolean),
     );
   const line = row.fault ? `no answer: ${spaced(row.fault)}` : answer.replace(/\s+/g, " ").slice(0, 200);
-  const node = h(
+  return h(
     "details",
     { class: `question ${row.fault ? "failed" : ""}`, ontoggle: fill },
     h(
@@ -68,7 +70,6 @@ const questionBlock = (row, triplets) => {
     ),
     body,
   );
-  return node;
 };
 
 // The elements of a page: all questions in their order, under a title for each role and round. row: what is behind a
@@ -83,8 +84,10 @@ const dialogueView = ({ dialogues, exploration }, used) => {
     if (groups.at(-1)?.title !== title) groups.push({ title, rows: [] });
     groups.at(-1).rows.push(row);
   }
+  const facts = `${plain(shown.length)} questions, ${sum("tokens_in")} tokens in, ${sum("tokens_out")} out.`;
+  const blocks = (rows) => rows.map((row) => questionBlock(row, triplets));
   return [
-    h("p", { class: "note" }, `${plain(shown.length)} questions, ${sum("tokens_in")} tokens in, ${sum("tokens_out")} out.`),
-    ...groups.map(({ title, rows }) => h("section", { class: "role" }, h("h3", {}, title), rows.map((row) => questionBlock(row, triplets)))),
+    h("p", { class: "note" }, facts),
+    ...groups.map(({ title, rows }) => h("section", { class: "role" }, h("h3", {}, title), blocks(rows))),
   ];
 };

@@ -20,6 +20,7 @@ const budgetEnd = (run) =>
 const spending = (name, title, reading) => ({
   title,
   reading,
+  width: "third",
   has: (run) => evolutionsOf(run).some((row) => row[name]),
   missing: name === "money" ? "No prices are set." : "No evolution has asked yet.",
   draw: (host, run) => {
@@ -63,8 +64,8 @@ const COSTS = [
       });
     },
   },
-  { ...spending("tokens", "Tokens so far", "All tokens since the run began, its first tasks included."), width: "third" },
-  { ...spending("money", "Money so far", "By the prices of the config; answers that never came cost nothing."), width: "third" },
+  spending("tokens", "Tokens so far", "All tokens since the run began, its first tasks included."),
+  spending("money", "Money so far", "By the prices of the config; answers that never came cost nothing."),
 ];
 
 const costTable = (run) => {
@@ -108,7 +109,7 @@ const budgetNote = (run) => {
   const end =
     ended === undefined
       ? ""
-      : `; synthesis ended ${ended === null ? "before the first step" : `at step ${ended}`}, and training went on without new tasks`;
+      : `; synthesis ended ${ended === null ? "before the first step" : `at step ${ended}`}, training went on`;
   return h("p", { class: ended === undefined ? "note" : "note ended" }, `${spent}${end}.`);
 };
 

@@ -5,6 +5,8 @@ const TASK_ROW = 58; // pixels
 const taskGain = (task) =>
   Number.isFinite(task.first_score) && Number.isFinite(task.last_score) ? task.last_score - task.first_score : null;
 
+const inBrief = ({ reason, description }) => [spaced(reason ?? ""), description].filter(Boolean).join(": ");
+
 const taskRow = (task) =>
   h(
     "a",
@@ -16,7 +18,7 @@ const taskRow = (task) =>
       h("b", {}, task.id),
       h("span", { class: "right" }, task.origin === "evaluation" ? "" : `step ${task.step}`),
     ),
-    h("span", { class: "line soft" }, task.turns[0]?.query ?? [task.reason && spaced(task.reason), task.description].filter(Boolean).join(": ")),
+    h("span", { class: "line soft" }, task.turns[0]?.query ?? inBrief(task)),
   );
 
 const tasksView = (host, run, store) => {
@@ -78,14 +80,11 @@ const tasksView = (host, run, store) => {
     const wanted = task.origin === "refused" || (place.mode === "dialogue" && task.asked);
     const row = wanted ? await store.full(store.count + task.row).catch((error) => error) : null;
     if (turn !== asked) return;
-    const whole = row && task.origin === "refused" && !(row instanceof Error) ? refusal(task, row) : task;
-    const content = () =>
-      row instanceof Error
-        ? [h("p", { class: "missing" }, row.message)]
-        : place.mode === "dialogue"
-          ? dialogue(whole, row)
-          : lineage(whole, byId, children, store);
-    detail.replaceChildren(...content());
+    if (row instanceof Error) return void detail.replaceChildren(h("p", { class: "missing" }, row.message));
+    const found = task.origin === "refused" ? refusal(task, row) : task;
+    detail.replaceChildren(
+      ...(place.mode === "dialogue" ? dialogue(found, row) : lineage(found, byId, children, store)),
+    );
   };
 
   return {
@@ -108,7 +107,7 @@ const tasksView = (host, run, store) => {
       list.select(task);
       points.mark(task?.x === undefined ? null : task, fits);
       host.classList.toggle("chosen", Boolean(place.task));
-      host.classList.toggle("reading", place.mode === "dialogue");
+      host.classList.toggle("reading", Boolean(task) && place.mode === "dialogue");
       if (task) return read(task, place);
       asked++;
       detail.replaceChildren(

@@ -82,6 +82,7 @@ class Client:
             self.costs["llm_faults/budget"] += len(questions)
             self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
             return [None] * len(questions)
+        # Equal system prompts, which are long, take memory once.
         dialogues = [Dialogue(role, q.about, sys.intern(q.system), q.user) for q in questions]
         answers = event_loop.run(self._ask_all(questions, dialogues, form)) if questions else []
         for dialogue in dialogues:
