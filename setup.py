@@ -45,7 +45,8 @@ setup(
         "filelock",
     ],
     extras_require={
-        "llm": ["openai>=3.54", "pydantic>=2.14"],
+        # llguidance: for explorer=policy, whose answers the in-process engine constrains to a schema.
+        "llm": ["openai>=3.54", "pydantic>=2.14", "llguidance>=1.9"],
         "test": ["pytest", "hypothesis", "playwright", "nbclient", "ipykernel"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],

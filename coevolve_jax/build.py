@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -107,22 +106,14 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
-def asks_policy(config: ConfigDict) -> bool:
-    """Whether the explorer asks the run's own policy, and so needs an engine."""
-    return "explorer" in config and getattr(_explorer(config), "ASKS_POLICY", False)
-
-
-def _explorer(config: ConfigDict) -> ModuleType:
-    return names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
-
-
 def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | None = None) -> Roles:
     """The explorer that config.explorer.name names; what its section gives to "scripted" is played by rules.
 
     policy, engine: for one that `asks_policy`. Raises ValueError where there is none of that name, or nobody to ask.
     """
-    module, arguments = _explorer(config), [config, family(config)]
-    if asks_policy(config):
+    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
+    arguments = [config, family(config)]
+    if configs.asks_policy(config):
         if policy is None or engine is None:
             raise ValueError(
                 f"config.explorer.name is {config.explorer.name!r}, which asks the policy that a run trains, and there is "
@@ -143,7 +134,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
     EngineError where no server can be had.
     """
     replays = bool(config.get("learner", {}).get("replay_routing"))
-    constrains = asks_policy(config) and config.explorer.json_schema
+    constrains = configs.asks_policy(config) and config.explorer.json_schema
     if config.engine.name == "sglang":
         return _sglang(config, policy, workdir, replays, constrains)
     return NativeEngine(
@@ -231,7 +222,7 @@ def _sglang(
 
 def _sizes(config: ConfigDict) -> dict[str, int]:
     needs = [(config.rollout.max_length, config.rollout.max_new_tokens)]
-    if asks_policy(config):
+    if configs.asks_policy(config):
         needs.append((config.explorer.max_length, config.explorer.max_tokens))
     return {name: max(sizes) for name, sizes in zip(("max_length", "max_new_tokens"), zip(*needs))}
 

@@ -140,6 +140,14 @@ def explorer(name: str) -> ConfigDict:
     return _named("explorers", name, "explorer.name")
 
 
+def asks_policy(config: ConfigDict) -> bool:
+    """Whether the explorer asks the policy that the run trains, and so needs its engine: its module has ASKS_POLICY."""
+    if "explorer" not in config:
+        return False
+    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], remedy=REMEDY)
+    return getattr(module, "ASKS_POLICY", False)
+
+
 def _named(room: str, name: str, key: str) -> ConfigDict:
     module = names.module(room, name, key, ["make"], remedy=REMEDY)
     return ConfigDict({"name": name, **getattr(module, "DEFAULTS", {})})
@@ -297,7 +305,8 @@ def check(config: ConfigDict) -> None:
         require(0 <= overlap <= config.evolution.every, "evolution.overlap", rule)
         rule = "0 where config.evolution.overlap is above 0: the policy is another one by then"
         require(not probes, "strategy.probe", rule)
-        require(config.explorer.name != "policy", "explorer.name", f"another {rule[2:]}")
+        rule = f"0 where the explorer is {config.explorer.name}, which asks the policy: it is another one by then"
+        require(not asks_policy(config), "evolution.overlap", rule)
     if "executions" in config.evolution:
         rule = "at least 1; config.evolution.validate=False is the ablation without execution"
         require(config.evolution.executions >= 1, "evolution.executions", rule)

@@ -145,8 +145,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.signals.window = 10  # W, scores looked back on for forgetting
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
-    # Who explores: "scripted", "llm" (a model over the OpenAI protocol), or the dotted path of a module of your own
-    # (docs/add_explorer.md); and the settings that are its own.
+    # Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or the dotted
+    # path of a module of your own (docs/add_explorer.md); and the settings that are its own.
     c.explorer = explorer(arg.explorer)
 
     c.evolution = ConfigDict()

@@ -23,7 +23,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "0.0.0.0 lets all machines in, to change its weights too.")
 _PORT = flags.DEFINE_integer("port", 0, "0 takes a free one.", lower_bound=0, upper_bound=65535)
 _WORDS = flags.DEFINE_bool(
-    "words", False, "Also speak the OpenAI protocol, for an explorer (explorer=llm); rollouts do without."
+    "words", False, "Also speak the OpenAI protocol, for an explorer of words; rollouts do without."
 )
 _LOG = flags.DEFINE_string("log", None, "File for the server's output, appended.")
 _DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may take.", lower_bound=1.0)

@@ -71,7 +71,7 @@ def synthesize() -> None:
     record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
     with ExitStack() as stack:
         start, policy, engine = time.perf_counter(), None, None
-        if build.asks_policy(c):
+        if configs.asks_policy(c):
             policy = build.policy(c.model)
             engine = stack.enter_context(closing(build.engine(c, policy)))
         roles, env_pool = build.explorer(c, policy, engine), stack.enter_context(build.env_pool(c))

@@ -97,10 +97,11 @@ class _Conversation:
     @property
     def finish(self) -> str:
         """Completion.finish, or "" where its message goes on."""
-        sampled = self.ids[len(self.request.ids) :]
-        if len(sampled) and sampled[-1] in self.request.sampling.stop_ids:
+        if self.answer and self.answer.failure:
+            return "abort"
+        if len(self.ids) > len(self.request.ids) and self.ids[-1] in self.request.sampling.stop_ids:
             return "stop"
-        return "abort" if self.answer and self.answer.failure else "" if self.left > 0 else "length"
+        return "" if self.left > 0 else "length"
 
     def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
         """Takes what was sampled; the last one's keys are not cached yet."""
@@ -319,10 +320,7 @@ class NativeEngine:
                 return
             allowed = np.zeros((self._shape[0], -(-self._config.vocab_size // 32)), np.uint32)
             for c in going:
-                if c.answer is None:
-                    sampling = c.request.sampling
-                    c.answer = self._grammars.begin(sampling.json_schema, sampling.stop_ids)
-                c.answer.allow(allowed[c.row])
+                self._answer_of(c).allow(allowed[c.row])
             self._cache, sampled = self._programs.decode_allowed(
                 self._params,
                 self._cache,
@@ -335,7 +333,15 @@ class NativeEngine:
             for c in going:
                 c.extend(ids[c.row, None], logprobs[c.row, None], self._version)
                 if c.finish != "stop":
-                    c.answer.take(int(ids[c.row]))
+                    self._answer_of(c).take(int(ids[c.row]))
+
+    def _answer_of(self, c: _Conversation) -> Answer:
+        """What it has written so far of an answer to its schema."""
+        if c.answer is None:
+            sampling = c.request.sampling
+            assert sampling.json_schema is not None
+            c.answer = self._grammars.begin(sampling.json_schema, sampling.stop_ids)
+        return c.answer
 
     def _last_tokens(self, serving: Sequence[_Conversation]) -> tuple[np.ndarray, ...]:
         """What both programs want to know of each row: its last token, where that is, its seed and its temperature."""
