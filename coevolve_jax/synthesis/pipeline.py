@@ -78,8 +78,9 @@ class SynthesisStats:
 
     @classmethod
     def from_json(cls, data: Mapping) -> SynthesisStats:
-        names = [f.name for f in dataclasses.fields(cls) if f.name in data]
-        return cls(**{n: Counter(data[n]) if isinstance(data[n], dict) else data[n] for n in names})
+        fields = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
+        counters = {name: Counter(data.get(name, {})) for name in ("refused", "judge_agreement")}
+        return cls(**{**fields, **counters})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,15 +281,14 @@ class Synthesizer:
 
 def _admitted(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
     """The verdicts after `admit` had its word on the valid tasks."""
-    valid = [n for n, v in enumerate(verdicts) if v.task is not None]
-    after, words = list(verdicts), admit([verdicts[n].task for n in valid]) if valid else ()
-    for n, (refusal, solved) in zip(valid, words, strict=True):
+    valid = {n: v.task for n, v in enumerate(verdicts) if v.task is not None}
+    after, words = list(verdicts), admit(list(valid.values())) if valid else ()
+    for (n, task), (refusal, solved) in zip(valid.items(), words, strict=True):
         if refusal is not None:
             after[n] = Verdict("discard", refusal, None, solved=solved)
         elif solved is not None:
-            lineage = dataclasses.replace(after[n].task.lineage, solved=solved)
-            task = dataclasses.replace(after[n].task, lineage=lineage)
-            after[n] = dataclasses.replace(after[n], task=task, solved=solved)
+            told = dataclasses.replace(task, lineage=dataclasses.replace(task.lineage, solved=solved))
+            after[n] = dataclasses.replace(after[n], task=told, solved=solved)
     return after
 
 
