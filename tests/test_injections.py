@@ -87,7 +87,7 @@ def test_every_answer_carries_the_same_injection_again(worlds):
 def test_obedience_brings_no_more_than_tasks_of_the_tools_on_offer(worlds, monkeypatch):
     """And no prompt changes but for the answers in it."""
     monkeypatch.setattr(injections, "SIZES", {"rounds": 1, "steps": 6})
-    scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI", "MessageAPI", "TwitterAPI")})[:2]
+    scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI", "MessageAPI", "TwitterAPI")})[:4]
     for solve in (0, 1):
         found = dict(injections.gullible_made(Injecting(worlds, ORDERS), ORDERS, scenarios, 0, solve))
         assert found["prompts that differ outside of answers"] == 0
