@@ -210,7 +210,9 @@ class Model:
             Triplet(i, 0, Call(r["tool"], r["arguments"]), Observation(r["answer"], bool(r.get("failed"))))
             for i, r in enumerate(steps(user))
         )
-        (call,) = SCRIPTED.act([Episode(context, schemas(system), history, 0, rng)])
+        lines = [json.loads(line) for line in user.splitlines() if line.startswith('{"tool": ')]
+        options = [Call(row["tool"], row["arguments"]) for row in lines]
+        (call,) = SCRIPTED.act([Episode(context, schemas(system), history, 0, rng, options)])
         return action(call)
 
     def abstract(self, system, user, rng):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai_server import OpenAIServer
 
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 PYTHON = str(ROOT / ".textworld" / "bin" / "python")
 # Of the games that `make textworld` makes.
 SETTINGS = {"games": 2, "difficulty": (1, 1), "train_split": "train", "eval_split": "development"}
+SMALL = dict(limits=Limits(1, max_calls=4), rounds=1, steps=6)  # for the suite of explorers
 installed = pytest.mark.skipif(
     not Path(PYTHON).exists(), reason="TextWorld is not set up: make textworld does it (it needs gcc)"
 )
@@ -214,8 +216,19 @@ def test_a_quest_ends_when_it_is_won(family, pool):
 
 @installed
 def test_the_scripted_explorer_keeps_its_contract_here(family, train, pool):
-    small = dict(limits=Limits(1, max_calls=4), rounds=1, steps=6)
-    check_explorer(scripted.make(None, family), family.tools, pool, train * 2, **small)
+    check_explorer(scripted.make(None, family), family.tools, pool, train * 2, **SMALL)
+
+
+@installed
+def test_a_language_model_finds_the_options_in_its_prompt(family, train, pool):
+    with OpenAIServer() as server:
+        config = configs.load_file(ROOT / "configs" / "textworld_tiny.py", "explorer=llm")
+        config.environment.python = PYTHON
+        config.explorer.update(base_url=server.url, cache="", timeout=60.0)
+        roles = build.explorer(config)
+        check_explorer(roles, family.tools, pool, train * 2, deterministic=False, **SMALL)
+        explored = [body["messages"][-1]["content"] for body in server.seen if "next action" in str(body)]
+    assert explored and all('{"tool": "act", "arguments": {"command": "look"}}' in text for text in explored)
 
 
 @installed
