@@ -77,7 +77,7 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
         )
 
     def attend(q, k, v, micro):
-        return attention(q, k, v, micro.segment_ids)
+        return attention(q, k, v, micro.segment_ids, platform="cpu")
 
     def score(states, unembedding, micro):
         return token_logprobs(

@@ -150,14 +150,18 @@ def test_auto_takes_the_platforms_own():
     assert [attn.choose(p, 16384) for p in ("gpu", "tpu", "cpu")] == ["flash", "splash", "chunked"]
     assert attn.choose("cpu", 512) == "plain"
     q, k, v, segments, _ = inputs(23, 6, 2, 12)
-    np.testing.assert_array_equal(attn.attention(q, k, v, segments), attn.plain(q, k, v, segments))
-    np.testing.assert_array_equal(attn.attention(q, k, v), attn.plain(q, k, v, jnp.ones((2, 23), jnp.int32)))
+    np.testing.assert_array_equal(
+        attn.attention(q, k, v, segments, platform="cpu"), attn.plain(q, k, v, segments)
+    )
+    np.testing.assert_array_equal(
+        attn.attention(q, k, v, platform="cpu"), attn.plain(q, k, v, jnp.ones((2, 23), jnp.int32))
+    )
 
 
 def test_an_unknown_name_is_refused():
     q, k, v, segments, _ = inputs(23, 6, 2, 12)
     with pytest.raises(ValueError, match="Attention 'fast' .*use auto, plain, chunked, flash, splash"):
-        attn.attention(q, k, v, segments, "fast")
+        attn.attention(q, k, v, segments, "fast", platform="cpu")
 
 
 def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
@@ -197,11 +201,11 @@ for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernel
     assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
-    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh))
+    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, platform="cpu"))
     text = spread.trace(*args).lower(lowering_platforms=(platform,)).as_text()
     assert call in text and "manual_computation" in text, text
 with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
-    attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4))
+    attn.attention(q, k, v, segments, "flash", sharding.make_mesh(tensor=4), platform="cpu")
 """
     flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(attn.__file__).parents[2], env=flags)

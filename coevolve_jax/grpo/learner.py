@@ -86,6 +86,7 @@ class Learner:
             remat=config.remat,
             attention=config.attention,
             mesh=mesh,
+            platform=sharding.platform(mesh),
         )
         self._config = config
         self._temperature = temperature
@@ -260,6 +261,7 @@ class Learner:
             chunk=self._config.logprob_chunk,
             whole=self._mesh.size > 1,
             frozen=self._lora,
+            platform=sharding.platform(self._mesh),
         )
         logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")

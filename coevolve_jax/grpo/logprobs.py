@@ -25,13 +25,14 @@ LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a num
 
 class _Plan(NamedTuple):
     """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits. frozen: the unembedding
-    gets no gradient."""
+    gets no gradient. platform: that the program is for."""
 
     columns: int
     tile: int
     axis: int
     temperature: float
     frozen: bool
+    platform: str
 
 
 def token_logprobs(
@@ -45,6 +46,7 @@ def token_logprobs(
     chunk: int = 2048,
     whole: bool = False,
     frozen: bool = False,
+    platform: str = "cpu",
 ) -> tuple[Float32[Array, "*rows L"], Float32[Array, "*rows L"]]:
     """log p(target) and the entropy at each position, in nats.
 
@@ -61,6 +63,7 @@ def token_logprobs(
       chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
       whole: never divide the vocabulary, for an unembedding that lies on several devices.
       frozen: the unembedding is not trained: its gradient, a third of the backward pass, is zeros.
+      platform: that the program is for (cpu, gpu, tpu), by which its blocks have their sizes.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy).
@@ -76,16 +79,17 @@ def token_logprobs(
             chunk=chunk,
             whole=whole,
             frozen=frozen,
+            platform=platform,
         )
         return single[0][0], single[1][0]
 
     rows, length, _ = hidden.shape
     columns, tile = min(max(1, chunk // rows), length), unembedding.shape[vocab_axis]
-    if jax.default_backend() == "cpu":
+    if platform == "cpu":
         columns = min(columns, CPU_BLOCK)
         tile = tile if whole else _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
-    plan = _Plan(columns, tile, vocab_axis, temperature, frozen)
+    plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform)
     return _masked_logprobs(plan, hidden, unembedding, targets, mask)
 
 
@@ -113,7 +117,7 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
             new_peak = jnp.maximum(peak, jnp.max(logits, axis=-1))
             lower = logits - new_peak[:, None]
             exps = jnp.exp(lower)
-            if jax.default_backend() == "cpu":
+            if plan.platform == "cpu":
                 # Written once and then read: its compiler takes exponentials anew for each of the two sums.
                 exps, lower = jax.lax.optimization_barrier((exps, lower))
             rise = peak - new_peak

@@ -23,8 +23,8 @@ MASKED = -1e30
 # `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
 # half of the masked products. More blocks skip little more and compile longer.
 BLOCKS = 4
-# Tokens of a block of `chunked` on a CPU. Small ones compute little beside the segments' own products.
-SEGMENT_BLOCK = 64
+# Tokens of a block of `chunked`, on a CPU and elsewhere. Small ones compute little beside the segments' own products.
+SEGMENT_BLOCK, LARGE_BLOCK = 64, 256
 # Above this many tokens of a row the CPU takes `chunked`, which then is faster and smaller.
 PLAIN_LENGTH = 512
 
@@ -36,6 +36,8 @@ def attention(
     segment_ids: jax.Array | None = None,
     implementation: str = "auto",
     mesh: Mesh | None = None,
+    *,
+    platform: str,
 ) -> jax.Array:
     """Causal attention within packed rows.
 
@@ -46,16 +48,19 @@ def attention(
     implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
     takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
     mesh: where q, k and v are spread over devices, that mesh; "plain" and "chunked" need not know it.
+    platform: that the program is for ("cpu", "gpu", "tpu"), which need not be the host's.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(q.shape[:2], jnp.int32)
-    name = choose(jax.default_backend(), q.shape[1]) if implementation == "auto" else implementation
+    name = choose(platform, q.shape[1]) if implementation == "auto" else implementation
     if name not in IMPLEMENTATIONS:
         raise ValueError(
             f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
     attend = IMPLEMENTATIONS[name]
+    if name == "chunked" and platform != "cpu":
+        attend = functools.partial(attend, size=LARGE_BLOCK)
     if name in KERNELS and mesh is not None and mesh.size > 1:
         attend = on_each_device(attend, mesh)
     return attend(q, k, v, segment_ids)
@@ -82,7 +87,7 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> j
 
 
 def chunked(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int | None = None
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int = SEGMENT_BLOCK
 ) -> jax.Array:
     """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
 
@@ -90,7 +95,7 @@ def chunked(
     memory grows with L, and time with the length of the segments.
     """
     L = q.shape[1]
-    size = min(size or (SEGMENT_BLOCK if jax.default_backend() == "cpu" else 256), L)
+    size = min(size, L)
     q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
     B, padded, K, D = k.shape
     split = lambda x: x.reshape(B, -1, size, K, x.shape[2] // K, D).transpose(1, 0, 3, 4, 2, 5)

@@ -11,6 +11,7 @@ A: sparse layers; K: experts per token.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
@@ -177,6 +178,7 @@ class Block(nn.Module):
     sparse: bool = False
     attention: str = "auto"
     mesh: Mesh | None = None
+    platform: str = "cpu"
 
     def setup(self):
         args = self.dtype, self.param_dtype
@@ -188,7 +190,8 @@ class Block(nn.Module):
     def __call__(self, x, cos, sin, segment_ids, routing):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        x = x + self.self_attn.output(attention(q, k, v, segment_ids, self.attention, self.mesh))
+        heads = attention(q, k, v, segment_ids, self.attention, self.mesh, platform=self.platform)
+        x = x + self.self_attn.output(heads)
         return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
     def decode(self, x, cos, sin, positions, cache):
@@ -217,6 +220,7 @@ class Qwen(nn.Module):
     dtype: of the computation; norms, softmax, router, rotary embeddings and logits are float32 whatever it
     is. remat: recompute each layer in the backward pass instead of keeping its activations. attention: the
     implementation of `attention` that `hidden` takes. mesh: where the model is spread over devices, that mesh.
+    platform: that programs of it are for, as JAX names it (cpu, gpu, tpu).
 
     Forwards of a model with experts give their Routing to whoever asks:
     `out, state = model.apply(variables, ..., mutable=["intermediates"])`, state["intermediates"]["routing"].
@@ -228,6 +232,7 @@ class Qwen(nn.Module):
     remat: bool = False
     attention: str = "auto"
     mesh: Mesh | None = None
+    platform: str = dataclasses.field(default_factory=jax.default_backend)
 
     def setup(self):
         c = self.config
@@ -251,7 +256,8 @@ class Qwen(nn.Module):
             in_axes=(*[nn.broadcast] * 3, 0),
             length=length,
         )
-        return scan(self.config, self.dtype, self.param_dtype, sparse, self.attention, self.mesh, **kwargs)
+        own = sparse, self.attention, self.mesh, self.platform
+        return scan(self.config, self.dtype, self.param_dtype, *own, **kwargs)
 
     def _init_mixed(self, key):
         """The parameters of layers of both kinds, stacked as the module's docstring says."""
