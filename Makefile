@@ -8,6 +8,7 @@ RUN := $(VENV)/bin/python
 CHECK := .venv-check
 SGLANG := .sglang
 TEXTWORLD := .textworld
+AOT := .aot
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
 MAKEFLAGS += --jobs=2
@@ -15,7 +16,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-textworld setup-check demo headroom test check sglang-cpu textworld pretrain pretrain-weak pretrain-seldom bench clean
+.PHONY: help setup setup-test setup-sglang setup-textworld setup-check demo headroom test check sglang-cpu textworld aot aot-all pretrain pretrain-weak pretrain-seldom bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -24,6 +25,8 @@ help:
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
+	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
+	@echo "make aot-all  and compile every command for hardware that the documents show"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
@@ -94,6 +97,16 @@ sglang-cpu: setup setup-sglang
 textworld: setup setup-textworld
 	$(RUN) experiments/synthesize.py --config=configs/textworld_tiny.py --tasks=10
 
+# In a folder of its own: beside JAX, libtpu would have it look for a TPU at every start.
+aot: setup $(AOT)/.installed
+$(AOT)/.installed: requirements/aot.txt
+	rm -rf $(AOT)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(AOT) -r $<
+	@touch $@
+
+aot-all: aot
+	$(RUN) benchmarks/hardware.py
+
 # How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretraining/pretrain_tiny.py
 pretrain: setup
@@ -128,4 +141,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) .bench runs/demo
+	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(AOT) .bench runs/demo

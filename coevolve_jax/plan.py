@@ -24,32 +24,12 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
-GB = 10**9
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
 # unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.
 USABLE = 0.9
 PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it."""
-
-    devices: int
-    memory: int
-    platform: str = "tpu"
-
-
-TOPOLOGIES = {
-    "gpu-1x16": Topology(1, 16 * GB, "gpu"),
-    "gpu-1x24": Topology(1, 24 * GB, "gpu"),
-    "gpu-8x80": Topology(8, 80 * GB, "gpu"),
-    "gpu-8x141": Topology(8, 141 * GB, "gpu"),
-    "v5e-16": Topology(16, 16 * GB),
-    "v5p-8": Topology(4, 95 * GB),  # the name counts cores; two make a chip, which is one device
-    "v6e-16": Topology(16, 32 * GB),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +102,61 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
         layer=work + _gathered(params["layers"], learner, mesh),
         logprobs=_logprobs(model, learner, mesh, rows * length),
     )
+
+
+def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
+    """Raises ValueError, with the smallest change that mends it, where the update would need more than `memory` bytes of a device.
+
+    None: not known, as of CPUs, and all is well. Adapters are not planned and pass.
+    """
+    learner = config.learner
+    if memory is None or learner.lora_rank:
+        return
+    rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
+    total = plan(model, learner, mesh, rows=rows, length=learner.row_length).total
+    if total > memory:
+        raise ValueError(
+            f"The update needs about {total / GB:.1f} GB of each device, and {memory / GB:.1f} GB are there: "
+            f"{smallest_change(model, learner, mesh, memory, rows=rows, length=learner.row_length)}."
+        )
+
+
+def smallest_change(
+    model: QwenConfig,
+    learner: ConfigDict,
+    mesh: Any,
+    memory: float,
+    *,
+    rows: int,
+    length: int,
+    scale: float = 1.0,
+) -> str:
+    """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
+
+    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more devices. What changes the
+    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are corrected.
+    """
+    axes, remat = dict(mesh.shape), bool(learner.remat)
+    # Whether layers are computed again, rows, times as many devices.
+    changes = [(True, rows, 1)] * (not remat) + [(remat, fewer, 1) for fewer in range(rows - 1, 0, -1)]
+    changes += [(True, 1, 2**n) for n in range(9)]
+    for again, fewer, times in changes:
+        changed = learner.copy_and_resolve_references()
+        changed.remat = again
+        sizes = axes | {"fsdp": times * axes["fsdp"]}
+        try:
+            larger = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+            total = scale * plan(model, changed, larger, rows=fewer, length=length).total
+        except ValueError:  # so many devices do not divide a parameter
+            break
+        if total <= memory:
+            told = ["config.learner.remat=True"] * (again != remat)
+            if fewer != rows or times > 1:
+                told.append(f"config.learner.rows_per_microbatch={fewer * sharding.row_parts(larger)}")
+            if times > 1:
+                told.append(f"config.mesh.fsdp={sizes['fsdp']} ({larger.size} devices)")
+            return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
+    return "no number of such devices holds a row of this length: use devices with more memory"
 
 
 def shard_bytes(mesh: Any, tree: Any) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build
+from coevolve_jax import build, plan
 from coevolve_jax import config as configs
 from coevolve_jax.begin import begin, leak_guard
 from coevolve_jax.collect import Collector, Roller
@@ -33,6 +33,7 @@ from coevolve_jax.evolve import Evolver
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
+from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.run import Run, RunState, claim, timed
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -55,6 +56,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     c, workdir = config, Path(workdir)
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
+    plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     policy = build.policy(c.model, mesh)
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed

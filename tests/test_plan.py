@@ -119,17 +119,17 @@ def test_a_plan_fits_where_room_is_left():
 
 
 def test_experts_on_gpus_are_refused_and_only_there(configs):
-    text = plan.table(configs["bfcl_qwen3_30b_a3b"], ["gpu-8x80", "v6e-16"], [16384], 1)
+    text = plan.table(configs["bfcl_qwen3_30b_a3b"], ["h100-8", "v6e-16"], [16384], 1)
     cells = {line.split(" | ")[0][2:]: line.split(" | ") for line in text.splitlines() if "fsdp=" in line}
-    assert set(cells["gpu-8x80"][3:11]) == {"-"} and cells["gpu-8x80"][-1] == "refused |"
+    assert set(cells["h100-8"][3:11]) == {"-"} and cells["h100-8"][-1] == "refused |"
     assert cells["v6e-16"][-1] == "no |" and "-" not in cells["v6e-16"]
     assert text.count("128 experts") == 1
-    assert "refused" not in plan.table(configs["bfcl_qwen3_4b"], ["gpu-8x80"], [16384], 1)
+    assert "refused" not in plan.table(configs["bfcl_qwen3_4b"], ["h100-8"], [16384], 1)
 
 
 def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
     """JAX takes 75% of a GPU by itself; commands that need more set what the plan counts with."""
-    text = plan.table(configs["bfcl_qwen3_4b"], ["gpu-8x80"], [16384], 1)
+    text = plan.table(configs["bfcl_qwen3_4b"], ["h100-8"], [16384], 1)
     setting = f"XLA_PYTHON_CLIENT_MEM_FRACTION={plan.USABLE}"
     assert setting in text and f"{plan.USABLE:.0%} of the memory" in text
     assert setting not in plan.table(configs["bfcl_qwen3_4b"], ["v5p-8"], [16384], 1)
@@ -146,7 +146,7 @@ def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
 
 def test_what_cannot_be_planned_is_named():
     with pytest.raises(ValueError, match="tensor=3 do not divide 8 devices"):
-        plan.make_mesh(plan.TOPOLOGIES["gpu-8x80"], {"tensor": 3})
+        plan.make_mesh(plan.TOPOLOGIES["h100-8"], {"tensor": 3})
     with pytest.raises(ValueError, match="config.model is 'nowhere/Some-Model'.*Qwen3-4B-Instruct-2507"):
         plan.load_model("nowhere/Some-Model")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -64,10 +65,12 @@ def start_processes(spec: str) -> None:
         )
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer."""
+def make_mesh(
+    data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
+) -> Mesh:
+    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer. devices: by default JAX's."""
     shape = (data, fsdp, expert, tensor)
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     if min(shape) < 1 or math.prod(shape) > len(devices):
         sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape))
         raise ValueError(
@@ -126,6 +129,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are, as JAX names it: cpu, gpu or tpu."""
     return mesh.devices.flat[0].platform
+
+
+def device_memory(mesh: Mesh) -> int | None:
+    """Bytes that JAX may take of each device; None where that is not known, as on CPUs."""
+    return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
 def row_parts(mesh: Mesh) -> int:

@@ -178,6 +178,10 @@ class Learner:
         old = batch.sampler_logprobs if self.scores or not self._config.tis_cap else None
         return self._update.lower(self.abstract_state, self._reference, batch, old)
 
+    def lower_score(self, batch: Batch) -> jax.stages.Lowered:
+        """The program of `score`, as `lower` has the update's."""
+        return self._score.lower(self.abstract_state.params, self._reference, batch)
+
     def gradients(
         self, params: Any, reference: Any, batch: Batch[jax.Array], old_logprobs: jax.Array | None
     ) -> tuple[Any, dict[str, jax.Array]]:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 # On one CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary, which may
 # be spread over devices, is one tile: products are so fast there that fewer and larger ones are better.
 CPU_BLOCK, CPU_TILE = 256, 2048
+SCOPE = "logprobs"  # of its loops in compiled programs
 LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a number
 
 
@@ -84,13 +85,18 @@ def token_logprobs(
         return single[0][0], single[1][0]
 
     rows, length, _ = hidden.shape
-    columns, tile = min(max(1, chunk // rows), length), unembedding.shape[vocab_axis]
+    columns, tile = block_columns(rows, length, chunk, platform), unembedding.shape[vocab_axis]
     if platform == "cpu":
-        columns = min(columns, CPU_BLOCK)
         tile = tile if whole else _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
     plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform)
     return _masked_logprobs(plan, hidden, unembedding, targets, mask)
+
+
+def block_columns(rows: int, length: int, chunk: int, platform: str) -> int:
+    """Columns of a block: how many positions of each of `rows` rows have their logits at once."""
+    columns = min(max(1, chunk // rows), length)
+    return min(columns, CPU_BLOCK) if platform == "cpu" else columns
 
 
 def _even(size: int, limit: int, multiple: int = 16) -> int:
@@ -104,6 +110,7 @@ def _masked_logprobs(plan: _Plan, hidden: jax.Array, matrix: jax.Array, targets:
     return _forward(plan, hidden, matrix, targets, mask)[0]
 
 
+@jax.named_scope(SCOPE)
 def _forward(plan: _Plan, hidden, matrix, targets, mask):
     order, back, used = _order(plan.columns, mask)
     h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
@@ -147,6 +154,7 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
     return outputs, (hidden, matrix, targets, mask, logz)
 
 
+@jax.named_scope(SCOPE)
 def _backward(plan: _Plan, residuals, cotangents):
     hidden, matrix, targets, mask, logz = residuals
     order, back, used = _order(plan.columns, mask)

@@ -1,0 +1,56 @@
+"""Compiles every command for hardware that the documents show, one after the other, and prints what the compilers say.
+
+    make aot-all
+
+COMMANDS is the list; tests/test_aot.py holds the documents against it. A program of full size takes minutes of a core, and up to 4 GB.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Command(NamedTuple):
+    """place: the file that shows it. rows: of a micro-batch on each device. quick: `make test` compiles it, where `make aot` has been run."""
+
+    place: str
+    config: str
+    topology: str
+    rows: int
+    length: int = 25600
+    quick: bool = False
+
+    def line(self) -> list[str]:
+        """The command that compiles it."""
+        return [
+            "experiments/plan.py",
+            "--compile",
+            f"--config=configs/{self.config}.py",
+            f"--topology={self.topology}",
+            f"--rows={self.rows}",
+            f"--row_length={self.length}",
+        ]
+
+
+COMMANDS = (
+    Command("configs/bfcl_qwen3_4b.py", "bfcl_qwen3_4b", "h100-4", 2, quick=True),
+    Command("configs/bfcl_qwen2_5_7b.py", "bfcl_qwen2_5_7b", "h100-4", 1),
+    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
+    Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
+    Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "v6e-64", 1),
+)
+
+
+def main() -> None:
+    for command in COMMANDS:
+        print(f"\n## {command.place}\n\n    python {' '.join(command.line())}\n", flush=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, *command.line()], cwd=ROOT, env=environment, check=False)
+
+
+if __name__ == "__main__":
+    main()

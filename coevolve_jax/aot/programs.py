@@ -1,0 +1,193 @@
+"""The update and the score of a config, compiled for a topology from shapes alone: memory by part, work by loop, the estimated time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from coevolve_jax.aot import work as works
+from coevolve_jax.aot.hlo import Loop
+from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo import logprobs
+from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.plan import shard_bytes
+from coevolve_jax.topologies import Topology
+
+GIB = 2**30
+ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vocabulary", "other loop"
+# Products of queries with keys, or the like, of a call of an attention kernel, by a word in its name; the first that fits.
+_PRODUCTS = (("preprocess", 0), ("dkv", 4), ("dq", 3), ("backward", 5), ("fwd", 2), ("forward", 2))
+_REFUSED = re.compile(r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm")
+
+
+class Size(NamedTuple):
+    """rows: of a micro-batch on each device. length: tokens of a row."""
+
+    rows: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """What the compiler says of one program; bytes are of one device.
+
+    parts: name -> bytes, which add up to `peak`; empty where it was refused. peak: as the compiler counts it, of `limit`.
+    loops: what is done in which loop, times: how often in a whole update, with every row full and every token trained.
+    """
+
+    parts: dict[str, int]
+    peak: int
+    limit: int
+    loops: dict[str, works.Work]
+    times: dict[str, int]
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.limit
+
+
+def compile_programs(
+    config: ConfigDict, model: QwenConfig, mesh: Mesh, topology: Topology, size: Size, usable: float
+) -> dict[str, Account]:
+    """name -> account, of the update and, where the learner takes it, of the score. Nothing is allocated on any device.
+
+    usable: share of a GPU's memory that a program may take; TPU compilers know their own limit.
+    Raises ValueError as `Learner` does.
+    """
+    reference = hf_io.abstract_params(model)
+    learner = Learner(
+        model, config.learner, reference, temperature=config.rollout.temperature, mesh=mesh, seed=config.seed
+    )
+    rows = size.rows * sharding.row_parts(mesh)
+    micros = -(-config.rollout.tasks_per_step * config.rollout.group_size // rows)
+    batch = abstract_batch((micros, rows, size.length), learner.routing)
+    programs = {"update": learner.lower}
+    if learner.scores:
+        programs["score"] = learner.lower_score
+    given = {
+        "parameters": shard_bytes(mesh, learner.abstract_state.params),
+        "reference": shard_bytes(mesh, reference),
+        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state),
+    }
+    times = _times(config, model, mesh, size, micros)
+    work = lambda text: _add_attention(_by_kind(works.by_loop(text, kind)), model, mesh, size)
+    accounts = {}
+    for name, lower in programs.items():
+        try:
+            compiled = lower(batch).compile()
+        except jax.errors.JaxRuntimeError as error:
+            used = _REFUSED.search(str(error))
+            if not used:
+                raise
+            accounts[name] = Account({}, _bytes(*used.group(1, 2)), _bytes(*used.group(3, 4)), {}, times)
+            continue
+        parts = _parts(
+            compiled.memory_analysis(),
+            {k: v for k, v in given.items() if name == "update" or k != "optimizer"},
+        )
+        limit = int(usable * topology.memory) if topology.platform == "gpu" else topology.memory
+        accounts[name] = Account(parts, sum(parts.values()), limit, work(compiled.as_text()), times)
+    return accounts
+
+
+def abstract_batch(shape: tuple[int, int, int], routing: tuple[int, int]) -> Batch[Any]:
+    """A batch of micro-batches, rows and tokens of that number, without numbers. routing: as of `Learner`."""
+    array = lambda dtype, *more: jax.ShapeDtypeStruct((*shape, *more), dtype)
+    return Batch(
+        tokens=array(jnp.int32),
+        positions=array(jnp.int32),
+        segment_ids=array(jnp.int32),
+        targets=array(jnp.int32),
+        mask=array(jnp.bool_),
+        sampler_logprobs=array(jnp.float32),
+        advantages=array(jnp.float32),
+        used=jax.ShapeDtypeStruct((), jnp.int32),
+        routing=array(jnp.int16, *routing),
+    )
+
+
+def kind(path: str) -> str:
+    """The kind of a loop by its path in the traced program."""
+    if path.endswith("layers/while"):
+        return LAYER
+    if re.search(rf"\b{logprobs.SCOPE}\)*/while$", path):
+        return VOCABULARY
+    return MICROBATCH if path.count("while") == 1 else OTHER
+
+
+def seconds(account: Account, topology: Topology, devices: int) -> dict[str, float]:
+    """Estimates for a whole update at the published peaks: of products, of memory, of the links between devices; and their
+    "overlapped", the largest of the three for each loop. No program reaches them."""
+    totals = {"products": 0.0, "memory": 0.0, "links": 0.0, "overlapped": 0.0}
+    for name, work in account.loops.items():
+        one = {
+            "products": work.operations / topology.operations,
+            "memory": work.bytes / topology.bandwidth,
+            "links": sent(work.collectives, devices) / topology.link,
+        }
+        one["overlapped"] = max(one.values())
+        for part, value in one.items():
+            totals[part] += account.times[name] * value
+    return totals
+
+
+def sent(collectives: Mapping[str, tuple[int, float]], devices: int) -> float:
+    """Bytes that each device sends, around a ring. An all-reduce goes around twice."""
+    rounds = {"all-reduce": 2}
+    return (
+        sum(rounds.get(name, 1) * size for name, (_, size) in collectives.items()) * (devices - 1) / devices
+    )
+
+
+def _by_kind(found: Mapping[tuple[Loop, ...], works.Work]) -> dict[str, works.Work]:
+    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs, once where that is not known."""
+    parts: dict[str, list[tuple[int, works.Work]]] = {}
+    for loops, work in found.items():
+        inner = list(itertools.takewhile(lambda loop: loop.kind == OTHER, reversed(loops)))
+        name = loops[-len(inner) - 1].kind if len(inner) < len(loops) else ONCE
+        parts.setdefault(name, []).append((math.prod(loop.trips or 1 for loop in inner), work))
+    return {name: works.total(some) for name, some in parts.items()}
+
+
+def _times(config: ConfigDict, model: QwenConfig, mesh: Mesh, size: Size, micros: int) -> dict[str, int]:
+    parts, tokens = sharding.row_parts(mesh), size.rows * size.length
+    columns = logprobs.block_columns(parts, tokens, config.learner.logprob_chunk, sharding.platform(mesh))
+    layers, blocks = model.num_hidden_layers, -(-tokens // columns)
+    return {ONCE: 1, MICROBATCH: micros, LAYER: micros * layers, VOCABULARY: micros * blocks}
+
+
+def _add_attention(
+    loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size
+) -> dict[str, works.Work]:
+    """Adds the operations of attention kernels: half of all pairs of tokens of a row meet, whatever its segments."""
+    heads = model.num_attention_heads // mesh.shape["tensor"]
+    product = size.rows * heads * model.head_dim * size.length**2  # 2 operations for half of the pairs
+    count = lambda path: next((n for word, n in _PRODUCTS if word in path), 0)
+    extra = lambda work: product * sum(calls * count(path) for path, calls in work.kernels.items())
+    return {name: work._replace(operations=work.operations + extra(work)) for name, work in loops.items()}
+
+
+def _parts(m: Any, given: Mapping[str, int]) -> dict[str, int]:
+    return {
+        **given,
+        "batch": m.argument_size_in_bytes - sum(given.values()),
+        "results": m.output_size_in_bytes - m.alias_size_in_bytes,
+        "work": m.temp_size_in_bytes,
+        "code": m.generated_code_size_in_bytes,
+    }
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * {"M": 2**20, "G": GIB}[unit])

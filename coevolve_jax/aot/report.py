@@ -1,0 +1,77 @@
+"""The compiler's account of a config's programs as text."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import plan
+from coevolve_jax.aot import devices, programs
+from coevolve_jax.distributed import sharding
+from coevolve_jax.models import moe
+from coevolve_jax.topologies import GB, TOPOLOGIES
+
+
+def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
+    """Markdown: for each program its memory by part, beside the plan's; its work by loop; its estimated time; and, where it does not
+    fit, what to change. config: of a run. name: of a topology.
+
+    Raises ValueError where the compilers are not installed or the topology, the mesh or the model does not allow it.
+    """
+    topology, model = TOPOLOGIES[name], plan.load_model(config.model)
+    moe.check_trainable(model, topology.platform)
+    axes = dict(plan.make_mesh(topology, config.mesh).shape)
+    mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
+    planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length)
+    accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE)
+    sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
+    lines = [
+        f"{config.model} on {name} ({sizes}), {size.rows} row(s) of {size.length:,} tokens per device, GB per device"
+    ]
+    for program, account in accounts.items():
+        lines += ["", f"**{program}**: {_verdict(account)}"]
+        if program == "update":
+            lines[-1] += f" The plan is {planned.total / GB:.1f} GB."
+        if account.parts:
+            lines += ["", *_memory(account), "", *_work(account, topology, mesh.size)]
+        if not account.fits and program == "update":
+            scale = account.peak / planned.total
+            change = plan.smallest_change(
+                model, config.learner, mesh, account.limit, rows=size.rows, length=size.length, scale=scale
+            )
+            lines += ["", f"What would fit: {change}, corrected by what the compiler asks for here."]
+    return "\n".join(lines)
+
+
+def _verdict(account: programs.Account) -> str:
+    """In GB (10**9) and GiB, since compilers and vendors count differently."""
+    word = "fits" if account.fits else "does not fit"
+    both = lambda x: f"{x / GB:.1f} GB ({x / programs.GIB:.1f} GiB)"
+    return f"{word}, {both(account.peak)} of {both(account.limit)}."
+
+
+def _memory(account: programs.Account) -> list[str]:
+    names = [*account.parts, "peak"]
+    cells = [f"{x / GB:.2f}" for x in (*account.parts.values(), account.peak)]
+    return [f"| {' | '.join(names)} |", "|" + "---:|" * len(names), f"| {' | '.join(cells)} |"]
+
+
+def _work(account: programs.Account, topology, count: int) -> list[str]:
+    lines = [
+        "| in | times per update, at most | operations, 10^12 | bytes, GB, at most | collectives (bytes of whole arrays, GB) |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for name, times in account.times.items():
+        work = account.loops.get(name)
+        if work is None:
+            continue
+        moved = ", ".join(f"{n} {op} ({size / GB:.3f})" for op, (n, size) in sorted(work.collectives.items()))
+        lines.append(
+            f"| {name} | {times:,} | {work.operations / 1e12:.3f} | {work.bytes / GB:.2f} | {moved or 'none'} |"
+        )
+    s = programs.seconds(account, topology, count)
+    lines += [
+        "",
+        f"Estimate, no measurement, at published peaks and with every row full: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
+        f"links {s['links']:.1f} s; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
+    ]
+    return lines

@@ -1,0 +1,164 @@
+"""What a compiled program does: operations, bytes and collectives, by the loop in which they are.
+
+XLA's own account of a program (`cost_analysis`) takes a loop's body once, so it says nothing of a program of loops. Here every instruction
+belongs to the loops around it.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from coevolve_jax.aot.hlo import Computations, Instruction, Loop, parse, shapes, size_of, walk
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+# Give another view of what is there, or stand for what other instructions do.
+_FREE = {
+    *(
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "iota",
+        "partition-id",
+        "replica-id",
+    ),
+    *("while", "conditional", "call", "async-start", "async-update", "async-done", "optimization-barrier"),
+}
+
+
+class Work(NamedTuple):
+    """Of one device in one pass through a loop's body, without the loops in it.
+
+    operations: of matrix products, two for each multiplication and addition. bytes: operands and results of all instructions, as
+    they go to and from memory at most. collectives: name -> (how many, bytes of the whole arrays). kernels: name ->
+    calls of kernels that are written by hand, whose work XLA does not know.
+    """
+
+    operations: float
+    bytes: float
+    collectives: dict[str, tuple[int, float]]
+    kernels: dict[str, int]
+
+
+def by_loop(text: str, kinds: Callable[[str], str]) -> dict[tuple[Loop, ...], Work]:
+    """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced program -> its kind."""
+    entry, computations = parse(text)
+    types = {i.name: i.type for body in computations.values() for i in body}
+    found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
+    for loops, instruction, fused in walk(computations, entry, (), kinds):
+        found[loops].append(_one(instruction, fused, types, computations))
+    return {loops: total((1, part) for part in parts) for loops, parts in found.items()}
+
+
+def _one(i: Instruction, fused: bool, types: Mapping[str, str], computations: Computations) -> Work:
+    base = i.opcode.removesuffix("-start")
+    if base in COLLECTIVES:
+        return Work(0, 0, {base: (1, _whole(i, types))}, {})
+    if i.opcode in ("dot", "convolution"):
+        operations = _product(i, types)
+        return Work(operations, 0 if fused else _moved(i, types, computations), {}, {})
+    kernels = {}
+    if i.opcode == "custom-call":
+        path = i.attribute(r'op_name="([^"]*)"') or ""
+        if "pallas_call" in path or 'custom_call_target="tpu_custom_call"' in i.rest:
+            kernels = {f"{path}/{i.name}": 1}
+    moves = not fused and i.opcode not in _FREE and not i.opcode.endswith("-done")
+    return Work(0, _moved(i, types, computations) if moves else 0, {}, kernels)
+
+
+def total(parts: Iterable[tuple[int, Work]]) -> Work:
+    """The sum of work that is done so many times."""
+    operations, moved = 0.0, 0.0
+    collectives: dict[str, tuple[int, float]] = {}
+    kernels: collections.Counter[str] = collections.Counter()
+    for times, part in parts:
+        operations += times * part.operations
+        moved += times * part.bytes
+        for name, (count, size) in part.collectives.items():
+            before = collectives.get(name, (0, 0.0))
+            collectives[name] = before[0] + times * count, before[1] + times * size
+        kernels.update({name: times * calls for name, calls in part.kernels.items()})
+    return Work(operations, moved, collectives, dict(kernels))
+
+
+def _whole(i: Instruction, types: Mapping[str, str]) -> float:
+    """Bytes of the arrays of a collective where they are whole: what is gathered, or what is to be scattered or added."""
+    given, own = sum(size_of(types[name]) for name in i.operands), size_of(i.type)
+    started = i.opcode.endswith("-start") and i.type.startswith("(")  # whose type has the operands too
+    return max(given, own - given if started else own)
+
+
+def _product(i: Instruction, types: Mapping[str, str]) -> float:
+    """Operations of a product of matrices, which on TPUs is a convolution."""
+    result = math.prod(shapes(i.type)[0][1])
+    left, right = (shapes(types[name])[0][1] for name in i.operands[:2])
+    if i.opcode == "dot":
+        axes = i.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+        return 2.0 * result * math.prod(left[int(axis)] for axis in axes.split(",") if axis)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.rest)
+    if not labels:
+        raise ValueError(f"Convolution {i.name} has no dim_labels.")
+    arrays = zip(labels.groups(), (left, right, shapes(i.type)[0][1]))
+    given, kernel, made = (dict(zip(names, sizes)) for names, sizes in arrays)
+    taps = [_taps(i, int(axis), given[axis], kernel[axis], made[axis]) for axis in given if axis.isdigit()]
+    return 2.0 * made["b"] * made["f"] * kernel["i"] * math.prod(taps)
+
+
+def _taps(i: Instruction, axis: int, given: int, kernel: int, made: int) -> int:
+    """Pairs of a result and a place of the kernel that meet a number and no padding, along one axis."""
+    window = i.attribute(r"window=\{([^}]*)\}") or ""
+
+    def value(name: str, default: str) -> str:
+        found = re.search(rf"\b{name}=([\d_x\-]+)", window)
+        return found[1].split("x")[axis] if found else default
+
+    stride, spread, holes = (int(value(name, "1")) for name in ("stride", "lhs_dilate", "rhs_dilate"))
+    low = int(value("pad", "0_0").split("_")[0])
+    places = (r * stride + k * holes - low for r in range(made) for k in range(kernel))
+    return sum(0 <= place <= (given - 1) * spread and place % spread == 0 for place in places)
+
+
+def _moved(i: Instruction, types: Mapping[str, str], computations: Computations) -> float:
+    """Bytes of an instruction's operands and results; of an array of which it takes or writes a slice, the slice's."""
+    if i.opcode in ("dynamic-slice", "slice", "gather"):
+        return 2 * size_of(i.type)
+    if i.opcode == "dynamic-update-slice":
+        return 2 * size_of(types[i.operands[1]])
+    called = i.attribute(r"calls=%?([\w.\-]+)") if i.opcode == "fusion" else None
+    if not called:
+        return size_of(i.type) + sum(size_of(types[name]) for name in i.operands)
+    return _fusion(i, types, computations[called])
+
+
+def _fusion(i: Instruction, types: Mapping[str, str], body: list[Instruction]) -> float:
+    views = {x.name: x.operands[0] for x in body if x.opcode == "bitcast" and x.operands}
+
+    def source(name: str) -> str:
+        return source(views[name]) if name in views else name
+
+    users: dict[str, list[Instruction]] = collections.defaultdict(list)
+    for x in body:
+        for name in x.operands if x.opcode != "bitcast" else ():
+            users[source(name)].append(x)
+    read = 0.0
+    for p in (x for x in body if x.opcode == "parameter"):
+        uses = users[p.name]
+        if uses and all(
+            source(x.operands[0]) == p.name and x.opcode in ("dynamic-slice", "slice", "gather") for x in uses
+        ):
+            read += sum(size_of(x.type) for x in uses)
+        elif not all(x.opcode == "dynamic-update-slice" and source(x.operands[0]) == p.name for x in uses):
+            read += size_of(p.type)
+    root = next((x for x in body if x.root), None)
+    written = size_of(i.type)
+    while root is not None and root.opcode == "bitcast":
+        root = next((x for x in body if x.name == views[root.name]), None)
+    if root is not None and root.opcode == "dynamic-update-slice":
+        written = size_of(types[root.operands[1]])
+    return read + written

@@ -1,0 +1,61 @@
+"""Machines that an update is planned and compiled for: their devices and their makers' published figures.
+
+TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM, and of DGX H100 for the
+network between two hosts (one 400 Gb/s port for each GPU).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+GB = 10**9
+TERA = 10**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it.
+
+    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device, 0 where nothing
+    is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per second of its memory; link, bytes
+    per second that it sends to the others, in one direction.
+    """
+
+    devices: int
+    memory: int
+    platform: str = "tpu"
+    compiler: str = ""
+    operations: float = 0
+    bandwidth: float = 0
+    link: float = 0
+
+
+def _v5e(devices: int, grid: str) -> Topology:
+    return Topology(devices, 16 * GB, "tpu", f"v5e:{grid}", 197 * TERA, 819 * GB, 200 * GB)
+
+
+def _v6e(devices: int, grid: str) -> Topology:
+    return Topology(devices, 32 * GB, "tpu", f"v6e:{grid}", 918 * TERA, 1600 * GB, 400 * GB)
+
+
+def _h100(hosts: int, each: int) -> Topology:
+    link = 450 * GB if hosts == 1 else 50 * GB  # NVLink; between hosts, InfiniBand
+    return Topology(hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, link)
+
+
+TOPOLOGIES = {
+    "gpu-1x16": Topology(1, 16 * GB, "gpu"),
+    "gpu-1x24": Topology(1, 24 * GB, "gpu"),
+    "h100-4": _h100(1, 4),
+    "h100-8": _h100(1, 8),
+    "h100-16": _h100(2, 8),
+    "h200-8": Topology(8, 141 * GB, "gpu"),
+    "v5e-16": _v5e(16, "4x4"),
+    "v5e-64": _v5e(64, "8x8"),
+    # The name counts cores; two make a chip, which is one device.
+    "v5p-8": Topology(4, 95 * GB, "tpu", "v5p:2x2x1", 459 * TERA, 2765 * GB, 600 * GB),
+    "v6e-4": _v6e(4, "2x2"),  # also half of a v6e-8 that is shared with the server
+    "v6e-8": _v6e(8, "2x4"),
+    "v6e-16": _v6e(16, "4x4"),
+    "v6e-64": _v6e(64, "8x8"),
+}

@@ -1,0 +1,202 @@
+"""What is read from compiled programs, against programs whose work is known; and the list of commands for hardware."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coevolve_jax import plan
+from coevolve_jax.aot import devices, programs
+from coevolve_jax.aot import work as works
+from coevolve_jax.config import load_file
+from coevolve_jax.topologies import GB, TOPOLOGIES
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import hardware
+
+
+def read(function, *shapes):
+    """The work of the function's compiled program, by kinds of loops."""
+    compiled = jax.jit(function).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile()
+    return works.by_loop(compiled.as_text(), lambda path: path.rpartition("/")[2])
+
+
+def test_products_count_in_the_loop_that_they_are_in():
+    def program(x, w):
+        layers = lambda x: jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, length=5)[0]
+        return jax.lax.while_loop(lambda x: jnp.sum(x) < 3, layers, x @ w)
+
+    found = read(program, (32, 64), (64, 64))
+    product = 2 * 32 * 64 * 64
+    by_trips = {tuple(loop.trips for loop in loops): work.operations for loops, work in found.items()}
+    assert {trips: n for trips, n in by_trips.items() if n} == {(): product, (None, 5): product}
+
+
+def test_a_slice_of_a_large_array_moves_no_more_than_the_slice():
+    def program(table, i):
+        return jax.lax.fori_loop(
+            0, 7, lambda i, x: x + jax.lax.dynamic_index_in_dim(table, i, keepdims=False), i
+        )
+
+    found = read(program, (1000, 256), (256,))
+    inside = sum(work.bytes for loops, work in found.items() if loops)
+    assert 3 * 256 * 4 <= inside < 100 * 256 * 4
+
+
+TPU_TEXT = """HloModule jit_f, is_scheduled=true
+
+%fused (p0: bf16[128,256], p1: bf16[256,512]) -> bf16[128,512] {
+  %p0 = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %c.1 = bf16[128,512]{1,0:T(8,128)(2,1)} convolution(%p0, %p1), dim_labels=bf_io->bf
+}
+
+ENTRY %main (a: bf16[128,64], b: bf16[256,512]) -> bf16[128,512] {
+  %a = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
+  %ags = (bf16[128,64]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)}) all-gather-start(%a), dimensions={1}
+  %agd = bf16[128,256]{1,0:T(8,128)(2,1)} all-gather-done(%ags)
+  ROOT %f = bf16[128,512]{1,0:T(8,128)(2,1)} fusion(%agd, %b), kind=kOutput, calls=%fused
+}
+"""
+
+
+def test_the_tpu_compilers_text_is_read():
+    (found,) = works.by_loop(TPU_TEXT, lambda _: "").values()
+    assert found.operations == 2 * 128 * 256 * 512
+    assert found.collectives == {"all-gather": (1, 128 * 256 * 2)}
+    assert found.bytes == 2 * (128 * 256 + 256 * 512 + 128 * 512)
+    with pytest.raises(ValueError, match="no text of an HLO module.*'nothing'"):
+        works.by_loop("nothing", lambda _: "")
+
+
+PROGRAM = """
+from coevolve_jax.aot import programs
+from coevolve_jax.config import load_file
+from coevolve_jax.distributed import sharding
+from coevolve_jax.topologies import GB, Topology
+from grpo_cases import MODEL
+config = load_file("configs/bfcl_tiny.py")
+config.learner.update(dtype="float32", epochs=2, tis_cap=2.0, remat=True, logprob_chunk=64)
+mesh = sharding.make_mesh(fsdp=8)
+size = programs.Size(1, 64)
+machine = Topology(8, GB, "cpu", "", 1e12, 1e11, 1e10)
+accounts = programs.compile_programs(config, MODEL, mesh, machine, size, 1.0)
+assert list(accounts) == ["update", "score"]
+update, score = accounts["update"], accounts["score"]
+assert update.fits and update.peak == sum(update.parts.values()) <= GB
+assert update.parts["optimizer"] > 2 * update.parts["parameters"] - 8 > 0 and update.parts["work"] > 0
+assert set(update.loops) == {"once", "micro-batch", "layer", "vocabulary"}, update.loops.keys()
+# The weights of a layer are whole in the layers' loop alone, each time; their gradients are added there.
+layer = update.loops["layer"].collectives
+assert layer["all-gather"][0] >= 2 and {"reduce-scatter", "all-reduce"} & set(layer), layer
+# Products with a layer's matrices: forward twice, one of them again, and backward; and the reference's. Attention is beside.
+weights = sum(a * b for a, b in ((16, 16), (16, 8), (16, 8), (16, 16), (16, 24), (16, 24), (24, 16)))
+once = 2 * 64 * weights
+assert 4 * once < update.loops["layer"].operations < 12 * once, update.loops["layer"].operations / once
+assert score.loops["layer"].operations < update.loops["layer"].operations / 3
+one, whole = programs.seconds(score, machine, 8), programs.seconds(update, machine, 8)
+assert all(0 < one[part] < whole[part] for part in whole)
+assert max(whole[part] for part in ("products", "memory", "links")) <= whole["overlapped"]
+"""
+
+
+def test_the_update_on_eight_devices_is_accounted_for():
+    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=ROOT, env=environment)
+
+
+def test_an_estimate_is_the_published_peaks():
+    work = works.Work(2e12, 4e9, {"all-reduce": (3, 1e9), "all-gather": (1, 2e9)}, {})
+    account = programs.Account({}, 0, 0, {"layer": work}, {"layer": 10})
+    machine = dataclasses.replace(TOPOLOGIES["v6e-8"], operations=1e12, bandwidth=1e9, link=1e9)
+    assert programs.sent(work.collectives, 4) == (2 * 1e9 + 2e9) * 3 / 4
+    told = programs.seconds(account, machine, 4)
+    assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
+
+
+@pytest.fixture(scope="module")
+def four():
+    return load_file(ROOT / "configs" / "bfcl_qwen3_4b.py")
+
+
+def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
+    model = plan.load_model(four.model)
+    mesh = plan.make_mesh(TOPOLOGIES["v6e-4"], {})
+    memory = plan.USABLE * 32 * GB
+    change = lambda memory, rows, learner=four.learner: plan.smallest_change(
+        model, learner, mesh, memory, rows=rows, length=25600
+    )
+    total = lambda mesh, rows: plan.plan(model, four.learner, mesh, rows=rows, length=25600).total
+    assert "config.learner.rows_per_microbatch=4 " in change(total(mesh, 1), 3)
+    assert "config.learner.rows_per_microbatch=8 " in change(total(mesh, 2), 3)
+    told = change(memory, 2)  # one row each does not fit either
+    assert total(mesh, 1) > memory and "config.mesh.fsdp=8 (8 devices)" in told
+    assert "rows_per_microbatch=8 and" in told
+    assert total(plan.make_mesh(TOPOLOGIES["v6e-8"], {}), 1) <= memory
+    assert "devices with more memory" in change(GB, 2)
+    kept = four.learner.copy_and_resolve_references()
+    kept.remat = False
+    assert change(total(mesh, 1), 1, kept).startswith("set config.learner.remat=True (")
+
+
+def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
+    model, mesh = plan.load_model(four.model), plan.make_mesh(TOPOLOGIES["v6e-4"], {})
+    pattern = r"needs about 43\.\d GB of each device, and 40\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    with pytest.raises(ValueError, match=pattern):
+        plan.check_fits(four, model, mesh, 40 * GB)
+    plan.check_fits(four, model, mesh, 80 * GB)
+    plan.check_fits(four, model, mesh, None)  # CPUs do not say
+    adapted = four.copy_and_resolve_references()
+    adapted.learner.lora_rank = 8
+    plan.check_fits(adapted, model, mesh, 1)
+
+
+def test_what_cannot_be_compiled_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"compilers are not in {tmp_path}: run make aot"):
+        devices.describe(TOPOLOGIES["v6e-8"], tmp_path)
+    with pytest.raises(ValueError, match="Nothing is compiled for this topology"):
+        devices.describe(TOPOLOGIES["gpu-1x24"], tmp_path)
+
+
+def test_every_command_for_accelerators_is_in_the_list():
+    """Of files that show one: main.py with a config of a published model, or launch.sh, which has the config of tpu_scripts/env.sh."""
+    shown = set()
+    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/bfcl_qwen*.py")):
+        text = path.read_text()
+        main = re.search(r"main\.py --config=configs/bfcl_qwen", text)
+        launch = re.search(r"^ {4}tpu_scripts/launch\.sh", text, re.M)
+        if main or launch:
+            shown.add(str(path.relative_to(ROOT)))
+    planned = {
+        "configs/bfcl_qwen2_5_0_5b.py"
+    }  # one GPU of 24 GB, for which there is no description of a compiler's
+    assert shown - planned == {command.place for command in hardware.COMMANDS}
+    for command in hardware.COMMANDS:
+        assert TOPOLOGIES[command.topology].compiler
+        config = load_file(ROOT / "configs" / f"{command.config}.py")
+        assert command.length == config.learner.row_length
+    peaks = (ROOT / "docs" / "memory.md").read_text()
+    for command in hardware.COMMANDS:
+        assert f"`{command.place}`" in peaks
+
+
+@pytest.mark.skipif(
+    not devices.installed(), reason="the compilers for accelerators are not installed: run make aot"
+)
+@pytest.mark.parametrize("command", [c for c in hardware.COMMANDS if c.quick], ids=lambda c: c.place)
+def test_quick_commands_compile_and_fit(command, environ):
+    run = subprocess.run(
+        [sys.executable, *command.line()], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    assert "**update**: fits" in run.stdout and "Estimate, no measurement" in run.stdout
