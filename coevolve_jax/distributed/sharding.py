@@ -136,7 +136,7 @@ def device_memory(mesh: Mesh) -> int | None:
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
-def row_parts(mesh: Mesh) -> int:
+def row_parts(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[name] for name in ROWS)
 

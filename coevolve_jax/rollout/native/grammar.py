@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     ) from None
 
 # As json.dumps writes it. Where white space is free, a weak model writes nothing else.
-WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 KEPT = 64  # schemas that stay compiled
 
 
