@@ -27,6 +27,7 @@ from openai_server import Model, OpenAIServer, action, schemas, steps
 from coevolve_jax import envs
 from coevolve_jax.config import load_file
 from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.base import action_pattern
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm, scripted
 from coevolve_jax.explorers.base import Episode, Limits, Roles
@@ -120,7 +121,7 @@ class Twins:
 
     def __init__(self, roles: Roles, pool: Injecting):
         self._roles, self._pool, self._client = roles, pool, Recorder()
-        self._own = llm.Reflector(self._client, bfcl.tools), llm.Explorer(self._client)
+        self._own = llm.Reflector(self._client, bfcl.tools, action_pattern), llm.Explorer(self._client)
         self.prompts, self.moved = Counter(), 0
 
     def reflect(self, evidence):
