@@ -13,7 +13,8 @@ fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs fro
 Tasks are made by rules here (explorer=scripted). As in the paper, by a model behind an endpoint (docs/llm_explorer.md):
 
     --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
-        --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6
+        --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6 \\
+        --config.evolution.overlap=5
 
 The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
 """

@@ -151,9 +151,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.evolution = ConfigDict()
     c.evolution.every = 10  # F, GRPO steps between evolutions
-    c.evolution.overlap = (
-        0  # steps that an evolution goes on beside training, before D_t grows; 0: training waits
-    )
+    c.evolution.overlap = 0  # steps that an evolution has beside training before D_t grows; 0: training waits
     c.evolution.settle_steps = 10  # none in the last so many steps: what is born must be trained on
     c.evolution.tasks = 24  # validated tasks wanted per evolution
     c.evolution.contexts = 24  # trajectories reflected on at most, per evolution
