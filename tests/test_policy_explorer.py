@@ -326,7 +326,7 @@ def run_config(**changes):
     config = settings("coevolve")
     return configs.override(
         config,
-        {"explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024,
+        {"explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024, "steps": 3,
          "evolution.every": 1, "evolution.rounds": 2, "evolution.steps": 5, **changes},
     )  # fmt: skip
 
@@ -334,6 +334,17 @@ def run_config(**changes):
 def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
     """It reflects and judges, which it cannot; rules act and abstract. All is done again with the weights of then."""
     config = run_config(**{"explorer.explorer": "scripted", "explorer.abstractor": "scripted"})
+    real, asked = Client.ask, []
+
+    def ask(self, role, *arguments):
+        answers = real(self, role, *arguments)
+        asked.append(role)
+        if len(asked) == kill_at:
+            raise KeyboardInterrupt
+        return answers
+
+    monkeypatch.setattr(Client, "ask", ask)
+    kill_at = None
     train(config, tmp_path / "whole")
     grown = [t["lineage"]["explorer"] for t in rows(tmp_path / "whole", "tasks.jsonl")]
     assert "policy" in grown[8:] and set(grown[:8]) == {"scripted"}
@@ -341,18 +352,12 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
     assert costs["explorer/llm_requests/reflect"] > 0 and costs["explorer/judge_silent"] > 0
     assert costs["explorer/llm_faults/truncated"] > 0
 
-    real, left = Client.ask, [4]  # while it evolves for the second time
-
-    def ask(self, *arguments):
-        answers = real(self, *arguments)
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return answers
-
-    monkeypatch.setattr(Client, "ask", ask)
+    assert asked.count("reflect") == 2 and asked[-1] == "judge"
+    kill_at = len(asked)  # in the last evolution, after it has reflected
+    asked.clear()
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed")
+    kill_at = None
     train(config, tmp_path / "killed")
     want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "killed")
     for name in want:

@@ -17,8 +17,6 @@ except ModuleNotFoundError:
         "'coevolve_jax[llm]', or set config.explorer.json_schema to False."
     ) from None
 
-# As json.dumps writes it. Where white space is free, a weak model writes nothing else.
-WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 KEPT = 64  # schemas that stay compiled
 
 
@@ -57,7 +55,10 @@ class Grammars:
         return Answer(self._start(schema, stop_ids).deep_copy())
 
     def _compile(self, schema: str, stop_ids: tuple[int, ...]) -> llguidance.LLMatcher:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=WRITTEN)
+        # As json.dumps writes it. Where white space is free, a weak model writes nothing else.
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(
+            schema, overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        )
         matcher = llguidance.LLMatcher(self._tokens(stop_ids), grammar, log_level=0)
         if matcher.is_error():
             why = matcher.get_error().partition("\n")[0]
