@@ -24,7 +24,7 @@ ASKS_POLICY = True
 DEFAULTS = {
     "temperature": 0.7,
     "max_tokens": 512,  # of an answer
-    "max_length": 8192,  # tokens of a question with its answer; a longer one is not asked, and counted
+    "max_length": 8000,  # tokens of a question with its answer; a longer one is not asked, and counted
     "json_schema": True,  # answers are constrained to a schema as they are sampled; False: they are only checked
     "solve": 0,  # attempts at each task from its words alone, to keep it (synthesis/solve.py); 0: it need not be solved
     "calibration": 4,  # failed proposals of a batch that the judge is asked about too, at most: does it agree?
