@@ -21,6 +21,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Episode, Limits
 from coevolve_jax.synthesis.explore import explore, unguided
+from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
@@ -196,6 +197,17 @@ def test_all_that_a_game_says_it_would_take_it_takes(train, pool):
             played.append(options[rng.integers(len(options))])
             pool.step([session], [played[-1:]])
         pool.close([session])
+
+
+@installed
+def test_a_copy_of_a_quest_is_a_leak_and_a_training_task_is_none(family, train):
+    quests = family.tasks("development", SETTINGS)
+    guard = LeakGuard(quests, features=family.features)
+    copy = dataclasses.replace(train[0], id="copy", turns=(Turn("Tidy up.", quests[0].calls),))
+    own = dataclasses.replace(
+        train[0], id="own", turns=(Turn("Look around.", tuple(act("look", "go east"))),)
+    )
+    assert guard.check(copy) == "near_evaluation" and guard.check(own) is None
 
 
 @installed
