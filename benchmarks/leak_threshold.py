@@ -24,7 +24,7 @@ from paraphrases import Tools, other_values, paraphrases, values_of
 
 from coevolve_jax import envs, names
 from coevolve_jax.config import load_file
-from coevolve_jax.envs.base import canonical
+from coevolve_jax.envs.base import canonical, wording
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.scripted.abstractor import word
@@ -149,7 +149,9 @@ def made_up(tasks: Sequence[Task], tools: Tools, wanted: int, rng: np.random.Gen
         some = itertools.islice((c for c in drawn if c.name in offered), int(rng.integers(2, 7)))
         own = tuple(fresh(call) for call in some)
         made.append(
-            Task(f"made-up-{number}", like.environment, {}, (Turn(word(own, tools(like), rng), own),))
+            Task(
+                f"made-up-{number}", like.environment, {}, (Turn(word(own, tools(like), rng, wording), own),)
+            )
         )
     return made
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from coevolve_jax.envs.base import wording
 from coevolve_jax.explorers.scripted.abstractor import value_text, word
 from coevolve_jax.types import Call, Task, Turn
 
@@ -73,7 +74,7 @@ def paraphrases(
     tools: function schemas of a task, as of its environment family. values: as `values_of`.
     """
     calls = task.calls
-    ours: Say = lambda calls: word(calls, tools(task), rng)
+    ours: Say = lambda calls: word(calls, tools(task), rng, wording)
     theirs: Say = lambda calls: in_other_words(calls, rng)
     made = [
         ("synonyms", True, _reworded(task, synonymous)),
