@@ -145,7 +145,7 @@ def smallest_change(
         changed.remat = again
         sizes = axes | {"fsdp": times * axes["fsdp"]}
         try:
-            larger = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+            larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
             total = scale * plan(model, changed, larger, rows=fewer, length=length).total
         except ValueError:  # so many devices do not divide a parameter
             break

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.experimental import topologies
 
 from coevolve_jax.topologies import Topology
@@ -60,7 +61,15 @@ def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
             "TPU_ACCELERATOR_TYPE", "v5litepod-16"
         )  # of a host that there is not; any will do
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-        return topologies.get_topology_desc(topology.compiler, "tpu").devices
+        try:
+            return topologies.get_topology_desc(topology.compiler, "tpu").devices
+        except jax.errors.JaxRuntimeError as error:
+            if "lockfile" not in str(error):
+                raise
+            raise ValueError(
+                "Another process compiles for TPUs, and only one can: wait until it has ended, or remove "
+                "/tmp/libtpu_lockfile where none does."
+            ) from None
     cuda = folder / "nvidia" / "cu13"
     os.environ["PATH"] = f"{cuda / 'bin'}{os.pathsep}{os.environ['PATH']}"  # ptxas
     # Without a device nothing can be timed, so no kernel is chosen by its time.

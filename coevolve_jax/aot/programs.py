@@ -29,7 +29,10 @@ GIB = 2**30
 ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vocabulary", "other loop"
 # Products of queries with keys, or the like, of a call of an attention kernel, by a word in its name; the first that fits.
 _PRODUCTS = (("preprocess", 0), ("dkv", 4), ("dq", 3), ("backward", 5), ("fwd", 2), ("forward", 2))
-_REFUSED = re.compile(r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm")
+# How the compiler for TPUs refuses a program: what it needs of what there is.
+_REFUSED = re.compile(
+    r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm|\(([\d.]+)([MG])\) exceeds available HBM \(([\d.]+)([MG])\)"
+)
 
 
 class Size(NamedTuple):
@@ -43,19 +46,23 @@ class Size(NamedTuple):
 class Account:
     """What the compiler says of one program; bytes are of one device.
 
-    parts: name -> bytes, which add up to `peak`; empty where it was refused. peak: as the compiler counts it, of `limit`.
+    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is given, returns elsewhere and
+    works with. alive: the most at one time by the compiler's own count, which for TPUs is less; 0 where it does not say. limit:
+    what it may take. The compiler for GPUs refuses nothing, and that for TPUs has passed a program whose parts add up to more
+    than a chip has: both count as not fitting.
     loops: what is done in which loop, times: how often in a whole update, with every row full and every token trained.
     """
 
     parts: dict[str, int]
     peak: int
+    alive: int
     limit: int
     loops: dict[str, works.Work]
     times: dict[str, int]
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.limit
+        return bool(self.parts) and self.peak <= self.limit
 
 
 def compile_programs(
@@ -88,17 +95,22 @@ def compile_programs(
         try:
             compiled = lower(batch).compile()
         except jax.errors.JaxRuntimeError as error:
-            used = _REFUSED.search(str(error))
-            if not used:
+            refused = _REFUSED.search(str(error))
+            if not refused:
                 raise
-            accounts[name] = Account({}, _bytes(*used.group(1, 2)), _bytes(*used.group(3, 4)), {}, times)
+            used, unit, there, unit_there = filter(None, refused.groups())
+            peak, limit = _bytes(used, unit), _bytes(there, unit_there)
+            accounts[name] = Account({}, peak, 0, limit, {}, times)
             continue
-        parts = _parts(
-            compiled.memory_analysis(),
-            {k: v for k, v in given.items() if name == "update" or k != "optimizer"},
+        own = {part: size for part, size in given.items() if name == "update" or part != "optimizer"}
+        memory: Any = compiled.memory_analysis()
+        parts = _parts(memory, own)
+        peak, limit = sum(parts.values()), topology.memory
+        if topology.platform == "gpu":
+            limit = int(usable * limit)
+        accounts[name] = Account(
+            parts, peak, memory.peak_memory_in_bytes, limit, work(compiled.as_text()), times
         )
-        limit = int(usable * topology.memory) if topology.platform == "gpu" else topology.memory
-        accounts[name] = Account(parts, sum(parts.values()), limit, work(compiled.as_text()), times)
     return accounts
 
 

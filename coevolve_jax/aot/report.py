@@ -50,8 +50,8 @@ def _verdict(account: programs.Account) -> str:
 
 
 def _memory(account: programs.Account) -> list[str]:
-    names = [*account.parts, "peak"]
-    cells = [f"{x / GB:.2f}" for x in (*account.parts.values(), account.peak)]
+    names = [*account.parts, "peak", "alive at once"]
+    cells = [f"{x / GB:.2f}" for x in (*account.parts.values(), account.peak, account.alive)]
     return [f"| {' | '.join(names)} |", "|" + "---:|" * len(names), f"| {' | '.join(cells)} |"]
 
 

@@ -89,7 +89,8 @@ def total(parts: Iterable[tuple[int, Work]]) -> Work:
 
 def _whole(i: Instruction, types: Mapping[str, str]) -> float:
     """Bytes of the arrays of a collective where they are whole: what is gathered, or what is to be scattered or added."""
-    given, own = sum(size_of(types[name]) for name in i.operands), size_of(i.type)
+    given = sum(size_of(types[name]) for name in i.operands)
+    own = sum(bits * math.prod(shape) / 8 for bits, shape in shapes(i.type) if shape)  # semaphores have none
     started = i.opcode.endswith("-start") and i.type.startswith("(")  # whose type has the operands too
     return max(given, own - given if started else own)
 
