@@ -1,8 +1,10 @@
-"""Compiles every command for hardware that the documents show, one after the other, and prints what the compilers say.
+"""Compiles every command for hardware that the documents show, one after the other, and prints what the
+compilers say.
 
     make aot-all
 
-COMMANDS is the list; tests/test_aot.py holds the documents against it. A program of full size takes minutes of a core, and up to 4 GB.
+COMMANDS is the list; tests/test_aot.py holds the documents against it. A program of full size takes minutes
+of a core, and up to 4 GB.
 """
 
 import os
@@ -15,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 
 class Command(NamedTuple):
-    """place: the file that shows it. rows: of a micro-batch on each device. quick: `make test` compiles it, where `make aot` has been run."""
+    """place: the file that shows it. rows: of a micro-batch on each device. quick: `make test` compiles it,
+    where `make aot` has been run."""
 
     place: str
     config: str

@@ -1,7 +1,8 @@
 """Bytes per device of one update of a model on a machine, from shapes alone.
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from
-the rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md explains and
+the rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
+explains and
 tests/test_plan.py compares with the compiler's own account.
 """
 
@@ -105,7 +106,8 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
 
 
 def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
-    """Raises ValueError, with the smallest change that mends it, where the update would need more than `memory` bytes of a device.
+    """Raises ValueError, with the smallest change that mends it, where the update would need more than
+    `memory` bytes of a device.
 
     None: not known, as of CPUs, and all is well. Adapters are not planned and pass.
     """
@@ -133,8 +135,10 @@ def smallest_change(
 ) -> str:
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
-    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more devices. What changes the
-    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are corrected.
+    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more
+    devices. What changes the
+    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by
+    which plans are corrected.
     """
     axes, remat = dict(mesh.shape), bool(learner.remat)
     # Whether layers are computed again, rows, times as many devices.

@@ -1,6 +1,7 @@
 """Machines that an update is planned and compiled for: their devices and their makers' published figures.
 
-TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM, and of DGX H100 for the
+TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM,
+and of DGX H100 for the
 network between two hosts (one 400 Gb/s port for each GPU).
 """
 
@@ -16,8 +17,10 @@ TERA = 10**12
 class Topology:
     """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it.
 
-    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device, 0 where nothing
-    is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per second of its memory; link, bytes
+    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device,
+    0 where nothing
+    is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
+    second of its memory; link, bytes
     per second that it sends to the others, in one direction.
     """
 

@@ -6,7 +6,8 @@
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --row_length=25600 --compile   # after make aot
 
-docs/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile the
+docs/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the
+machine compile the
 program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
 """
 

@@ -1,6 +1,7 @@
 """Devices that are not there: what XLA's compilers for TPUs and NVIDIA GPUs compile for on any machine.
 
-`make aot` installs the compilers, libtpu and the plugin for CUDA, in a folder of their own, from which JAX takes them only here: beside JAX
+`make aot` installs the compilers, libtpu and the plugin for CUDA, in a folder of their own, from which JAX
+takes them only here: beside JAX
 libtpu would have it look for a TPU at every start.
 """
 
@@ -17,7 +18,8 @@ from jax.experimental import topologies
 from coevolve_jax.topologies import Topology
 
 FOLDER = Path(__file__).parents[2] / ".aot"
-# An H100 SXM as XLA describes it (xla/stream_executor/device_description.proto), by NVIDIA's data sheet and its tuning guide.
+# An H100 SXM as XLA describes it (xla/stream_executor/device_description.proto), by NVIDIA's data sheet and
+# its tuning guide.
 H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
@@ -43,7 +45,8 @@ def installed(folder: Path = FOLDER) -> bool:
 def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
     """The topology's devices, for a mesh whose programs are lowered and compiled and never run.
 
-    Call it before JAX is used otherwise: JAX looks for its plugins once. Only one process at a time can compile for TPUs. Raises
+    Call it before JAX is used otherwise: JAX looks for its plugins once. Only one process at a time can
+    compile for TPUs. Raises
     ValueError where the compilers are not installed, or nothing is compiled for the topology.
     """
     if not topology.compiler:

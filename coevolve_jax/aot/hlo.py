@@ -17,7 +17,8 @@ _CALLED = re.compile(
 
 
 class Instruction(NamedTuple):
-    """type: as text, which names shapes. inside: what stands in its brackets. operands: the names there. rest: what follows."""
+    """type: as text, which names shapes. inside: what stands in its brackets. operands: the names there.
+    rest: what follows."""
 
     name: str
     type: str
@@ -34,7 +35,8 @@ class Instruction(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """kind: what `kinds` made of the loop's path in the traced program. trips: how often its body runs, None where the program decides."""
+    """kind: what `kinds` made of the loop's path in the traced program. trips: how often its body runs, None
+    where the program decides."""
 
     kind: str
     trips: int | None
@@ -44,7 +46,8 @@ Computations = dict[str, list[Instruction]]
 
 
 def parse(text: str) -> tuple[str, Computations]:
-    """The entry computation's name, and each computation's instructions. ValueError for a text that is no HLO module."""
+    """The entry computation's name, and each computation's instructions. ValueError for a text that is no
+    HLO module."""
     computations: Computations = {}
     entry, current = "", []
     for line in text.splitlines():
@@ -79,7 +82,8 @@ def walk(
     kinds: Callable[[str], str],
     fused: bool = False,
 ) -> Iterator[tuple[tuple[Loop, ...], Instruction, bool]]:
-    """Each instruction that runs, with its loops, and whether it is inside of a fusion, whose results stay in the core."""
+    """Each instruction that runs, with its loops, and whether it is inside of a fusion, whose results stay
+    in the core."""
     for i in computations[name]:
         yield loops, i, fused
         inner = loops
@@ -94,7 +98,8 @@ def walk(
 
 
 def _trips(i: Instruction, computations: Computations) -> int | None:
-    """How often a loop's body runs, where the compiler notes it, or where a counter from 0 is compared with a constant."""
+    """How often a loop's body runs, where the compiler notes it, or where a counter from 0 is compared with
+    a constant."""
     if noted := i.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(noted)
     condition, body = (

@@ -1,4 +1,5 @@
-"""The update and the score of a config, compiled for a topology from shapes alone: memory by part, work by loop, the estimated time."""
+"""The update and the score of a config, compiled for a topology from shapes alone: memory by part, work by
+loop, the estimated time."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from coevolve_jax.topologies import Topology
 
 GIB = 2**30
 ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vocabulary", "other loop"
-# Products of queries with keys, or the like, of a call of an attention kernel, by a word in its name; the first that fits.
+# Products of queries with keys, or the like, of a call of an attention kernel, by a word in its name; the
+# first that fits.
 _PRODUCTS = (("preprocess", 0), ("dkv", 4), ("dq", 3), ("backward", 5), ("fwd", 2), ("forward", 2))
 # How the compiler for TPUs refuses a program: what it needs of what there is.
 _REFUSED = re.compile(
@@ -46,11 +48,15 @@ class Size(NamedTuple):
 class Account:
     """What the compiler says of one program; bytes are of one device.
 
-    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is given, returns elsewhere and
-    works with. alive: the most at one time by the compiler's own count, which for TPUs is less; 0 where it does not say. limit:
-    what it may take. The compiler for GPUs refuses nothing, and that for TPUs has passed a program whose parts add up to more
+    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is
+    given, returns elsewhere and
+    works with. alive: the most at one time by the compiler's own count, which for TPUs is less; 0 where it
+    does not say. limit:
+    what it may take. The compiler for GPUs refuses nothing, and that for TPUs has passed a program whose
+    parts add up to more
     than a chip has: both count as not fitting.
-    loops: what is done in which loop, times: how often in a whole update, with every row full and every token trained.
+    loops: what is done in which loop, times: how often in a whole update, with every row full and every
+    token trained.
     """
 
     parts: dict[str, int]
@@ -68,7 +74,8 @@ class Account:
 def compile_programs(
     config: ConfigDict, model: QwenConfig, mesh: Mesh, topology: Topology, size: Size, usable: float
 ) -> dict[str, Account]:
-    """name -> account, of the update and, where the learner takes it, of the score. Nothing is allocated on any device.
+    """name -> account, of the update and, where the learner takes it, of the score. Nothing is allocated on
+    any device.
 
     usable: share of a GPU's memory that a program may take; TPU compilers know their own limit.
     Raises ValueError as `Learner` does.
@@ -140,7 +147,8 @@ def kind(path: str) -> str:
 
 
 def seconds(account: Account, topology: Topology, devices: int) -> dict[str, float]:
-    """Estimates for a whole update at the published peaks: of products, of memory, of the links between devices; and their
+    """Estimates for a whole update at the published peaks: of products, of memory, of the links between
+    devices; and their
     "overlapped", the largest of the three for each loop. No program reaches them."""
     totals = {"products": 0.0, "memory": 0.0, "links": 0.0, "overlapped": 0.0}
     for name, work in account.loops.items():
@@ -164,7 +172,8 @@ def sent(collectives: Mapping[str, tuple[int, float]], devices: int) -> float:
 
 
 def _by_kind(found: Mapping[tuple[Loop, ...], works.Work]) -> dict[str, works.Work]:
-    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs, once where that is not known."""
+    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs, once where
+    that is not known."""
     parts: dict[str, list[tuple[int, works.Work]]] = {}
     for loops, work in found.items():
         inner = list(itertools.takewhile(lambda loop: loop.kind == OTHER, reversed(loops)))
@@ -183,7 +192,8 @@ def _times(config: ConfigDict, model: QwenConfig, mesh: Mesh, size: Size, micros
 def _add_attention(
     loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size
 ) -> dict[str, works.Work]:
-    """Adds the operations of attention kernels: half of all pairs of tokens of a row meet, whatever its segments."""
+    """Adds the operations of attention kernels: half of all pairs of tokens of a row meet, whatever its
+    segments."""
     heads = model.num_attention_heads // mesh.shape["tensor"]
     product = size.rows * heads * model.head_dim * size.length**2  # 2 operations for half of the pairs
     count = lambda path: next((n for word, n in _PRODUCTS if word in path), 0)

@@ -1,6 +1,7 @@
 """What a compiled program does: operations, bytes and collectives, by the loop in which they are.
 
-XLA's own account of a program (`cost_analysis`) takes a loop's body once, so it says nothing of a program of loops. Here every instruction
+XLA's own account of a program (`cost_analysis`) takes a loop's body once, so it says nothing of a program of
+loops. Here every instruction
 belongs to the loops around it.
 """
 
@@ -35,8 +36,10 @@ _FREE = {
 class Work(NamedTuple):
     """Of one device in one pass through a loop's body, without the loops in it.
 
-    operations: of matrix products, two for each multiplication and addition. bytes: operands and results of all instructions, as
-    they go to and from memory at most. collectives: name -> (how many, bytes of the whole arrays). kernels: name ->
+    operations: of matrix products, two for each multiplication and addition. bytes: operands and results of
+    all instructions, as
+    they go to and from memory at most. collectives: name -> (how many, bytes of the whole arrays). kernels:
+    name ->
     calls of kernels that are written by hand, whose work XLA does not know.
     """
 
@@ -47,7 +50,8 @@ class Work(NamedTuple):
 
 
 def by_loop(text: str, kinds: Callable[[str], str]) -> dict[tuple[Loop, ...], Work]:
-    """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced program -> its kind."""
+    """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced
+    program -> its kind."""
     entry, computations = parse(text)
     types = {i.name: i.type for body in computations.values() for i in body}
     found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
@@ -88,7 +92,8 @@ def total(parts: Iterable[tuple[int, Work]]) -> Work:
 
 
 def _whole(i: Instruction, types: Mapping[str, str]) -> float:
-    """Bytes of the arrays of a collective where they are whole: what is gathered, or what is to be scattered or added."""
+    """Bytes of the arrays of a collective where they are whole: what is gathered, or what is to be scattered
+    or added."""
     given = sum(size_of(types[name]) for name in i.operands)
     own = sum(bits * math.prod(shape) / 8 for bits, shape in shapes(i.type) if shape)  # semaphores have none
     started = i.opcode.endswith("-start") and i.type.startswith("(")  # whose type has the operands too
@@ -126,7 +131,8 @@ def _taps(i: Instruction, axis: int, given: int, kernel: int, made: int) -> int:
 
 
 def _moved(i: Instruction, types: Mapping[str, str], computations: Computations) -> float:
-    """Bytes of an instruction's operands and results; of an array of which it takes or writes a slice, the slice's."""
+    """Bytes of an instruction's operands and results; of an array of which it takes or writes a slice, the
+    slice's."""
     if i.opcode in ("dynamic-slice", "slice", "gather"):
         return 2 * size_of(i.type)
     if i.opcode == "dynamic-update-slice":

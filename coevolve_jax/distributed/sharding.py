@@ -68,7 +68,8 @@ def start_processes(spec: str) -> None:
 def make_mesh(
     data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer. devices: by default JAX's."""
+    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer.
+    devices: by default JAX's."""
     shape = (data, fsdp, expert, tensor)
     devices = jax.devices() if devices is None else devices
     if min(shape) < 1 or math.prod(shape) > len(devices):
