@@ -135,10 +135,9 @@ def smallest_change(
 ) -> str:
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
-    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more
-    devices. What changes the
-    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by
-    which plans are corrected.
+    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more devices. What
+    changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
+    plans are corrected.
     """
     axes, remat = dict(mesh.shape), bool(learner.remat)
     # Whether layers are computed again, rows, times as many devices.
