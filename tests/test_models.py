@@ -277,7 +277,7 @@ def test_attention_agrees_with_the_obvious_loop(length):
     q = rng.normal(size=(2, length, 6, 4)).astype(np.float32)
     k, v = rng.normal(size=(2, 2, length, 2, 4)).astype(np.float32)
     segments = np.sort(rng.integers(0, 3, (2, length)))
-    ours = np.asarray(jax.jit(attention)(q, k, v, segments))
+    ours = np.asarray(jax.jit(functools.partial(attention, platform="cpu"))(q, k, v, segments))
     for b, t, h in np.ndindex(2, length, 6):
         seen = [s for s in range(t + 1) if segments[b, s] == segments[b, t]]
         weights = np.exp(k[b, seen, h // 3] @ q[b, t, h] / 2)
