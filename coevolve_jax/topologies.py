@@ -1,8 +1,7 @@
 """Machines that an update is planned and compiled for: their devices and their makers' published figures.
 
 TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM,
-and of DGX H100 for the
-network between two hosts (one 400 Gb/s port for each GPU).
+and of DGX H100 for the network between two hosts (one 400 Gb/s port for each GPU).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Devices that are not there: what XLA's compilers for TPUs and NVIDIA GPUs compile for on any machine.
 
 `make aot` installs the compilers, libtpu and the plugin for CUDA, in a folder of their own, from which JAX
-takes them only here: beside JAX
-libtpu would have it look for a TPU at every start.
+takes them only here: beside JAX libtpu would have it look for a TPU at every start.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
     """The topology's devices, for a mesh whose programs are lowered and compiled and never run.
 
     Call it before JAX is used otherwise: JAX looks for its plugins once. Only one process at a time can
-    compile for TPUs. Raises
-    ValueError where the compilers are not installed, or nothing is compiled for the topology.
+    compile for TPUs. Raises ValueError where the compilers are not installed, or nothing is compiled for the
+    topology.
     """
     if not topology.compiler:
         raise ValueError(

@@ -48,15 +48,12 @@ class Size(NamedTuple):
 class Account:
     """What the compiler says of one program; bytes are of one device.
 
-    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is
-    given, returns elsewhere and
-    works with. alive: the most at one time by the compiler's own count, which for TPUs is less; 0 where it
-    does not say. limit:
-    what it may take. The compiler for GPUs refuses nothing, and that for TPUs has passed a program whose
-    parts add up to more
-    than a chip has: both count as not fitting.
-    loops: what is done in which loop, times: how often in a whole update, with every row full and every
-    token trained.
+    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is given,
+    returns elsewhere and works with. alive: the most at one time by the compiler's own count, which for TPUs
+    is less; 0 where it does not say. limit: what it may take. The compiler for GPUs refuses nothing, and that
+    for TPUs has passed a program whose parts add up to more than a chip has: both count as not fitting.
+    loops: what is done in which loop, times: how often in a whole update, with every row full and every token
+    trained.
     """
 
     parts: dict[str, int]

@@ -12,9 +12,8 @@ from coevolve_jax.topologies import GB, TOPOLOGIES
 
 
 def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
-    """Markdown: for each program its memory by part, beside the plan's; its work by loop; its estimated
-    time; and, where it does not
-    fit, what to change. config: of a run. name: of a topology.
+    """Markdown: for each program its memory by part, beside the plan's; its work by loop; its estimated time;
+    and, where it does not fit, what to change. config: of a run. name: of a topology.
 
     Raises ValueError where the compilers are not installed or the topology, the mesh or the model does not
     allow it.

@@ -1,8 +1,7 @@
 """What a compiled program does: operations, bytes and collectives, by the loop in which they are.
 
 XLA's own account of a program (`cost_analysis`) takes a loop's body once, so it says nothing of a program of
-loops. Here every instruction
-belongs to the loops around it.
+loops. Here every instruction belongs to the loops around it.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ class Work(NamedTuple):
     """Of one device in one pass through a loop's body, without the loops in it.
 
     operations: of matrix products, two for each multiplication and addition. bytes: operands and results of
-    all instructions, as
-    they go to and from memory at most. collectives: name -> (how many, bytes of the whole arrays). kernels:
-    name ->
-    calls of kernels that are written by hand, whose work XLA does not know.
+    all instructions, as they go to and from memory at most. collectives: name -> (how many, bytes of the
+    whole arrays). kernels: name -> calls of kernels that are written by hand, whose work XLA does not know.
     """
 
     operations: float

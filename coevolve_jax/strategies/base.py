@@ -69,10 +69,10 @@ class Lab(Protocol):
         admit: Admit | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
-        """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind: what
-        the new tasks' lineage says of their origin. admit: has the
-        last word on each batch of validated tasks. elsewhere: gives a context that led to no task another place; then each
-        context gives one task before any gives a second."""
+        """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind:
+        what the new tasks' lineage says of their origin. admit: has the last word on each batch of validated
+        tasks. elsewhere: gives a context that led to no task another place; then each context gives one task
+        before any gives a second."""
         ...
 
     def grow_unguided(
