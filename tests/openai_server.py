@@ -5,6 +5,7 @@ words and JSON. `faults` holds what it does to the next requests instead (see `F
 """
 
 import asyncio
+import itertools
 import json
 import re
 
@@ -12,11 +13,12 @@ import numpy as np
 from aiohttp import web
 
 from coevolve_jax import envs, event_loop
-from coevolve_jax.explorers.base import Episode, Exploration, Limits
+from coevolve_jax.explorers.base import Episode, Exploration, Goal, Limits
 from coevolve_jax.explorers.scripted import abstractor, explorer
 from coevolve_jax.types import Call, Context, Observation, Task, Triplet
 
 KEY = "sk-the-key-of-the-tests"
+MOST_CALLS = 6  # of a task
 BFCL = envs.load("bfcl")
 SCRIPTED = explorer.Explorer(BFCL.action_pattern)
 
@@ -166,9 +168,9 @@ class OpenAIServer:
 
 
 class Model:
-    """What it says to the messages of a request. spoil: a fault that all tasks it proposes have, one of SPOILT: what
-    the user says then differs from the steps that are named, where that can be. worded: what each query asks for, by
-    the query. spoiled: the queries that have the fault."""
+    """What it says to the messages of a request. spoil: a fault that all tasks it proposes have: one of SPOILT, what the
+    user says then differs from the steps that are named, where that can be; or "two_goals". worded: what each query asks
+    for, by the query. spoiled: the queries that have the fault."""
 
     def __init__(self):
         self.spoil, self.worded, self.spoiled = "", {}, set()
@@ -232,12 +234,16 @@ class Model:
         exploration = Exploration(context, schemas(system), triplets, rng)
         limits = Limits(int(re.search(r"Make up to (\d+)", user)[1]))
         goals = abstractor.propose_goals(exploration, limits, BFCL.action_pattern)
+        if self.spoil == "two_goals":
+            many = abstractor.propose_goals(exploration, Limits(12), BFCL.action_pattern)
+            pairs = itertools.starmap(joined, itertools.combinations(many, 2))
+            goals = [both for both in pairs if both][: limits.proposals]
         tasks = []
         for goal in goals:
             said = self.said(goal, rng)
             query = abstractor.word(said, exploration.tools, rng, BFCL.wording)
             self.worded[" ".join(query.split())] = said
-            if said != [t.call for t in triplets if t.index in goal.wanted]:
+            if self.spoil == "two_goals" or said != [t.call for t in triplets if t.index in goal.wanted]:
                 self.spoiled.add(query)
             turns = [{"query": query, "steps": list(goal.wanted)}]
             tasks.append({"description": "Do it.", "difficulty": min(5, len(said)), "turns": turns})
@@ -254,7 +260,7 @@ class Model:
                 for t in steps
                 if t.call not in said and not t.observation.error and t.call.name in CHANGING
             ][:1]
-        elif self.spoil and able:
+        elif self.spoil in ("wrong_argument", "not_said") and able:
             i = able[rng.integers(len(able))]
             name = next(k for k, v in said[i].arguments.items() if isinstance(v, str))
             changed = dict(said[i].arguments)
@@ -293,6 +299,15 @@ CHANGING = (
     "mention",
 )
 SPOILT = ("missing_step", "wrong_argument", "not_said")
+
+
+def joined(one, other):
+    """Two goals of one round as one, which nobody would ask for at once; None where they are not apart, or too long."""
+    steps = one.exploration.triplets
+    (round,) = {steps[i].round for i in one.wanted}
+    apart = {steps[i].round for i in other.wanted} == {round} and not set(one.wanted) & set(other.wanted)
+    wanted = sorted({*one.wanted, *other.wanted})
+    return Goal(one.exploration, tuple(wanted)) if apart and len(wanted) <= MOST_CALLS else None
 
 
 def action(call):

@@ -308,6 +308,9 @@ def test_a_query_that_does_not_say_what_is_done_is_found_out_by_doing_what_it_sa
         kept, caught, _ = faulty_tasks(server, pool, spoil, solve=1)
         print(f"{spoil}: {caught} of {kept + caught}")
         assert kept + caught >= 3 and caught > 0.6 * (kept + caught), spoil
+    kept, caught, _ = faulty_tasks(server, pool, "two_goals", solve=1)
+    print(f"two_goals: {caught} of {kept + caught}")
+    assert kept >= 3  # they can be done, and so they are: this is for a judge to see
     kept, caught, _ = faulty_tasks(server, pool, "wrong_argument", solve=0)
     assert kept >= 5 and caught == 0  # execution alone does not read the query
 
