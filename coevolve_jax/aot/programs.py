@@ -48,17 +48,15 @@ class Size(NamedTuple):
 class Account:
     """What the compiler says of one program; bytes are of one device.
 
-    parts: name -> bytes, which add up to `peak`; empty where the compiler refused it. peak: what it is given,
-    returns elsewhere and works with. alive: the most at one time by the compiler's own count, which for TPUs
-    is less; 0 where it does not say. limit: what it may take. The compiler for GPUs refuses nothing, and that
-    for TPUs has passed a program whose parts add up to more than a chip has: both count as not fitting.
-    loops: what is done in which loop, times: how often in a whole update, with every row full and every token
-    trained.
+    parts: name -> bytes of what it is given, returns elsewhere and works with; empty where the compiler
+    refused it. peak: the most at one time. That is the sum of the parts, but on TPUs, whose compiler lets
+    what it works with lie where other things lay before, it is the compiler's own count. limit: what it may
+    take. The compiler for TPUs refuses what takes more, that for GPUs nothing. loops: what is done in which
+    loop, times: how often in a whole update, with every row full and every token trained.
     """
 
     parts: dict[str, int]
     peak: int
-    alive: int
     limit: int
     loops: dict[str, works.Work]
     times: dict[str, int]
@@ -104,17 +102,17 @@ def compile_programs(
                 raise
             used, unit, there, unit_there = filter(None, refused.groups())
             peak, limit = _bytes(used, unit), _bytes(there, unit_there)
-            accounts[name] = Account({}, peak, 0, limit, {}, times)
+            accounts[name] = Account({}, peak, limit, {}, times)
             continue
         own = {part: size for part, size in given.items() if name == "update" or part != "optimizer"}
         memory: Any = compiled.memory_analysis()
         parts = _parts(memory, own)
         peak, limit = sum(parts.values()), topology.memory
+        if topology.platform == "tpu":
+            peak = memory.peak_memory_in_bytes
         if topology.platform == "gpu":
             limit = int(usable * limit)
-        accounts[name] = Account(
-            parts, peak, memory.peak_memory_in_bytes, limit, work(compiled.as_text()), times
-        )
+        accounts[name] = Account(parts, peak, limit, work(compiled.as_text()), times)
     return accounts
 
 

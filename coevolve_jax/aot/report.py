@@ -51,8 +51,9 @@ def _verdict(account: programs.Account) -> str:
 
 
 def _memory(account: programs.Account) -> list[str]:
-    names = [*account.parts, "peak", "alive at once"]
-    cells = [f"{x / GB:.2f}" for x in (*account.parts.values(), account.peak, account.alive)]
+    names = [*account.parts, "together", "peak"]
+    sizes = (*account.parts.values(), sum(account.parts.values()), account.peak)
+    cells = [f"{x / GB:.2f}" for x in sizes]
     return [f"| {' | '.join(names)} |", "|" + "---:|" * len(names), f"| {' | '.join(cells)} |"]
 
 
