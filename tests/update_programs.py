@@ -15,12 +15,11 @@ from pathlib import Path
 
 import flax
 import jax
-import jax.numpy as jnp
 from grpo_cases import MODEL, learner_config
 
+from coevolve_jax.aot.programs import abstract_batch
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 
 DIGESTS = Path(__file__).with_suffix(".json")
@@ -56,18 +55,7 @@ def text(name: str, **mesh: int) -> str:
         temperature=1.0,
         mesh=sharding.make_mesh(**mesh),
     )
-    array = lambda dtype, *more: jax.ShapeDtypeStruct((*SHAPE, *more), dtype)
-    batch = Batch(
-        tokens=array(jnp.int32),
-        positions=array(jnp.int32),
-        segment_ids=array(jnp.int32),
-        targets=array(jnp.int32),
-        mask=array(jnp.bool_),
-        sampler_logprobs=array(jnp.float32),
-        advantages=array(jnp.float32),
-        used=jax.ShapeDtypeStruct((), jnp.int32),
-        routing=array(jnp.int16, *learner.routing),
-    )
+    batch = abstract_batch(SHAPE, learner.routing)
     return learner.lower(batch).as_text()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from bfcl_eval.constants import executable_backend_config as backend
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
+from coevolve_jax.envs.base import outcome_by_turns
 from coevolve_jax.envs.bfcl.toolsets import documented, execute, load_class
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
@@ -113,12 +114,7 @@ class Environment:
 
     def score(self) -> Outcome:
         """Reward 1 when all turns ended and passed. ValueError for a bare scenario, which has no reference."""
-        turns = len(self._task.turns)
-        if not turns:
-            raise ValueError(f"Task {self._task.id!r} has no turns: a bare scenario cannot be scored.")
-        success = self._passed == turns
-        reason = self._failure or ("passed" if success else "turns not finished")
-        return Outcome(float(success), success, progress=self._passed / turns, reason=reason)
+        return outcome_by_turns(self._task, self._passed, self._failure)
 
     def fingerprint(self) -> str:
         """sha256 of the public attributes of all instances: equal where state_checker finds them equal."""

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 
-from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.base import digest, outcome_by_turns
 from coevolve_jax.envs.textworld import games
 from coevolve_jax.envs.textworld.commands import read
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
@@ -104,12 +104,7 @@ class Environment:
 
     def score(self) -> Outcome:
         """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
-        turns = len(self._task.turns)
-        if not turns:
-            raise ValueError(f"Task {self._task.id!r} has no turns: a bare scenario cannot be scored.")
-        success = self._passed == turns
-        reason = self._failure or ("passed" if success else "turns not finished")
-        return Outcome(float(success), success, progress=self._passed / turns, reason=reason)
+        return outcome_by_turns(self._task, self._passed, self._failure)
 
     def fingerprint(self) -> str:
         return digest(sorted(self._game.facts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Family, Roles
+from coevolve_jax.explorers.llm import answers
 from coevolve_jax.explorers.llm.abstractor import Abstractor
 from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Explorer
@@ -45,9 +46,13 @@ DEFAULTS = {
 
 
 def make(config: ConfigDict, family: Family) -> Roles:
-    client = Client(config.explorer)
+    return played_by("llm", Client(config.explorer), family)
+
+
+def played_by(name: str, client: answers.Client, family: Family) -> Roles:
+    """The four roles, asked of a client."""
     return Roles(
-        "llm",
+        name,
         Reflector(client, family.tools, family.action_pattern),
         Explorer(client),
         Abstractor(client),

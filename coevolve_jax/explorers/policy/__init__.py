@@ -9,10 +9,7 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Family, Roles
-from coevolve_jax.explorers.llm.abstractor import Abstractor
-from coevolve_jax.explorers.llm.explorer import Explorer
-from coevolve_jax.explorers.llm.reflector import Reflector
-from coevolve_jax.explorers.llm.validator import Validator
+from coevolve_jax.explorers.llm import played_by
 from coevolve_jax.explorers.policy.client import Client
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Engine
@@ -39,13 +36,4 @@ DEFAULTS = {
 
 def make(config: ConfigDict, family: Family, chat: Chat, engine: Engine) -> Roles:
     """Raises ValueError where answers are to be constrained and the engine cannot."""
-    client = Client(config.explorer, chat, engine)
-    return Roles(
-        "policy",
-        Reflector(client, family.tools, family.action_pattern),
-        Explorer(client),
-        Abstractor(client),
-        Validator(client),
-        client.costs,
-        client.dialogues,
-    )
+    return played_by("policy", Client(config.explorer, chat, engine), family)
