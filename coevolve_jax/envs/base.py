@@ -137,17 +137,6 @@ def report_verdicts(
     return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
 
 
-def outcome_by_turns(task: Task, passed: int, failure: str) -> Outcome:
-    """Of a world that grades turn by turn: reward 1 where all passed. failure: why the first did not, "" where none
-    failed. ValueError for a bare scenario, which has no reference."""
-    turns = len(task.turns)
-    if not turns:
-        raise ValueError(f"Task {task.id!r} has no turns: a bare scenario cannot be scored.")
-    success = passed == turns
-    reason = failure or ("passed" if success else "turns not finished")
-    return Outcome(float(success), success, progress=passed / turns, reason=reason)
-
-
 def action_pattern(call: Call) -> str:
     """What counts as the action of a call for the rare signal: the name of its tool."""
     return call.name

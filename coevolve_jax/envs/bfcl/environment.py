@@ -10,8 +10,8 @@ from typing import Any
 from bfcl_eval.constants import executable_backend_config as backend
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
-from coevolve_jax.envs.base import outcome_by_turns
 from coevolve_jax.envs.bfcl.toolsets import documented, execute, load_class
+from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 ENVIRONMENTS = ("bfcl", "bfcl_long_context")
@@ -75,8 +75,7 @@ class Environment:
         self._reference: dict[str, Any] | None = None
         self._results: list[str] = []
         self._called = False
-        self._ended = self._passed = 0
-        self._failure = ""
+        self._turns = Turns(task)
 
     def step(self, call: Call) -> Observation:
         """Executes one call; whatever is wrong with it comes back as {"error": ...}."""
@@ -87,12 +86,7 @@ class Environment:
 
     def end_turn(self) -> None:
         """Grades the turn as multi_turn_checker does. ValueError when all turns have ended."""
-        if self._ended == len(self._task.turns):
-            raise ValueError(f"Task {self._task.id!r} has only {self._ended} turns: all have ended.")
-        if not self._failure:
-            self._failure = self._grade(self._task.turns[self._ended])
-            self._passed += not self._failure
-        self._ended += 1
+        self._turns.end(self._grade)
         self._called = False
 
     def _grade(self, turn: Turn) -> str:
@@ -109,12 +103,12 @@ class Environment:
         except RecursionError:  # a directory copied into itself has no end
             return "multi_turn:instance_state_mismatch"
         if verdict["valid"]:
-            verdict = checker.response_checker(self._results, expected, self._ended)
+            verdict = checker.response_checker(self._results, expected, self._turns.ended)
         return "" if verdict["valid"] else verdict["error_type"]
 
     def score(self) -> Outcome:
         """Reward 1 when all turns ended and passed. ValueError for a bare scenario, which has no reference."""
-        return outcome_by_turns(self._task, self._passed, self._failure)
+        return self._turns.outcome()
 
     def fingerprint(self) -> str:
         """sha256 of the public attributes of all instances: equal where state_checker finds them equal."""

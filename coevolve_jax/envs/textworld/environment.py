@@ -6,9 +6,10 @@ import functools
 import json
 import re
 
-from coevolve_jax.envs.base import digest, outcome_by_turns
+from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.textworld import games
 from coevolve_jax.envs.textworld.commands import read
+from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 MAX_SAID = 1000  # characters of an answer
@@ -66,12 +67,11 @@ class Environment:
 
     def reset(self, task: Task) -> None:
         """ValueError where the game was not made."""
-        self._task, self._name = task, games.Name(**task.scenario)
+        self._name = games.Name(**task.scenario)
         self._game = Game(self._name)
         self._reference: Game | None = None
         self._told: list[str] = []
-        self._ended = self._passed = 0
-        self._failure = ""
+        self._turns = Turns(task)
 
     def step(self, call: Call) -> Observation:
         observation = self._game.act(call)
@@ -84,12 +84,7 @@ class Environment:
 
     def end_turn(self) -> None:
         """Grades the turn. ValueError when all turns have ended."""
-        if self._ended == len(self._task.turns):
-            raise ValueError(f"Task {self._task.id!r} has only {self._ended} turns: all have ended.")
-        if not self._failure:
-            self._failure = self._grade(self._task.turns[self._ended])
-            self._passed += not self._failure
-        self._ended += 1
+        self._turns.end(self._grade)
 
     def _grade(self, turn: Turn) -> str:
         """Why the turn is not passed; "" where it is."""
@@ -104,7 +99,7 @@ class Environment:
 
     def score(self) -> Outcome:
         """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
-        return outcome_by_turns(self._task, self._passed, self._failure)
+        return self._turns.outcome()
 
     def fingerprint(self) -> str:
         return digest(sorted(self._game.facts))
