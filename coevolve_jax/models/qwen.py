@@ -334,28 +334,34 @@ class Qwen(nn.Module):
         table = self.embed_tokens.embedding.astype(self.dtype)
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
-    def decode(self, tokens, positions, cache):
+    def decode(self, tokens, positions, cache, layers=None):
         """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`.
 
         tokens: int32 [B, T]. positions: int32 [B, T]; a token is written at cache column positions[b, t]
         and attends to the columns up to it. Padding has position S or more: it is not written, and
         its output means nothing. Returns (hidden [B, T, D], cache); donate the cache to update it in place.
+        layers: their parameters as `unstack` gives them, for whoever calls this in a loop.
         """
         c = self.config
         cos, sin = rope(positions, c)
         x = self.embed_tokens(tokens.reshape(-1))
-        stacked = self.variables["params"]["layers"]
-        layers, parts = [], []
+        own = layers or unstack(self.variables["params"]["layers"], c)
+        written, parts = [], []
         for i, layer in enumerate(zip(*cache, strict=True)):
             sparse = i in c.sparse_layers
-            own = (c.sparse_layers if sparse else c.dense_layers).index(i)
             block = Block(c, self.dtype, self.param_dtype, sparse, mesh=self.mesh, parent=None)
-            variables = {"params": _part(stacked, sparse, i, own)}
+            variables = {"params": own[i]}
             x, routed, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
-            layers.append(layer)
+            written.append(layer)
             parts += [routed] if sparse else []
         self._tell(jax.tree.map(lambda *x: jnp.stack(x), *parts) if parts else None, tokens.shape)
-        return self.norm(x).reshape(*tokens.shape, -1), KVCache(*zip(*layers))
+        return self.norm(x).reshape(*tokens.shape, -1), KVCache(*zip(*written))
+
+
+def unstack(layers: Any, config: QwenConfig) -> tuple[Any, ...]:
+    """The parameters of each layer out of those of all, stacked as the module's docstring says."""
+    own = {i: n for kind in (config.dense_layers, config.sparse_layers) for n, i in enumerate(kind)}
+    return tuple(_part(layers, i in config.sparse_layers, i, own[i]) for i in range(config.num_hidden_layers))
 
 
 def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache, unstack
 from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
 
@@ -39,10 +39,10 @@ class Programs:
         """A cache of `columns` tokens for each of `rows` rows."""
         return (init_recorded if self._record else init_cache)(self._config, rows, columns, self._dtype)
 
-    def _apply(self, params, tokens, positions, cache):
+    def _apply(self, params, tokens, positions, cache, layers=None):
         """`Qwen.decode`, with any cache of `empty`."""
         decode = functools.partial(
-            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
+            self._model.apply, {"params": params}, tokens, positions, layers=layers, method=Qwen.decode
         )
         if not self._record:
             return decode(cache)
@@ -70,6 +70,8 @@ class Programs:
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         batch, wanted = len(tokens), budgets > 0
+        # Out of the loop: XLA's CPU backend would copy every layer's parameters out of the stack for each token.
+        layers = unstack(params["layers"], self._config)
 
         def goes_on(carry):
             stopped = jnp.sum(carry["done"] & wanted)
@@ -78,7 +80,7 @@ class Programs:
         def one_token(carry):
             step, done = carry["step"], carry["done"]
             cache, token, logprob = self._next(
-                params, carry["cache"], carry["token"], positions + step, done, keys, temperatures
+                params, layers, carry["cache"], carry["token"], positions + step, done, keys, temperatures
             )
             stops = jnp.any(token[:, None] == stop_ids, axis=1) | (step + 1 >= budgets)
             return {
@@ -112,14 +114,16 @@ class Programs:
         Returns the cache, and ids int32 [B] and their log-probabilities among what is allowed, float32 [B].
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        cache, *sampled = self._next(params, cache, tokens, positions, ~wanted, keys, temperatures, allowed)
+        cache, *sampled = self._next(
+            params, None, cache, tokens, positions, ~wanted, keys, temperatures, allowed
+        )
         return cache, sampled
 
-    def _next(self, params, cache, tokens, positions, done, keys, temperatures, allowed=None):
+    def _next(self, params, layers, cache, tokens, positions, done, keys, temperatures, allowed=None):
         """Feeds each row's last token, and samples what follows it where the row is not done."""
         columns = (cache.kv if self._record else cache).v[0].shape[2]
         place = jnp.where(done, columns, positions)  # beyond the cache: ignored
-        hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
+        hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache, layers)
         noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
         if allowed is not None:
