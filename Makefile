@@ -133,6 +133,7 @@ pretrain-seldom: setup
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
 PEERS := tunix trl
 bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
+	$(RUN) benchmarks/workers.py
 	$(RUN) benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang
 	$(RUN) benchmarks/compare.py $(BENCH)
 

@@ -50,6 +50,7 @@ setup(
         "test": ["pytest", "hypothesis", "playwright", "nbclient", "ipykernel"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],
+        "ray": ["ray>=2.55"],  # environment workers on other machines
         "cuda": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],
         # tensorflow-datasets imports importlib_resources and does not ask for it.

@@ -70,7 +70,12 @@ def env_pool(config: ConfigDict) -> ProcessPool:
     """config: its section environment is read."""
     c = config.environment
     return ProcessPool(
-        c.name, workers=c.workers, timeout=c.call_timeout, memory_gib=c.worker_memory, python=c.python
+        c.name,
+        workers=c.workers,
+        timeout=c.call_timeout,
+        memory_gib=c.worker_memory,
+        python=c.python,
+        backend=c.backend,
     )
 
 

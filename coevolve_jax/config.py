@@ -19,6 +19,7 @@ from coevolve_jax import names
 FLOATS = ("float32", "bfloat16")
 CHOICES = {
     "engine.name": ("native", "sglang"),
+    "environment.backend": ("local", "ray"),
     "engine.push": ("disk", "distributed"),
     "data.sampling": ("uniform", "variance"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
@@ -63,6 +64,7 @@ LATER = {
 # Where and how a run is served, not what it computes: they may change when a run goes on.
 SERVING = (
     "environment.python",
+    "environment.backend",
     "engine.url",
     "engine.servers",
     "engine.python",

@@ -31,6 +31,9 @@ def get_config(arg: str = "") -> ConfigDict:
         "development"  # whose scenarios the held-out tasks live in; "test": to be read once
     )
     c.environment.workers = 2  # processes
+    c.environment.backend = (
+        "local"  # "ray": so many processes on every node of the Ray cluster that runs here
+    )
     c.environment.call_timeout = 2.0  # seconds; a slower call makes its rollout invalid
     c.environment.worker_memory = 2.0  # GiB
 

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from clock import Stopwatch, cpu_seconds
+from families import treacherous
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark, toolsets
@@ -102,7 +103,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_one_session(pool):
     sessions = pool.reset([SUM] * 8)
     pool.step(sessions, [[ADD[0]]] * 8)
     pool.end_turn(sessions)
-    victim = pool._workers[0].process.pid
+    victim = pool.pids[0]
     before = cpu_seconds(victim)
 
     def kill_once_it_works():
@@ -117,7 +118,7 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_one_session(pool):
     killer.join()
     pool.end_turn(sessions)
     outcomes = pool.score(sessions)
-    assert pool._workers[0].process.pid != victim
+    assert pool.pids[0] != victim
     assert sum(not o.valid for o in outcomes) == 1
     assert all(o.reward == 1 for o in outcomes if o.valid)
     assert all("crash" in o.reason for o in outcomes if not o.valid)
@@ -134,6 +135,23 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
     impatient.step(sessions, [[ADD[1]]] * 4)
     impatient.end_turn(sessions)
     assert [o.reward for o in impatient.score(sessions)] == [1.0] * 4
+
+
+def test_where_one_call_in_twenty_is_fatal_every_session_is_complete_or_invalid():
+    """And it is known which: those that met a crash, a hang or a lack of memory. Nothing is left behind."""
+    tasks = BASE[::5]
+    met = [[treacherous.fault(t, n) for n in range(len(t.calls))] for t in tasks]
+    assert {fault for each in met for fault in each} == {"", *treacherous.FAULTS}
+    with ProcessPool("families.treacherous", workers=2, timeout=3.0) as pool:
+        outcomes = replay(pool, tasks, [[t.calls for t in task.turns] for task in tasks])
+        assert pool.restarts == sum(map(any, met))
+        pids = pool.pids
+    assert [o.valid for o in outcomes] == [not any(each) for each in met]
+    assert [o.success for o in outcomes] == [not any(each) for each in met]
+    for outcome, each in zip(outcomes, met):
+        first = next(filter(None, each), "")
+        assert first == "" or ("timeout" if first == "hang" else "crash") in outcome.reason
+    assert not any(map(alive, pids))
 
 
 def test_memory_is_bounded():
@@ -265,7 +283,7 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
         pool = ProcessPool("bfcl", workers=1, timeout=1.0)
         (session,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
         pool._workers[0].timeout = 1000
-        print(pool._workers[0].process.pid, flush=True)
+        print(pool.pids[0], flush=True)
         if {busy}:
             pool.step([session], [[Call("power", {{"base": 10, "exponent": 10**9}})]])
         time.sleep(1000)
@@ -286,12 +304,11 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
 
 def test_workers_end_with_the_interpreter_and_with_the_pool():
     pool = ProcessPool("bfcl", workers=1)
-    pid = pool._workers[0].process.pid
+    pid = pool.pids[0]
     pool.shutdown()
     assert not alive(pid)
     code = (
-        "from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool('bfcl', 1); "
-        "print(p._workers[0].process.pid)"
+        "from coevolve_jax.envs.worker_pool import ProcessPool; p = ProcessPool('bfcl', 1); print(p.pids[0])"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=600)

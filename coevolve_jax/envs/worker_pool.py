@@ -15,12 +15,17 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coevolve_jax.envs import calls as call_checks
 from coevolve_jax.envs.base import Execution
-from coevolve_jax.envs.worker_process import Lost, WorkerProcess
+from coevolve_jax.envs.worker_process import Gone, Lost, WorkerProcess
 from coevolve_jax.types import Call, Observation, Outcome, Task
+
+if TYPE_CHECKING:  # needs Ray
+    from coevolve_jax.envs.ray_workers import RayWorker
+
+    Worker = WorkerProcess | RayWorker
 
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
 _OPTIONS = '["options"]'
@@ -31,7 +36,7 @@ class _Session:
     """log: ops (JSON text) that lead from nothing to the present state. failure: why it is invalid, or ""."""
 
     id: int
-    worker: WorkerProcess
+    worker: Worker
     log: list[str] = dataclasses.field(default_factory=list)
     failure: str = ""
 
@@ -40,18 +45,19 @@ def _step(call: Call) -> str:
     return json.dumps(["step", call_checks.to_json(call)])
 
 
-def _shut_down(workers: list[WorkerProcess], threads: ThreadPoolExecutor) -> None:
+def _shut_down(workers: Sequence[Worker], threads: ThreadPoolExecutor) -> None:
     for worker in workers:
         worker.kill()
     threads.shutdown()
 
 
 class ProcessPool:
-    """EnvPool (envs/base.py) over `workers` child processes.
+    """EnvPool (envs/base.py) over `workers` processes.
 
     family: name of the environment family whose worlds they hold. python: their interpreter, "" for this one.
-    timeout: seconds that one call may take. memory_gib: address space of one worker.
-    A context manager; the children also end with the interpreter and when this process is killed.
+    timeout: seconds that one call may take. memory_gib: address space of one worker. backend: "local", children of
+    this process, or "ray", as many on each node of the Ray cluster that runs here (ray_workers.py).
+    A context manager; the processes also end with the interpreter and when this process is killed.
     """
 
     def __init__(
@@ -61,14 +67,20 @@ class ProcessPool:
         timeout: float = 5.0,
         memory_gib: float = 2.0,
         python: str = "",
+        backend: str = "local",
     ):
         if workers < 1 or timeout <= 0 or memory_gib <= 0:
             raise ValueError(
                 f"ProcessPool(workers={workers}, timeout={timeout}, memory_gib={memory_gib}): "
                 "all three must be positive."
             )
-        self._workers = [WorkerProcess(family, python, timeout, memory_gib) for _ in range(workers)]
-        self._threads = ThreadPoolExecutor(workers)
+        settings = family, python, timeout, memory_gib
+        self._workers: Sequence[Worker] = (
+            _on_ray(workers, *settings)
+            if backend == "ray"
+            else [WorkerProcess(*settings) for _ in range(workers)]
+        )
+        self._threads = ThreadPoolExecutor(len(self._workers))
         self.shutdown = weakref.finalize(self, _shut_down, self._workers, self._threads)
         self._sessions: dict[int, _Session] = {}
         self._ids = itertools.count()
@@ -88,8 +100,8 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, as they are now."""
-        return [worker.process.pid for worker in self._workers]
+        """Process ids of the workers, each on its machine, as they are now."""
+        return [worker.pid for worker in self._workers]
 
     @property
     def restarts(self) -> int:
@@ -203,27 +215,39 @@ class ProcessPool:
         """Appends the answers to `ops`; when the worker is lost on the way, the session is invalid."""
         worker = session.worker
         with worker.lock, _adding_to(worker):
-            if session.failure:
-                return
-            if worker.process.poll() is not None:  # died while idle: nobody's fault
-                worker.restart()
-            worker.wait_until_ready()
-            past = [] if session.id in worker.live else list(session.log)
-            try:
-                for index, reply in enumerate(worker.request(session.id, [*past, *ops])):
-                    if index >= len(past):
-                        answers.append(reply)
-                        if log and reply[0] == "ok":
-                            session.log.append(ops[index - len(past)])
+            while not session.failure:
+                worker.wait_until_ready()
+                past = [] if session.id in worker.live else list(session.log)
+                try:
+                    for index, reply in enumerate(worker.request(session.id, [*past, *ops])):
+                        if index >= len(past):
+                            answers.append(reply)
+                            if log and reply[0] == "ok":
+                                session.log.append(ops[index - len(past)])
+                except Gone:
+                    worker.restart()
+                    continue
+                except Lost as lost:
+                    session.failure = str(lost)
+                    worker.restart()
+                    return
                 if session.log:  # one that will be asked again
                     worker.live.add(session.id)
-            except Lost as lost:
-                session.failure = str(lost)
-                worker.restart()
+                return
+
+
+def _on_ray(workers: int, *settings: Any) -> list[RayWorker]:
+    try:
+        from coevolve_jax.envs import ray_workers
+    except ImportError as error:
+        raise ValueError(
+            f"config.environment.backend is 'ray', which is not installed ({error}): pip install 'coevolve_jax[ray]'."
+        ) from None
+    return ray_workers.start(workers, *settings)
 
 
 @contextlib.contextmanager
-def _adding_to(worker: WorkerProcess) -> Iterator[None]:
+def _adding_to(worker: Worker) -> Iterator[None]:
     """Adds the time that its body takes to worker.busy."""
     start = time.monotonic()
     try:

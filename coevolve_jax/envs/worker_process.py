@@ -25,6 +25,10 @@ class Lost(Exception):
     """The worker hangs or is dead; the message is the reason that the session's outcome carries."""
 
 
+class Gone(Exception):
+    """The worker was dead, or its machine was, before anything was asked: nobody's fault, ask again."""
+
+
 class WorkerProcess:
     """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
     busy: seconds for which somebody waited for its answers. restarts: how often it was started anew."""
@@ -65,6 +69,10 @@ class WorkerProcess:
         self._poll = select.poll()
         self._poll.register(self._answers, select.POLLIN)
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -90,9 +98,10 @@ class WorkerProcess:
             ) from None
 
     def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
-        """Yields the answer to each op (JSON text). Raises Lost when one takes longer than the timeout."""
+        """Yields the answer to each op (JSON text). Raises Lost when one takes longer than the timeout, Gone when the
+        process had ended before."""
         if self.process.poll() is not None:
-            raise Lost(f"crash: the worker process ended with code {self.process.returncode}")
+            raise Gone(f"the worker process ended with code {self.process.returncode}")
         try:
             data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
             while data:

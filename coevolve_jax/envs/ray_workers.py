@@ -1,0 +1,149 @@
+"""Worker processes on the nodes of a Ray cluster that runs already: one actor per node holds that node's processes.
+
+Sessions and their logs stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
+anew on another node, and the sessions are replayed there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from coevolve_jax.envs.worker_process import Gone, Lost, WorkerProcess
+
+PARALLEL = 64  # requests to one node at once
+
+
+class _Node:
+    """The processes of one node, by number. What fails comes back as words."""
+
+    def __init__(self, *settings: Any):
+        self._settings = settings
+        self._processes: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> tuple[int, int]:
+        """A process: its number here and its id. RuntimeError where it does not start, ValueError where it cannot."""
+        process = WorkerProcess(*self._settings)
+        process.wait_until_ready()
+        with self._lock:
+            self._processes.append(process)
+            return len(self._processes) - 1, process.pid
+
+    def kill(self, number: int) -> None:
+        self._processes[number].kill()
+
+    def request(self, number: int, session: int, ops: Sequence[str]) -> tuple[list, str, bool]:
+        """The answers, and why there are no more: "" where all are there. True: the process was dead before."""
+        replies = []
+        try:
+            for reply in self._processes[number].request(session, ops):
+                replies.append(reply)
+        except Gone as gone:
+            return replies, str(gone), True
+        except Lost as lost:
+            return replies, str(lost), False
+        return replies, "", False
+
+
+class Cluster:
+    """The nodes of the cluster that this process is connected to, or that `ray start` began on this machine."""
+
+    def __init__(self, *settings: Any):
+        """settings: of every WorkerProcess. ValueError where no cluster runs."""
+        self._settings = settings
+        self._actor: Any = ray.remote(_Node)
+        self._lock = threading.Lock()
+        self._nodes: dict[str, Any] = {}  # actors
+        self._started: dict[str, int] = {}  # how many processes
+        if not ray.is_initialized():
+            try:
+                ray.init(address="auto", logging_level=logging.ERROR)
+            except ConnectionError:
+                raise ValueError(
+                    "config.environment.backend is 'ray', but no Ray cluster runs here: start one (`ray start --head` "
+                    "here, `ray start --address=HOST:6379` on the other machines), or set it to 'local'."
+                ) from None
+
+    def start(self) -> tuple[str, Any, tuple[int, int]]:
+        """A new process on the living node that was given the fewest: the node, its actor, and what `_Node.start` says.
+        RuntimeError where no node is left."""
+        while alive := self.alive():
+            with self._lock:
+                node = min(alive, key=lambda node: self._started.get(node, 0))
+                self._started[node] = self._started.get(node, 0) + 1
+                if node not in self._nodes:
+                    there = NodeAffinitySchedulingStrategy(node, soft=False)
+                    actor = self._actor.options(
+                        num_cpus=0, max_concurrency=PARALLEL, scheduling_strategy=there
+                    )
+                    self._nodes[node] = actor.remote(*self._settings)
+                actor = self._nodes[node]
+            try:
+                return node, actor, ray.get(actor.start.remote())
+            except exceptions.RayTaskError as error:
+                raise error.cause from None
+            except (exceptions.RayActorError, exceptions.ActorUnschedulableError):
+                self.lose(node, actor)
+        raise RuntimeError("The Ray cluster has no living node left: nothing can hold the worlds.")
+
+    def alive(self) -> list[str]:
+        return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+    def lose(self, node: str, actor: Any) -> None:
+        """Forgets the actor of a node: the next process there gets a new one."""
+        with self._lock:
+            if self._nodes.get(node) is actor:
+                del self._nodes[node], self._started[node]
+
+
+class RayWorker:
+    """A worker process on some node of the cluster, in the place of a `WorkerProcess` on this machine."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self.lock = threading.Lock()
+        self.busy, self.restarts = 0.0, 0
+        self.live: set[int] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.node, self._actor, (self._number, self.pid) = self._cluster.start()
+
+    def wait_until_ready(self) -> None:
+        """It is."""
+
+    def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
+        """As of `WorkerProcess`; all answers come at once."""
+        try:
+            replies, why, gone = ray.get(self._actor.request.remote(self._number, session, list(ops)))
+        except exceptions.RayActorError:
+            self._cluster.lose(self.node, self._actor)
+            raise Gone(f"the node {self.node} is lost") from None
+        yield from replies
+        if why:
+            raise (Gone if gone else Lost)(why)
+
+    def restart(self) -> None:
+        self.kill()
+        self.restarts += 1
+        self.live = set()
+        self._begin()
+
+    def kill(self) -> None:
+        try:
+            ray.get(self._actor.kill.remote(self._number))
+        except exceptions.RayError:
+            pass  # it went with its node
+
+
+def start(workers: int, *settings: Any) -> list[RayWorker]:
+    """`workers` processes for each node of the cluster. settings: of every WorkerProcess."""
+    cluster = Cluster(*settings)
+    return [RayWorker(cluster) for _ in range(workers * len(cluster.alive()))]

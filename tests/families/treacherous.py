@@ -1,0 +1,42 @@
+"""BFCL, in which one call in twenty crashes its process, never ends or asks for more memory than there is."""
+
+import os
+import signal
+
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.base import digest
+from coevolve_jax.envs.bfcl import scenarios, tasks, tools  # noqa: F401
+
+FAULTS = ("crash", "hang", "memory")
+
+
+def fault(task, number):
+    """What befalls the call of this number in a world of this task; "" in 19 of 20."""
+    drawn = int(digest([task.id, number])[:8], 16) % 60
+    return FAULTS[drawn] if drawn < len(FAULTS) else ""
+
+
+def make():
+    return World()
+
+
+class World:
+    def __init__(self):
+        self._world = bfcl.make()
+        for name in ("end_turn", "score", "fingerprint", "close"):
+            setattr(self, name, getattr(self._world, name))
+
+    def reset(self, task):
+        self._task, self._calls = task, 0
+        self._world.reset(task)
+
+    def step(self, call):
+        befalls, self._calls = fault(self._task, self._calls), self._calls + 1
+        if befalls == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if befalls == "hang":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # not even its own alarm ends it
+            signal.pause()
+        if befalls == "memory":
+            bytearray(3 * 2**30)  # of 2 GiB that a worker may have
+        return self._world.step(call)
