@@ -235,6 +235,13 @@ def _sizes(config: ConfigDict) -> dict[str, int]:
 def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:
     """config: its sections environment, rollout and engine are read."""
     c, worlds = config.rollout, family(config)
-    limits = Limits(c.max_length, c.max_new_tokens, c.max_steps, c.max_observation)
+    limits = Limits(
+        c.max_length,
+        c.max_new_tokens,
+        c.max_steps,
+        c.max_observation,
+        c.get("max_messages", 0),
+        c.get("malformed", "answer"),
+    )
     concurrency = config.engine.max_concurrency
     return Agent(engine, policy.chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)

@@ -22,6 +22,7 @@ CHOICES = {
     "environment.backend": ("local", "ray"),
     "engine.push": ("disk", "distributed"),
     "data.sampling": ("uniform", "variance"),
+    "rollout.malformed": ("answer", "end_turn"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
     "learner.ratio": ("token", "sequence"),
     "learner.aggregate": ("token", "sequence", "constant"),
@@ -59,6 +60,8 @@ LATER = {
     "data.leak_embedding": "",
     "data.leak_embedding_threshold": 0.0,
     "evolution.executions": 1,
+    "rollout.max_messages": 0,
+    "rollout.malformed": "answer",
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
@@ -215,7 +218,8 @@ def check(config: ConfigDict) -> None:
             require(allowed, f"explorer.{part}", f"{name} or scripted")
     for key, choices in CHOICES.items():
         section, name = key.split(".")
-        require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
+        if key not in LATER or name in config[section]:
+            require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
     require(0 <= config.data.new_share <= 1, "data.new_share", "a share between 0 and 1")
     require(0 <= config.data.sampling_floor <= 1, "data.sampling_floor", "a weight between 0 and 1")
     require(
@@ -285,6 +289,7 @@ def check(config: ConfigDict) -> None:
         "data.initial_tasks",
         f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
+    require(config.rollout.get("max_messages", 0) >= 0, "rollout.max_messages", "0 or more")
     require(config.rollout.max_staleness in (0, 1), "rollout.max_staleness", "0 or 1 step")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")

@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from coevolve_jax.analysis import stats
 from coevolve_jax.rollout.agent import Agent, Job
 from coevolve_jax.types import Task, Trajectory
 
@@ -77,6 +78,42 @@ def tally(
         by_calls={str(n): by_calls[n] for n in sorted(by_calls)},
         stops=dict(sorted(Counter(t.stop for t in trajectories).items())),
     )
+
+
+def scores(
+    by_task: Mapping[str, Sequence[int]],
+    samples: int,
+    categories: Mapping[str, str],
+    alike: Mapping[str, Any],
+) -> list[dict]:
+    """avg@k and best@k, with k = samples, of each part of a benchmark and of all of it, with 95% intervals.
+
+    by_task: task id -> [successes, trials]. categories: task id -> the part that it is of. alike: task id -> a label of
+    what is nearly the same task; those are resampled together.
+    A row holds category, tasks and trials; avg: successes over trials; best: the share of tasks that at least one of k
+    rollouts solved, among tasks with k valid ones. Both are {"value", "low", "high"}, or None where nothing is valid.
+    """
+    names = list(dict.fromkeys(categories.values()))
+    rows = []
+    for name in names if len(names) == 1 else [*names, "all"]:
+        tried = {t: c for t, c in by_task.items() if c[1] and name in ("all", categories.get(t))}
+        whole = {t: [s > 0, 1] for t, (s, n) in tried.items() if n == samples}
+        trials = sum(n for _, n in tried.values())
+        row = {"category": name, "tasks": len(tried), "trials": trials}
+        for kind, counts in (("avg", tried), ("best", whole)):
+            labels = [alike.get(task, task) for task in counts]
+            solved, of = zip(*counts.values()) if counts else ((), ())
+            row[kind] = dataclasses.asdict(stats.share(solved, of, labels)) if counts else None
+        rows.append(row)
+    return rows
+
+
+def table(rows: Sequence[Mapping], samples: int) -> str:
+    """`scores` to read, with intervals."""
+    told = lambda e: f"{e['value']:.1%} ({e['low']:.1%} to {e['high']:.1%})" if e else "no valid rollout"
+    lines = [("", "tasks", f"avg@{samples} (95% interval)", f"best@{samples} (95% interval)")]
+    lines += [(r["category"], str(r["tasks"]), told(r["avg"]), told(r["best"])) for r in rows]
+    return "\n".join(f"{a:>16}  {b:>5}  {c:<24}  {d}".rstrip() for a, b, c, d in lines)
 
 
 def evaluate_held_out(

@@ -65,6 +65,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_length = 512  # tokens of a trajectory
     c.rollout.max_new_tokens = 64  # tokens of one assistant message
     c.rollout.max_steps = 20  # messages with calls per user turn (BFCL's own limit)
+    c.rollout.max_messages = 0  # assistant messages of the whole conversation; 0: no bound
+    c.rollout.malformed = "answer"  # a tool call that cannot be read, with an error; or "end_turn"
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
     c.rollout.max_staleness = (
         0  # 1: the next step's rollouts run while this one's update does, with weights one step old

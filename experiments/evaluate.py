@@ -1,10 +1,12 @@
-"""Scores a model on BFCL's own multi_turn_base tasks, or on the held-out synthetic tasks of a run.
+"""Scores a model on a benchmark's own tasks, or on the held-out synthetic tasks of a run.
 
     python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development --output=score.json
+    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --category=base,miss_func,miss_param,long_context \\
+        --protocol=official --split=test --samples=4 --temperature=0.7 --max_length=32768 --max_new_tokens=4096
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
 
-BFCL tasks are scored by the official checker, with its limit of 20 steps per user turn. What the
-score depends on (protocol, split, temperature, samples, package version) is printed and written with it.
+BFCL tasks are scored by the official checker (docs/environments/bfcl.md). What the score depends on (protocol,
+split, temperature, samples, package version) is printed and written with it, and so are avg@k and best@k.
 """
 
 import json
@@ -27,6 +29,16 @@ _SPLIT = flags.DEFINE_string(
     "split",
     "development",
     "Of the benchmark; BFCL: development, test (to be read once), evaluation (both), train, all, sequential_train, sequential_test.",
+)
+_CATEGORIES = flags.DEFINE_list(
+    "category",
+    [],
+    "Parts of the benchmark, separated by commas; BFCL: base, miss_func, miss_param, long_context.",
+)
+_PROTOCOL = flags.DEFINE_string(
+    "protocol",
+    "",
+    "A named protocol of the benchmark; BFCL: official, steps_30. None: limits and prompts as in training.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
@@ -52,6 +64,8 @@ _FOLDER = flags.DEFINE_string(
 )
 _SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", lower_bound=1)
 
+MALFORMED = {"answer": "answered with a tool error", "end_turn": "passed over; none left ends the turn"}
+
 
 def main(argv) -> None:
     if len(argv) > 1:
@@ -70,11 +84,15 @@ def run() -> None:
         raise ValueError("Give either --model or --workdir.")
     if _BENCHMARK.value == "held_out" and _WORKDIR.value is None:
         raise ValueError("--benchmark=held_out needs --workdir: the held-out tasks are those of a run.")
+    if _BENCHMARK.value == "held_out" and (_CATEGORIES.value or _PROTOCOL.value):
+        raise ValueError(
+            "--category and --protocol are a benchmark's: leave them out with --benchmark=held_out."
+        )
     if _OUTPUT.value and Path(_OUTPUT.value).exists():
         raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
     from coevolve_jax import build
     from coevolve_jax import config as configs
-    from coevolve_jax.evaluate import evaluate, versions
+    from coevolve_jax.evaluate import evaluate, scores, table, versions
 
     held_out = _BENCHMARK.value == "held_out"
     name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
@@ -97,13 +115,18 @@ def run() -> None:
         timeout=600.0,
     )
     family = build.family(config)
-    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, {})
+    settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
+    config.rollout.update(fixed_by_protocol(family))
+    tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
         result, trajectories = evaluate(
             agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
         checked = None if held_out else family.report(tasks, trajectories, _SAMPLES.value, env_pool.judge)
+    counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
+    parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
+    rows = scores(counted.get("by_task", result.by_task), _SAMPLES.value, parts, alike)
     report = {
         "model": str(folder),
         "protocol": {
@@ -114,13 +137,16 @@ def run() -> None:
             "samples": _SAMPLES.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
-            "steps_per_turn": _STEPS.value,
+            "limits": _PROTOCOL.value or "as in training",
+            "steps_per_turn": config.rollout.max_steps,
+            "messages": config.rollout.max_messages or "any number",
             "max_length": _LENGTH.value,
             "max_new_tokens": _NEW.value,
-            "max_observation": _OBSERVATION.value,
-            "malformed_calls": "answered with a tool error (the official harness ends the turn)",
+            "max_observation": config.rollout.max_observation,
+            "malformed_calls": MALFORMED[config.rollout.malformed],
         },
         "success": checked["success"] if checked else result.success,
+        "scores": rows,
         "official": checked,
         "environment": result.to_json(),
         "versions": versions(),
@@ -132,9 +158,20 @@ def run() -> None:
     print(
         f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out"
     )
+    print(table(rows, _SAMPLES.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
+
+
+def fixed_by_protocol(family) -> dict:
+    """What --protocol fixes of config.rollout. Raises ValueError where another flag says otherwise."""
+    fixed = dict(family.protocols.get(_PROTOCOL.value, {}))
+    if given := [name for name in fixed if name in flags.FLAGS and flags.FLAGS[name].present]:
+        raise ValueError(
+            f"--protocol={_PROTOCOL.value} fixes {given[0]} at {fixed[given[0]]}: leave out --{given[0]}."
+        )
+    return fixed
 
 
 def environment_of(workdir: Path) -> str:

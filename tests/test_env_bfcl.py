@@ -172,12 +172,6 @@ def test_excluded_tools_are_neither_offered_nor_callable():
     assert observation.error and "no tool named 'ls'" in observation.text
 
 
-def test_held_out_functions_are_announced_and_callable():
-    task = benchmark.load("multi_turn_miss_func")[0]
-    assert "sort" not in {d["function"]["name"] for d in bfcl.tools(task)}
-    assert '"name": "sort"' in task.turns[3].query and "What about now?" in task.turns[3].query
-
-
 ESCAPES = [
     "__import__('os').system('touch {0}')",
     "__class__",

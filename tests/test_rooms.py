@@ -52,7 +52,7 @@ ROOMS = {
     "lab": ("types", "seeding", "collect", "strategies.base", "synthesis", "explorers.base"),
     "dialogues": ("explorers.base",),
     "evolve": ("build", "lab", "strategies.base", "synthesis"),
-    "evaluate": ("types", "rollout"),
+    "evaluate": ("types", "rollout", "analysis.stats"),
     "topologies": (),
     "plan": ("topologies", "grpo", "models", "distributed.sharding"),
     "aot": ("topologies", "plan", "grpo", "models", "distributed.sharding"),

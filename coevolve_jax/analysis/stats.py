@@ -71,6 +71,19 @@ def clustered_ratio(
     return Estimate(float(p.sum() / w.sum()), float(low), float(high))
 
 
+def share(parts: ArrayLike, wholes: ArrayLike, clusters: Sequence[object] | None = None) -> Estimate:
+    """clustered_ratio of successes and trials; where all clusters are alike, so that resampling shows no spread, the
+    exact interval of as many independent trials (Clopper and Pearson, Biometrika 26, 1934): 0 of 100 is 0 to 3.6%."""
+    found = clustered_ratio(parts, wholes, clusters)
+    if found.low < found.high:
+        return found
+    from scipy import stats
+
+    n = len(np.ravel(parts)) if clusters is None else len(set(clusters))
+    exact = stats.binomtest(round(found.value * n), n).proportion_ci(0.95)
+    return Estimate(found.value, float(exact.low), float(exact.high))
+
+
 def by_cluster(values: ArrayLike, clusters: Sequence[object]) -> np.ndarray:
     """Sums of values [n] over the tasks of each cluster, in order of its first task: [C]."""
     place = {label: i for i, label in enumerate(dict.fromkeys(clusters))}

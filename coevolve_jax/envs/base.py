@@ -93,6 +93,11 @@ class EnvPool(Protocol):
 # --- What a family answers where it says nothing of its own ---------------------------------------
 
 
+CATEGORIES: Sequence[str] = ()  # parts of the benchmark that `tasks` takes as settings["categories"]
+# What its named protocols fix of config.rollout; `tasks` takes the name as settings["protocol"].
+PROTOCOLS: Mapping[str, Mapping[str, Any]] = {}
+
+
 def warm_up() -> None:
     """What a worker does before it says that it is ready: slow imports, so that no call waits for them."""
 
@@ -117,24 +122,32 @@ def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: i
 def report_verdicts(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge
 ) -> dict:
-    """The score by a family's `judge`: {"success", "failures": verdicts by error_type}.
+    """The score by a family's `judge`: {"success", "failures": verdicts by error_type, "by_task": task id ->
+    [successes, trials]}.
 
     trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out.
     """
-    jobs = []
+    jobs, by_task = [], {task.id: [0, 0] for task in tasks}
     for i, t in enumerate(trajectories):
         turns = len(tasks[i // samples].turns)
         calls = [
             [[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)
         ]
+        by_task[t.task_id][1] += t.outcome.valid
         if t.outcome.valid and t.stop == "done":
             jobs.append((t.task_id, calls))
     verdicts = judge(jobs)
+    for (task_id, _), verdict in zip(jobs, verdicts, strict=True):
+        by_task[task_id][0] += verdict["valid"]
     trials = sum(t.outcome.valid for t in trajectories)
     reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
     reasons["force_terminated"] = trials - len(jobs)
     passed = sum(v["valid"] for v in verdicts)
-    return {"success": passed / trials if trials else 0.0, "failures": dict(sorted(reasons.items()))}
+    return {
+        "success": passed / trials if trials else 0.0,
+        "failures": dict(sorted(reasons.items())),
+        "by_task": by_task,
+    }
 
 
 def action_pattern(call: Call) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +27,7 @@ class Family:
     tasks(split, settings): the benchmark's own tasks. tools(task): function schemas, which depend on
     task.environment and task.scenario only; do not change them.
     report(tasks, trajectories, samples, judge): the official score; judge: ProcessPool.judge.
-    action_pattern, wording, task_key, features: see envs/base.py.
+    action_pattern, wording, task_key, features, categories, protocols: see envs/base.py.
     """
 
     name: str
@@ -40,6 +40,21 @@ class Family:
     wording: Callable[[Call], str]
     task_key: Callable[[Task], str]
     features: Callable[[Task], Counter[str]]
+    categories: Sequence[str]
+    protocols: Mapping[str, Mapping[str, Any]]
+
+    def settings(self, categories: Sequence[str] = (), protocol: str = "") -> dict:
+        """For `tasks`: some of the benchmark's categories (none: the family's choice) under a named protocol ("": as in
+        training). ValueError for a name that it does not have."""
+        asked = {
+            "category": (categories, self.categories),
+            "protocol": ([protocol] if protocol else [], self.protocols),
+        }
+        for kind, (wanted, known) in asked.items():
+            if unknown := [name for name in wanted if name not in known]:
+                has = ", ".join(known) or "none"
+                raise ValueError(f"{self.name} has no {kind} {unknown[0]!r}: it has {has}.")
+        return {"categories": list(categories), "protocol": protocol}
 
 
 @functools.cache
@@ -56,7 +71,8 @@ def load(name: str, python: str = "") -> Family:
 
         heavy = Remote(name, python).functions()
     light = {k: function(family, k) for k in ("report", "action_pattern", "wording", "task_key", "features")}
-    return Family(name, python, **heavy, **light)
+    told = [getattr(family, k, getattr(base, k)) for k in ("CATEGORIES", "PROTOCOLS")]
+    return Family(name, python, **heavy, **light, categories=told[0], protocols=told[1])
 
 
 def module(name: str) -> ModuleType:

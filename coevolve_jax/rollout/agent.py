@@ -15,7 +15,7 @@ import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern
-from coevolve_jax.rollout.chat import Chat, ParsedCall
+from coevolve_jax.rollout.chat import Chat, ParsedCall, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
 
@@ -24,12 +24,17 @@ from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Tra
 class Limits:
     """max_length: tokens of a whole trajectory. max_new_tokens: of one assistant message.
     max_steps: assistant messages with tool calls per user turn (BFCL: 20; one more fails the task).
-    max_observation: characters of a tool result that the policy gets to read."""
+    max_observation: characters of a tool result that the policy gets to read.
+    max_messages: assistant messages of the whole conversation; 0: no bound.
+    malformed: what a tool call that cannot be read leads to: "answer", an error that the policy reads, or "end_turn",
+    nothing, so that a message without any other call ends its turn (as in BFCL's own harness)."""
 
     max_length: int
     max_new_tokens: int
     max_steps: int = 20
     max_observation: int = 400
+    max_messages: int = 0
+    malformed: str = "answer"
 
     def shown(self, answer: str) -> str:
         """What the policy gets to read of a tool's answer."""
@@ -61,6 +66,7 @@ class _Rollout:
         self.steps: list[Step] = []
         self.turn = 0
         self.steps_in_turn = 0
+        self.messages = 0
         self.stop: str | None = None
         self.hints: list[tuple[int, str]] = []
         self.offered: frozenset[str] = frozenset()
@@ -81,6 +87,7 @@ class _Rollout:
 
     def sampled(self, completion: Completion) -> None:
         """Appends tokens that the policy wrote, exactly as the engine returned them."""
+        self.messages += 1
         self.ids += completion.ids.tolist()
         self.mask += [True] * len(completion.ids)
         self.logprobs += completion.logprobs.tolist()
@@ -216,8 +223,10 @@ class Agent:
         A family without reference calls has no path to measure: True.
         """
         limits, chat = self._limits, self._chat
+        if 0 < limits.max_messages < len(task.calls) + len(task.turns):
+            return False
         length, turns = len(chat.prompt(self._tools(task), task.turns[0].query)), enumerate(task.turns)
-        room = lambda: length + limits.max_new_tokens <= limits.max_length  # as of _check_room
+        room = lambda: length + limits.max_new_tokens <= limits.max_length  # as of _check_limits
         for i, turn in turns:
             length += len(chat.user(turn.query)) if i else 0
             if len(turn.calls) > limits.max_steps:
@@ -292,15 +301,15 @@ class Agent:
             r = _Rollout(job, session, world)
             query = r.hinted(job.hint.before_task if job.hint else "", job.task.turns[0].query, first=True)
             tools = self._tools(job.task)
-            r.offered = frozenset(t["function"]["name"] for t in tools)
+            r.offered = frozenset(tool_name(t) for t in tools)
             r.feed(self._chat.prompt(tools, query))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
-            self._check_room(r)
+            self._check_limits(r)
             while r.stop is None:
                 completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, job.seed))
                 r.sampled(completion)
                 await self._react(r, completion)
-                self._check_room(r)
+                self._check_limits(r)
             if r.stop == "engine":
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
             return r.finish((await self._in_world(self._pool.score, [world]))[0])
@@ -308,8 +317,10 @@ class Agent:
             self._engine.release([session])
             await self._in_world(self._pool.close, [world])
 
-    def _check_room(self, r: _Rollout) -> None:
-        """Ends a conversation that has no room for one more assistant message."""
+    def _check_limits(self, r: _Rollout) -> None:
+        """Ends a conversation that may not have, or has no room for, one more assistant message."""
+        if r.stop is None and 0 < self._limits.max_messages == r.messages:
+            r.stop = "step_limit"
         if r.stop is None and len(r.ids) + self._limits.max_new_tokens > self._limits.max_length:
             r.stop = "context_limit"
             surplus = len(r.ids) - self._limits.max_length
@@ -323,6 +334,8 @@ class Agent:
             r.stop = "token_limit" if completion.finish == "length" else "engine"
             return
         parsed = self._chat.parse(completion.ids)
+        if self._limits.malformed == "end_turn":
+            parsed = [p for p in parsed if p.call]
         if not parsed:
             await self._end_turn(r)
         elif r.steps_in_turn == self._limits.max_steps:

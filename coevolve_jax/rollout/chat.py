@@ -61,6 +61,11 @@ def render_call(call: Call) -> str:
     return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
 
 
+def tool_name(document: Mapping) -> str:
+    """The name of a tool that is documented as chat templates have it, or as BFCL does, without a cover."""
+    return document.get("function", document)["name"]
+
+
 class Chat:
     """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
 
@@ -114,7 +119,7 @@ class Chat:
 
     def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
         """Ids of the first prompt: tools, the user's query, and the opening of the assistant's turn."""
-        key = json.dumps([t["function"]["name"] for t in tools])
+        key = json.dumps(tools)
         if key not in self._prompts:
             self._prompts[key] = self._render([{"role": "user", "content": "\x00"}], tools=list(tools)).split(
                 "\x00"

@@ -14,7 +14,7 @@ MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 # Qwen's control tokens and tool-call JSON; tools as one line each: name parameter optional?
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
-{% for tool in tools %}{% set f = tool.function %}{{ f.name }}\
+{% for tool in tools %}{% set f = tool.function or tool %}{{ f.name }}\
 {% for p in f.parameters.properties %} {{ p }}{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
 
 {% endfor %}<|im_end|>

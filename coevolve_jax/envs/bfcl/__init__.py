@@ -1,7 +1,7 @@
 """The multi-turn classes of the Berkeley Function-Calling Leaderboard as an environment family.
 
 environment.py has the worlds and their grading, toolsets.py the tools, benchmark.py the official tasks and verdict.
-They import bfcl_eval, this file does so only when they are needed.
+They import bfcl_eval, this file does so only when they are needed. docs/environments/bfcl.md has what follows what.
 """
 
 from __future__ import annotations
@@ -12,6 +12,16 @@ from typing import Any
 from coevolve_jax.envs.base import Environment, digest, report_verdicts
 from coevolve_jax.envs.bfcl.scenario import scenario as scenario
 from coevolve_jax.types import Call, Task, Trajectory
+
+CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
+_WHOLE = 10**9  # characters: no tool result is cut
+# Of config.rollout, what a protocol fixes; both show BFCL's own documentation of the tools. official: bfcl_eval's
+# base_handler.py. steps_30: the limit of AgentEvolver (agent_flow.py), 30 messages in the whole conversation.
+_READING = {"malformed": "end_turn", "max_observation": _WHOLE}
+PROTOCOLS = {
+    "official": {"max_steps": 20, "max_messages": 0, **_READING},
+    "steps_30": {"max_steps": 30, "max_messages": 30, **_READING},
+}
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
@@ -32,11 +42,19 @@ def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from:
 
 
 def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
-    """BFCL's own multi_turn_base tasks of one side of a split; "all" is every one."""
+    """BFCL's own tasks of one side of a split; "all" is every one.
+
+    settings: "categories", some of CATEGORIES (default: base), of which the same indices are taken, since an index is
+    nearly the same task in all; "protocol", one of PROTOCOLS, for the documentation that it shows.
+    """
     from coevolve_jax.envs.bfcl import benchmark
 
+    settings = settings or {}
     keep = range(200) if split == "all" else benchmark.split(split)
-    return [task for i, task in enumerate(benchmark.load("multi_turn_base")) if i in keep]
+    documents = "official" if settings.get("protocol") else ""
+    names = settings.get("categories") or CATEGORIES[:1]
+    loaded = [benchmark.load(f"multi_turn_{name}", documents) for name in names]
+    return [tasks[i] for tasks in loaded for i in sorted(keep)]
 
 
 def tools(task: Task) -> list[dict]:
@@ -69,9 +87,13 @@ def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
 
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
     """The official score of trajectories of benchmark tasks: trajectories[i] belongs to tasks[i // samples]."""
+    places = {task.id: task.id.removeprefix("multi_turn_").rpartition("_") for task in tasks}
+    categories = {name: category for name, (category, _, _) in places.items()}
     return {
-        "benchmark": "BFCL multi_turn_base",
+        "benchmark": f"BFCL multi_turn: {', '.join(dict.fromkeys(categories.values()))}",
         "scoring": "official multi_turn_checker",
+        "categories": categories,
+        "alike": {name: index for name, (_, _, index) in places.items()},
         **report_verdicts(tasks, trajectories, samples, judge),
     }
 

@@ -19,7 +19,8 @@ CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"
 SPLITS = ("train", "evaluation", "development", "test", "sequential_train", "sequential_test")
 SPLIT_SEED = 2604
 
-# What the official inference loop says when the functions held out in multi_turn_miss_func arrive.
+# What the official inference loop says when the functions held out in multi_turn_miss_func arrive
+# (bfcl_eval.constants.default_prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING).
 _ANNOUNCEMENT = "{functions}\nI have updated some more functions you can choose from. What about now?"
 _serial = itertools.count()
 
@@ -41,38 +42,43 @@ def _entries(category: str) -> dict[str, tuple[dict, list[list[str]]]]:
 
 
 def _query(entry: Mapping, turn: int, messages: Sequence[Mapping]) -> str:
-    """The user's words; where held-out functions arrive, their docs in the official sentence."""
+    """The user's words; where held-out functions arrive, their docs as Python text in the official sentence."""
     arriving = entry.get("missed_function", {}).get(str(turn), [])
     if not arriving:
-        return "\n".join(m["content"] for m in messages)
+        (message,) = messages
+        return message["content"]
     docs = documented(entry["involved_classes"])
-    return _ANNOUNCEMENT.format(functions=json.dumps([docs[name].doc["function"] for name in arriving]))
+    return _ANNOUNCEMENT.format(functions=[docs[name].official for name in arriving])
 
 
-def _task(entry: Mapping, answer: Sequence[Sequence[str]], environment: str) -> Task:
+def _task(entry: Mapping, answer: Sequence[Sequence[str]], environment: str, documents: str) -> Task:
     turns = tuple(
         Turn(_query(entry, i, messages), tuple(parse(text) for text in calls))
         for i, (messages, calls) in enumerate(zip(entry["question"], answer, strict=True))
     )
     # The data's excluded_function is left aside, as by the official harness, which offers those tools too.
-    held_out = [name for names in entry.get("missed_function", {}).values() for name in names]
+    announced = [name for names in entry.get("missed_function", {}).values() for name in names]
+    start = entry["involved_classes"], entry["initial_config"]
     return Task(
         id=entry["id"],
         environment=environment,
-        scenario=scenario(entry["involved_classes"], entry["initial_config"], held_out),
+        scenario=scenario(*start, announced=announced, documents=documents),
         turns=turns,
     )
 
 
 @functools.cache
-def _tasks(category: str) -> tuple[Task, ...]:
+def _tasks(category: str, documents: str) -> tuple[Task, ...]:
     environment = "bfcl_long_context" if category == "multi_turn_long_context" else "bfcl"
-    return tuple(_task(entry, answer, environment) for entry, answer in _entries(category).values())
+    return tuple(
+        _task(entry, answer, environment, documents) for entry, answer in _entries(category).values()
+    )
 
 
-def load(category: str = "multi_turn_base") -> list[Task]:
-    """The 200 tasks of a category; task i has the id "<category>_<i>". ValueError for an unknown category."""
-    return list(_tasks(category))
+def load(category: str = "multi_turn_base", documents: str = "") -> list[Task]:
+    """The 200 tasks of a category; task i has the id "<category>_<i>". documents: see `scenario.scenario`.
+    ValueError for an unknown category."""
+    return list(_tasks(category, documents))
 
 
 @functools.cache

@@ -63,8 +63,7 @@ class Environment:
                 f"Task {task.id!r} is of the environment {task.environment!r}: "
                 f"use one of {', '.join(ENVIRONMENTS)}."
             )
-        # A withheld tool that the reference needs is announced later (multi_turn_miss_func): callable.
-        withheld = set(task.scenario["excluded"]) - {call.name for call in task.calls}
+        withheld = task.scenario["excluded"]
         documents = documented(task.scenario["toolsets"])
         self._allowed = {n: t for n, t in documents.items() if n not in withheld}
         try:

@@ -40,6 +40,7 @@ TOOLSETS = (
 # package's release stands for today, so that a task has the same answer next year.
 TODAY = datetime.datetime(2026, 3, 23)
 
+_HINT = " Note that the provided function is in Python 3 syntax."
 _JSON_TYPES = {
     "dict": "object",
     "float": "number",
@@ -56,12 +57,14 @@ _JSON_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A documented method. parameters: names in the order of the method's signature, which is not always
-    the doc's. defaults: the mutable default values, which the tools would share between worlds."""
+    """A documented method. doc: for Hugging Face chat templates. official: as it stands in BFCL's data. parameters:
+    names in the order of the method's signature, which is not always the doc's. defaults: the mutable default values,
+    which the tools would share between worlds."""
 
     name: str
     toolset: str
     doc: dict
+    official: dict
     parameters: tuple[str, ...]
     required: tuple[str, ...]
     defaults: dict
@@ -119,6 +122,7 @@ def _toolset(toolset: str) -> dict[str, Tool]:
             name=name,
             toolset=toolset,
             doc={"type": "function", "function": function},
+            official=doc,
             parameters=tuple(p.name for p in parameters if p.name in function["parameters"]["properties"]),
             required=tuple(function["parameters"]["required"]),
             defaults={p.name: p.default for p in parameters if isinstance(p.default, (list, dict, set))},
@@ -135,13 +139,18 @@ def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
 
 
 def tools(task: Task) -> list[dict]:
-    """Docs of the tools that `task` offers, in the form of Hugging Face chat templates.
+    """Docs of the tools that `task` offers, in the form of Hugging Face chat templates or, where its scenario says so,
+    BFCL's own with the suffix that its harness adds (bfcl_eval.utils.add_language_specific_hint_to_function_doc).
 
     Order: the scenario's toolsets, then BFCL's documentation. The dicts are shared: do not change them.
     Raises ValueError for an unknown toolset.
     """
-    excluded = task.scenario["excluded"]
-    return [tool.doc for name, tool in documented(task.scenario["toolsets"]).items() if name not in excluded]
+    start = task.scenario
+    hidden = {*start["excluded"], *start.get("announced", ())}
+    offered = [tool for name, tool in documented(start["toolsets"]).items() if name not in hidden]
+    if start.get("documents") != "official":
+        return [tool.doc for tool in offered]
+    return [{**doc, "description": doc["description"] + _HINT} for doc in (tool.official for tool in offered)]
 
 
 # --- Calls -------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""avg@k and best@k with their intervals."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coevolve_jax.analysis import stats
+from coevolve_jax.evaluate import scores, table
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(st.none() | st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12), st.data()
+)
+def test_scores_are_means_of_what_each_rollout_came_to(rolled, data):
+    """None is a rollout that is invalid."""
+    parts = data.draw(st.lists(st.sampled_from("ab"), min_size=len(rolled), max_size=len(rolled)))
+    by_task = {
+        f"t{i}": [sum(x is True for x in r), sum(x is not None for x in r)] for i, r in enumerate(rolled)
+    }
+    categories = {f"t{i}": part for i, part in enumerate(parts)}
+    rows = {row["category"]: row for row in scores(by_task, 3, categories, {})}
+    assert set(rows) == {*parts, "all"} if len(set(parts)) > 1 else set(rows) == set(parts)
+    for name, row in rows.items():
+        chosen = [r for r, part in zip(rolled, parts) if name in ("all", part)]
+        valid = [x for r in chosen for x in r if x is not None]
+        whole = [any(r) for r in chosen if None not in r]
+        assert row["trials"] == len(valid)
+        for kind, values in (("avg", valid), ("best", whole)):
+            if not values:
+                assert row[kind] is None
+                continue
+            assert row[kind]["value"] == pytest.approx(np.mean(values))
+            assert (
+                row[kind]["low"] <= row[kind]["value"] + 1e-9
+                and row[kind]["value"] - 1e-9 <= row[kind]["high"]
+            )
+    assert len(table(list(rows.values()), 3).splitlines()) == 1 + len(rows)
+
+
+def test_tasks_that_are_alike_count_as_one_in_the_interval():
+    by_task = {f"{kind}{i}": [i % 2 * 2, 2] for kind in "ab" for i in range(50)}
+    width = lambda alike: (lambda e: e["high"] - e["low"])(scores(by_task, 2, {}, alike)[-1]["avg"])
+    assert width({name: name[1:] for name in by_task}) == pytest.approx(2**0.5 * width({}), rel=0.1)
+
+
+def test_an_interval_of_nothing_but_failures_is_not_empty():
+    """Clopper and Pearson: 1 - 0.025 ** (1 / n) for none of n."""
+    none, all_ = stats.share([0] * 100, [4] * 100), stats.share([4] * 100, [4] * 100)
+    bound = 1 - 0.025**0.01
+    assert (none.value, none.low) == (0, 0) and none.high == pytest.approx(bound)
+    assert (all_.value, all_.high) == (1, 1) and all_.low == pytest.approx(1 - bound)
+    assert stats.share([0] * 100, [1] * 100, [i // 4 for i in range(100)]).high == pytest.approx(
+        1 - 0.025**0.04
+    )
+    assert stats.share([0, 1, 1], [1, 1, 1]) == stats.clustered_ratio([0, 1, 1], [1, 1, 1])
+
+
+def test_a_table_of_no_valid_rollout_says_so():
+    rows = scores({"t": [0, 0]}, 2, {}, {})
+    assert rows == [{"category": "all", "tasks": 0, "trials": 0, "avg": None, "best": None}]
+    assert "no valid rollout" in table(rows, 2)
