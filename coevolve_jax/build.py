@@ -14,7 +14,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from transformers import AutoTokenizer
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs, names
@@ -25,7 +24,7 @@ from coevolve_jax.explorers.base import Roles
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
-from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.strategies.base import Strategy
@@ -51,12 +50,7 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
     if mesh is not None:
         moe.check_trainable(hf_io.load_config(folder), sharding.platform(mesh))
     model_config, params = hf_io.load(folder, mesh=mesh)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder} holds no tokenizer that transformers can load ({error}): copy it there."
-        ) from None
+    tokenizer = load_tokenizer(folder)
     hf_io.check_tokenizer(model_config, tokenizer)
     return Policy(model_config, params, tokenizer, Chat(tokenizer))
 

@@ -1,9 +1,11 @@
-"""The training set of a run as a TensorFlow Datasets (TFDS) data set, with random access and without TensorFlow.
+"""Tasks as TensorFlow Datasets (TFDS) data sets, with random access and without TensorFlow: the training set of a run,
+and a benchmark's own tasks with their splits.
 
-A row is a task. Its column `task` holds the whole line of tasks.jsonl, so nothing is lost; the other columns are to
-filter by. Any program reads it without this package:
+A row is a task. Its column `task` holds all of it, in a run's set the whole line of tasks.jsonl, so nothing is lost;
+the other columns are to filter by. Any program reads it without this package:
 
     tfds.data_source("coevolve_tasks", split="train", data_dir=FOLDER)
+    tfds.data_source("bfcl_tasks", split="development+test", data_dir=FOLDER)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from coevolve_jax.analysis.loading import Run, asked_for, load_run
+from coevolve_jax.analysis.loading import asked_for, load_run
 from coevolve_jax.types import Task
 
 try:
@@ -29,6 +31,7 @@ except ImportError as error:
     ) from error
 
 NAME, VERSION = "coevolve_tasks", "1.0.0"
+_TOOLS = tfds.features.Sequence(tfds.features.Text(), doc="that it calls, in order of the first call")
 FEATURES = tfds.features.FeaturesDict(
     {
         "task": tfds.features.Text(doc="JSON: the task, its lineage and its record, as in tasks.jsonl"),
@@ -38,13 +41,21 @@ FEATURES = tfds.features.FeaturesDict(
             doc="id of the task whose trajectory carried the signal; empty for none"
         ),
         "born": tfds.features.Scalar(np.int32, doc="GRPO step"),
-        "tools": tfds.features.Sequence(
-            tfds.features.Text(), doc="that it calls, in order of the first call"
-        ),
+        "tools": _TOOLS,
         "calls": tfds.features.Scalar(np.int32, doc="reference calls of all turns"),
         "visits": tfds.features.Scalar(np.int32, doc="steps that trained on it"),
         "first_score": tfds.features.Scalar(np.float32, doc="mean reward at the first visit; NaN before it"),
         "last_score": tfds.features.Scalar(np.float32, doc="mean reward at the last visit; NaN before it"),
+    }
+)
+BENCHMARK_FEATURES = tfds.features.FeaturesDict(
+    {
+        "task": tfds.features.Text(doc="JSON: scenario, user turns and reference calls"),
+        "id": tfds.features.Text(),
+        "category": tfds.features.Text(doc="part of the benchmark"),
+        "tools": _TOOLS,
+        "turns": tfds.features.Scalar(np.int32, doc="of the user"),
+        "calls": tfds.features.Scalar(np.int32, doc="reference calls of all turns"),
     }
 )
 
@@ -60,7 +71,36 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> Path:
         raise ValueError(
             f"{workdir} holds no training set (no tasks.jsonl): give the workdir of a run that has begun."
         )
-    builder = _Builder(run, folder)
+    about = "The evolved training set of a CoEvolve run (arXiv 2604.15840)."
+    rows = {"train": [columns(line) for line in run.tasks]}
+    return _prepare(NAME, about, FEATURES, rows, {"run": run.name, "config": run.config}, folder)
+
+
+def write_benchmark(
+    name: str, splits: Mapping[str, Mapping[str, Sequence[Task]]], folder: str | os.PathLike
+) -> Path:
+    """Writes a benchmark's own tasks and returns the folder of the data set, FOLDER/<name>_tasks/1.0.0.
+
+    splits: tasks by category, by split; splits that share tasks hold them twice. One that stands there is replaced.
+    """
+    rows = {
+        split: [benchmark_columns(category, task) for category, tasks in parts.items() for task in tasks]
+        for split, parts in splits.items()
+    }
+    about = f"The tasks of the benchmark {name}, with reference calls."
+    return _prepare(f"{name}_tasks", about, BENCHMARK_FEATURES, rows, {"benchmark": name}, folder)
+
+
+def _prepare(
+    name: str,
+    description: str,
+    features: tfds.features.FeaturesDict,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    metadata: Mapping[str, Any],
+    folder: str | os.PathLike,
+) -> Path:
+    kind = type(name, (_Builder,), {"name": name}, skip_registration=True)
+    builder = kind(description, features, rows, metadata, folder)
     again = tfds.download.DownloadConfig(download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS)
     tfds.disable_progress_bar()
     with contextlib.redirect_stdout(io.StringIO()):  # what it says of downloads
@@ -68,19 +108,19 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> Path:
     return Path(builder.data_dir)
 
 
-def read(folder: str | os.PathLike) -> Sequence[Mapping[str, Any]]:
-    """The rows that `write` put into a folder, by the columns of FEATURES; each is read when it is asked for.
+def read(folder: str | os.PathLike, name: str = NAME, split: str = "train") -> Sequence[Mapping[str, Any]]:
+    """The rows that were written into a folder, by the columns of their features; each is read when it is asked for.
 
-    Text comes as UTF-8 bytes. Raises ValueError where there is none, or one of another version.
+    name: of the data set. Text comes as UTF-8 bytes. Raises ValueError where there is none, or one of another version.
     """
-    versions = sorted(path.name for path in (Path(folder) / NAME).glob("*.*.*"))
+    versions = sorted(path.name for path in (Path(folder) / name).glob("*.*.*"))
     if not versions:
-        raise ValueError(f"{folder} holds no data set (no {NAME}/): name the folder that it was written to.")
+        raise ValueError(f"{folder} holds no data set (no {name}/): name the folder that it was written to.")
     if VERSION not in versions:
         raise ValueError(
             f"{folder} holds version {', '.join(versions)} of the data set and this code reads {VERSION}: write it again."
         )
-    rows = tfds.data_source(f"{NAME}:{VERSION}", split="train", data_dir=folder)
+    rows = tfds.data_source(f"{name}:{VERSION}", split=split, data_dir=folder)
     return cast(Sequence[Mapping[str, Any]], rows)
 
 
@@ -103,6 +143,18 @@ def columns(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def benchmark_columns(category: str, task: Task) -> dict[str, Any]:
+    """A row of BENCHMARK_FEATURES."""
+    return {
+        "task": json.dumps(task.to_json()),
+        "id": task.id,
+        "category": category,
+        "tools": list(dict.fromkeys(call.name for call in task.calls)),
+        "turns": len(task.turns),
+        "calls": len(task.calls),
+    }
+
+
 def task(row: Mapping[str, Any]) -> Task:
     """The task of a row that was read, equal to the one that was written."""
     return Task.from_json(json.loads(row["task"]))
@@ -114,26 +166,21 @@ def _text(value: str) -> bytes:
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """`tfds.load` does not know it: it is made from a run."""
+    """`tfds.load` does not know it: it is made from rows, and its subclass has the name of the data set."""
 
-    name = NAME
     VERSION = tfds.core.Version(VERSION)
 
-    def __init__(self, run: Run, folder: str | os.PathLike):
-        self._run = run
+    def __init__(self, description: str, features, rows, metadata, folder: str | os.PathLike):
+        self._told = {"description": description, "features": features}
+        self._rows, self._about = rows, dict(metadata)
         super().__init__(data_dir=folder, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        return tfds.core.DatasetInfo(
-            builder=self,
-            description="The evolved training set of a CoEvolve run (arXiv 2604.15840).",
-            features=FEATURES,
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict({"run": self._run.name, "config": self._run.config}),
-        )
+        about = tfds.core.MetadataDict(self._about)
+        return tfds.core.DatasetInfo(builder=self, **self._told, disable_shuffling=True, metadata=about)
 
     def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict:
-        return {"train": self._generate_examples()}
+        return {split: self._generate_examples(split) for split in self._rows}
 
-    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return enumerate(map(columns, self._run.tasks))
+    def _generate_examples(self, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        return enumerate(self._rows[split])

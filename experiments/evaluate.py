@@ -97,7 +97,6 @@ def run() -> None:
     held_out = _BENCHMARK.value == "held_out"
     name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
-    policy = build.policy(folder)
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
     config.environment.update(name=name, python=_PYTHON.value, call_timeout=5.0)
@@ -118,6 +117,7 @@ def run() -> None:
     settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
     config.rollout.update(fixed_by_protocol(family))
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
+    policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
         result, trajectories = evaluate(

@@ -1,8 +1,10 @@
-"""Writes the training set of a run, D_t with its lineage, as a TFDS data set.
+"""Writes tasks as a TFDS data set: the training set of a run, D_t with its lineage, or a benchmark's own tasks by split.
 
     python experiments/export_tfds.py --run=runs/demo --output=runs/demo_tasks
+    python experiments/export_tfds.py --benchmark=bfcl --output=runs/bfcl_tasks \\
+        --splits=train,development,test,sequential_train,sequential_test
 
-coevolve_jax/tfds_tasks.py says what its columns are, and reads it back. It needs `pip install -e .[tfds]`.
+coevolve_jax/tfds_tasks.py says what the columns are, and reads it back. It needs `pip install -e .[tfds]`.
 """
 
 import sys
@@ -10,8 +12,13 @@ import sys
 from absl import app, flags, logging
 
 _RUN = flags.DEFINE_string("run", None, "Workdir of a run.")
-_OUTPUT = flags.DEFINE_string("output", None, "Folder for the data set; one that is there is replaced.")
-flags.mark_flags_as_required(["run", "output"])
+_BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family, for its benchmark's own tasks.")
+_SPLITS = flags.DEFINE_list("splits", ["train", "development", "test"], "Of the benchmark.")
+_PROTOCOL = flags.DEFINE_string("protocol", "", "A named protocol of the benchmark, for the tasks' tools.")
+_PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
+_OUTPUT = flags.DEFINE_string(
+    "output", None, "Folder for the data set; one that is there is replaced.", required=True
+)
 
 
 def main(argv) -> None:
@@ -21,10 +28,29 @@ def main(argv) -> None:
     try:
         from coevolve_jax import tfds_tasks
 
-        folder = tfds_tasks.write(_RUN.value, _OUTPUT.value)
-        print(f"{len(tfds_tasks.read(_OUTPUT.value))} tasks in {folder}")
+        if (_RUN.value is None) == (_BENCHMARK.value is None):
+            raise ValueError("Give either --run or --benchmark.")
+        if _RUN.value:
+            folder = tfds_tasks.write(_RUN.value, _OUTPUT.value)
+            print(f"{len(tfds_tasks.read(_OUTPUT.value))} tasks in {folder}")
+            return
+        splits = splits_of(_BENCHMARK.value)
+        folder = tfds_tasks.write_benchmark(_BENCHMARK.value, splits, _OUTPUT.value)
+        for split in splits:
+            print(f"{split:>16}  {len(tfds_tasks.read(_OUTPUT.value, folder.parent.name, split))} tasks")
+        print(folder)
     except (ImportError, OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
+
+
+def splits_of(name: str) -> dict:
+    """The tasks of a benchmark by category, by split."""
+    from coevolve_jax import envs
+
+    family = envs.load(name, _PYTHON.value)
+    settings = {part: family.settings([part], _PROTOCOL.value) for part in family.categories}
+    settings = settings or {name: family.settings([], _PROTOCOL.value)}
+    return {split: {part: family.tasks(split, s) for part, s in settings.items()} for split in _SPLITS.value}
 
 
 if __name__ == "__main__":

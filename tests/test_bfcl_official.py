@@ -372,3 +372,31 @@ def test_the_command_prints_and_writes_scores_under_the_protocol(tmp_path):
     assert re.search(r"\n +miss_func +50  \d+\.\d% \(0\.0% to \d+\.\d%\)", done.stdout)
     refused = run("--max_steps=3")
     assert refused.stderr == "Error: --protocol=steps_30 fixes max_steps at 30: leave out --max_steps.\n"
+
+
+# ---- The prompt, to look at --------------------------------------------------------------------------------
+
+
+def test_the_prompt_is_shown_as_the_official_handler_formats_it(official, handler, policy, qwen, tmp_path):
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.chat_template = qwen._tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "experiments/show_prompt.py", f"--model={tmp_path}", "--benchmark=bfcl"]
+    run = lambda *more: subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+    done = run("--task=multi_turn_miss_func_0", "--protocol=official")
+    assert done.returncode == 0, done.stderr
+    entry, task = official.load_dataset_entry("multi_turn_miss_func")[0], LATE[0]
+    prompt = handler()._format_prompt(entry["question"][0], entry["function"])
+    assert done.stdout.startswith(prompt + "\n\n")
+    for i, turn in enumerate(task.turns[1:], 1):
+        later = f"<|im_start|>user\n{turn.query}<|im_end|>\n<|im_start|>assistant\n"
+        assert re.search(rf"=+ after turn {i} of 5 =+\n\n?{re.escape(later)}", done.stdout)
+    parts = dict(re.findall(r"\n +(\S.*?) +([\d,]+)(?=\n)", done.stdout.split(" tokens ")[1]))
+    counts = [int(count.replace(",", "")) for count in parts.values()]
+    assert list(parts)[0] == f"system and {len(entry['function'])} tools" and len(parts) == 4 + 4
+    assert sum(counts[:3]) == counts[3] == len(qwen.prompt(bfcl.tools(task), task.turns[0].query))
+    unknown = run("--task=multi_turn_base_200")
+    assert unknown.stderr == (
+        "Error: There is no task 'multi_turn_base_200' in the split all of bfcl: "
+        "its 800 ids go from multi_turn_base_0 to multi_turn_long_context_199.\n"
+    )

@@ -269,7 +269,11 @@ def test_the_default_report_and_that_by_verdicts():
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
     assert base.report(tasks, rollouts, 2, judge)["success"] == 1 / 3 and not asked
-    expected = {"success": 1 / 3, "failures": {"force_terminated": 1, "wrong": 1}}
+    expected = {
+        "success": 1 / 3,
+        "failures": {"force_terminated": 1, "wrong": 1},
+        "by_task": {"a": [1, 2], "b": [0, 1]},
+    }
     assert base.report_verdicts(tasks, rollouts, 2, judge) == expected
     assert asked == [("a", [[[ls]], [[cd], [ls]]]), ("b", [[], [[cd]]])]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax import tfds_tasks
+from coevolve_jax import envs, tfds_tasks
 from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 
@@ -154,3 +154,34 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
         "pip install -e .[tfds]."
     )
     assert [tfds_tasks.task(row) for row in tfds_tasks.read(tmp_path / "set")] == tasks_of(workdir)
+
+
+def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
+    names = ["train", "development", "test", "sequential_train", "sequential_test"]
+    command = ["experiments/export_tfds.py", "--benchmark=bfcl", f"--output={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, *command, f"--splits={','.join(names)}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    splits = {name: tfds_tasks.read(tmp_path, "bfcl_tasks", name) for name in names}
+    assert [len(rows) for rows in splits.values()] == [400, 200, 200, 400, 400]
+    assert done.stdout.splitlines()[1:3] == ["     development  200 tasks", "            test  200 tasks"]
+    both = tfds_tasks.read(tmp_path, "bfcl_tasks", "development+test")
+    family = envs.load("bfcl")
+    expected = family.tasks("evaluation", family.settings(family.categories))
+    assert {row["id"].decode(): tfds_tasks.task(row) for row in both} == {t.id: t for t in expected}
+    ids = {name: {row["id"] for row in rows} for name, rows in splits.items()}
+    assert not ids["train"] & (ids["development"] | ids["test"])
+    assert ids["sequential_train"] | ids["sequential_test"] == ids["train"] | {row["id"] for row in both}
+    row = both[0]
+    assert (row["category"], row["turns"], row["calls"]) == (
+        b"base",
+        len(expected[0].turns),
+        len(expected[0].calls),
+    )
+    assert {category for rows in splits.values() for category in (r["category"] for r in rows)} == {
+        b"base",
+        b"miss_func",
+        b"miss_param",
+        b"long_context",
+    }

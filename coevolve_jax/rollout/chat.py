@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +61,20 @@ def parse_calls(text: str) -> list[ParsedCall]:
 def render_call(call: Call) -> str:
     """The text that `parse_calls` reads back as `call`."""
     return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
+
+
+def load_tokenizer(folder: str | os.PathLike) -> Any:
+    """That of a Hugging Face model folder, which need not hold weights. ValueError where there is none."""
+    from transformers import (
+        AutoTokenizer,
+    )  # here: it takes a second, and not all who import this file load one
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder} holds no tokenizer that transformers can load ({error}): copy it there."
+        ) from None
 
 
 def tool_name(document: Mapping) -> str:

@@ -1,0 +1,90 @@
+"""Prints the prompt of a benchmark's task exactly as the model sees it, control tokens included, with its tokens by part.
+
+    python experiments/show_prompt.py --model=models/tiny_qwen3 --benchmark=bfcl --task=multi_turn_base_3
+    python experiments/show_prompt.py --model=QWEN --benchmark=bfcl --task=multi_turn_miss_func_0 --protocol=official
+    python experiments/show_prompt.py --config=configs/textworld_tiny.py --split=development --task=quest_development_1_1000000
+
+A model folder needs no weights for this. The messages of later user turns follow the prompt, each as it is fed once
+the turn before has ended.
+"""
+
+import os
+import sys
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, for its model and its environment family.", lock_config=True
+)
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face folder with a tokenizer; none: the config's.")
+_BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family; none: the config's.")
+_TASK = flags.DEFINE_string("task", None, "Id of the task, such as multi_turn_base_3.", required=True)
+_SPLIT = flags.DEFINE_string("split", "all", "Of the benchmark, in which the task is looked for.")
+_PROTOCOL = flags.DEFINE_string(
+    "protocol", "", "A named protocol of the benchmark; BFCL: official, steps_30. None: as in training."
+)
+_PYTHON = flags.DEFINE_string(
+    "python", None, "Interpreter of the environment family; none: the config's, or this one."
+)
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
+    try:
+        show()
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+
+
+def show() -> None:
+    config = _CONFIG.value
+    folder = _MODEL.value or (config and config.model)
+    name = _BENCHMARK.value or (config and config.environment.name)
+    if not folder or not name:
+        raise ValueError("Give --model and --benchmark, or a --config that has both.")
+    from coevolve_jax import envs
+    from coevolve_jax.rollout.chat import Chat, load_tokenizer
+
+    ours = config is not None and name == config.environment.name
+    python = (config.environment.python if ours else "") if _PYTHON.value is None else _PYTHON.value
+    family = envs.load(name, python)
+    settings = {
+        **(config.environment.to_dict() if ours else {}),
+        **family.settings(family.categories, _PROTOCOL.value),
+    }
+    tasks = {task.id: task for task in family.tasks(_SPLIT.value, settings)}
+    if _TASK.value not in tasks:
+        ids = list(tasks)
+        raise ValueError(
+            f"There is no task {_TASK.value!r} in the split {_SPLIT.value} of {name}: "
+            f"its {len(ids)} ids go from {ids[0]} to {ids[-1]}."
+        )
+    task, tokenizer = tasks[_TASK.value], load_tokenizer(folder)
+    chat = Chat(tokenizer)
+    tools = family.tools(task)
+    prompt = chat.prompt(tools, task.turns[0].query)
+    begins = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    user, opening = [i for i, token in enumerate(prompt) if token == begins][-2:]
+    later = [chat.user(turn.query) for turn in task.turns[1:]]
+    print(chat.decode(prompt))
+    for i, ids in enumerate(later):
+        print(f"\n{f' after turn {i + 1} of {len(task.turns)} ':=^100}\n{chat.decode(ids)}")
+    print(f"\n{' tokens ':=^100}")
+    counts = {
+        f"system and {len(tools)} tools": user,
+        "user": opening - user,
+        "assistant's turn opens": len(prompt) - opening,
+    }
+    counts["the prompt"] = len(prompt)
+    counts |= {f"after turn {i + 1}": len(ids) for i, ids in enumerate(later)}
+    for part, count in counts.items():
+        print(f"{part:>28} {count:>8,}")
+
+
+if __name__ == "__main__":
+    app.run(main)
