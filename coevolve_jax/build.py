@@ -234,8 +234,8 @@ def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessP
         c.max_new_tokens,
         c.max_steps,
         c.max_observation,
-        c.get("max_messages", 0),
-        c.get("malformed", "answer"),
+        c.max_messages,
+        c.malformed,
     )
     concurrency = config.engine.max_concurrency
     return Agent(engine, policy.chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)

@@ -53,6 +53,7 @@ RENAMED = {
 
 # Keys that came later than runs which are to be gone on with and compared, with the values at which nothing is new.
 LATER = {
+    "environment.backend": "local",
     "data.initial_file": "",
     "evolution.overlap": 0,
     "data.leak_call_threshold": 0.0,
@@ -127,7 +128,12 @@ def of_run(workdir: str | os.PathLike) -> ConfigDict:
     path = Path(workdir) / "config.json"
     if not path.exists():
         raise ValueError(f"{workdir} holds no run (no config.json): give a --config to begin one.")
-    return ConfigDict(json.loads(path.read_text()))
+    config = ConfigDict(json.loads(path.read_text()))
+    for key, value in LATER.items():
+        section, name = key.split(".")
+        if section in config and name not in config[section]:
+            config[section][name] = value
+    return config
 
 
 def inherit(file: str, name: str, arg: str) -> ConfigDict:
@@ -218,8 +224,7 @@ def check(config: ConfigDict) -> None:
             require(allowed, f"explorer.{part}", f"{name} or scripted")
     for key, choices in CHOICES.items():
         section, name = key.split(".")
-        if key not in LATER or name in config[section]:
-            require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
+        require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
     require(0 <= config.data.new_share <= 1, "data.new_share", "a share between 0 and 1")
     require(0 <= config.data.sampling_floor <= 1, "data.sampling_floor", "a weight between 0 and 1")
     require(
@@ -289,7 +294,7 @@ def check(config: ConfigDict) -> None:
         "data.initial_tasks",
         f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
-    require(config.rollout.get("max_messages", 0) >= 0, "rollout.max_messages", "0 or more")
+    require(config.rollout.max_messages >= 0, "rollout.max_messages", "0 or more")
     require(config.rollout.max_staleness in (0, 1), "rollout.max_staleness", "0 or 1 step")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")

@@ -305,7 +305,7 @@ def fork(
             f"{run} has no checkpoint of step {step} (it has {steps}): name one of these, or keep more with "
             "config.checkpoint.keep."
         )
-    config = configs.override(ConfigDict(json.loads((run / "config.json").read_text())), overrides or {})
+    config = configs.override(configs.of_run(run), overrides or {})
     configs.check(config)
     # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
     half = workdir.with_name(f"{workdir.name}.tmp")

@@ -1,6 +1,7 @@
 """Leak control: what counts as a near copy of an evaluation task."""
 
 import dataclasses
+import json
 import math
 import time
 from collections import Counter
@@ -286,13 +287,15 @@ def test_thresholds_of_further_measures_are_checked():
             LeakGuard([], **options)
 
 
-def test_a_config_without_the_keys_of_further_measures_is_as_good_as_one_with_them_off():
+def test_a_run_that_began_before_a_key_was_there_goes_on_with_it_off(tmp_path):
     new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
     old = ConfigDict(new.to_dict())
     for key in configs.LATER:
         section, name = key.split(".")
         del old[section][name]
-    configs.check(old)
+    (tmp_path / "config.json").write_text(configs.to_json(old))
+    configs.check(configs.of_run(tmp_path))
+    assert configs.of_run(tmp_path).to_dict() == json.loads(configs.to_json(new))
     assert configs.numbers(old.to_dict()) == configs.numbers(new.to_dict())
     assert configs.digest(old) == configs.digest(new)
     assert configs.digest(configs.override(new, {"data.leak_query_threshold": 0.5})) != configs.digest(new)
