@@ -27,7 +27,7 @@ class Limits:
     max_observation: characters of a tool result that the policy gets to read.
     max_messages: assistant messages of the whole conversation; 0: no bound.
     malformed: what a tool call that cannot be read leads to: "answer", an error that the policy reads, or "end_turn",
-    nothing, so that a message without any other call ends its turn (as in BFCL's own harness)."""
+    nothing and no step, so that a message without any other call ends its turn (as in BFCL's own harness)."""
 
     max_length: int
     max_new_tokens: int

@@ -65,9 +65,8 @@ def render_call(call: Call) -> str:
 
 def load_tokenizer(folder: str | os.PathLike) -> Any:
     """That of a Hugging Face model folder, which need not hold weights. ValueError where there is none."""
-    from transformers import (
-        AutoTokenizer,
-    )  # here: it takes a second, and not all who import this file load one
+    # Imported here: it takes seconds, and most who import this file load none.
+    from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -78,7 +77,7 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
 
 
 def tool_name(document: Mapping) -> str:
-    """The name of a tool that is documented as chat templates have it, or as BFCL does, without a cover."""
+    """The name of a tool that is documented as chat templates have it, or bare, as BFCL does."""
     return document.get("function", document)["name"]
 
 
