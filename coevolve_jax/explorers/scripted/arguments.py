@@ -29,6 +29,7 @@ PHRASES = (
 ).split()
 CITIES = ("San Francisco", "Los Angeles", "New York", "Chicago", "Boston", "London", "Paris")
 UNITS = ("m", "cm", "mm", "km", "in", "ft", "kg", "g", "lb", "oz")
+KNOWN = 0.8  # probability of a value that the scenario names
 OPTIONAL = 0.25  # probability of giving an optional parameter
 TEXT = stems("message", "content", "text", "title", "description", "resolution", "comment")
 REFUSALS = stems("status", "success")  # keys that hold false where a tool did not do what it should
@@ -82,12 +83,18 @@ class Bank:
 
     near: names in use, e.g. of the folder entered; what lies in there is likelier.
     failed: arguments of calls that failed, which are unlikely to do better.
+    known: values by parameter, where the scenario names them ("values").
     """
 
     def __init__(
-        self, entries: Iterable[Entry], near: frozenset = frozenset(), failed: frozenset = frozenset()
+        self,
+        entries: Iterable[Entry],
+        near: frozenset = frozenset(),
+        failed: frozenset = frozenset(),
+        known: Mapping[str, Sequence[Any]] | None = None,
     ):
         self.entries, self.near, self.failed = tuple(dict.fromkeys(entries)), near, failed
+        self.known = known or {}
 
     def extended(self, history: Sequence[Triplet]) -> Bank:
         """With what the steps of a round have shown: answers, and the arguments of successful calls."""
@@ -100,7 +107,7 @@ class Bank:
             near |= arguments
             seen.extend(harvest(json_value(step.observation.text), step.call.name, fresh=True))
             seen.extend(harvest(dict(step.call.arguments), fresh=True))
-        return Bank((*self.entries, *seen), frozenset(near), frozenset(failed - near))
+        return Bank((*self.entries, *seen), frozenset(near), frozenset(failed - near), self.known)
 
     def weigh(self, param: Param) -> tuple[list[Any], np.ndarray]:
         """Values of the right type, each once, weighted by how well their names fit the parameter."""
@@ -149,7 +156,11 @@ def cast(value: Any, type_: str) -> Any:
 
 
 def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
-    """One value for a parameter: an allowed one, else one seen under a similar name, else an invented one."""
+    """One value for a parameter: a known one, an allowed one, else one seen under a similar name, else an invented one."""
+    whole = param.type == "array"  # its items have the same name
+    known = [value for value in bank.known.get(param.name, ()) if isinstance(value, list) == whole]
+    if known and rng.random() < KNOWN:
+        return known[rng.integers(len(known))]
     if param.choices and rng.random() < 0.9:
         return param.choices[rng.integers(len(param.choices))]
     if param.type == "boolean":
@@ -157,7 +168,8 @@ def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
         return not param.default if other_than_default else bool(rng.random() < 0.5)
     if param.type == "object":
         count = min(len(param.fields), 1 + int(rng.integers(2)))
-        chosen = sorted(rng.choice(len(param.fields), size=count, replace=False)) if count else ()
+        drawn = rng.choice(len(param.fields), size=count, replace=False).tolist() if count else []
+        chosen = sorted({*drawn, *(i for i, field in enumerate(param.fields) if field.required)})
         return {param.fields[i].name: draw(param.fields[i], bank, rng) for i in chosen}
     if param.type == "array":
         return _array(param, bank, rng)
@@ -179,7 +191,8 @@ def _array(param: Param, bank: Bank, rng: np.random.Generator) -> list:
     options = named_values(param.description)
     if options and rng.random() < 0.6:
         return list(options)
-    return list(dict.fromkeys(draw(item, bank, rng) for _ in range(rng.integers(1, 4))))
+    drawn = [draw(item, bank, rng) for _ in range(rng.integers(1, 4))]
+    return list({json.dumps(value): value for value in drawn}.values())
 
 
 def _number(param: Param, rng: np.random.Generator) -> int | float:

@@ -60,7 +60,8 @@ class Explorer:
         task = e.context.task
         scenario, bank = self._banks.get(task.id, (None, None))
         if bank is None or scenario is not task.scenario:
-            bank = Bank(harvest_state(task.scenario.get("initial_state", {"scenario": task.scenario})))
+            state = task.scenario.get("initial_state", {"scenario": task.scenario})
+            bank = Bank(harvest_state(state), known=task.scenario.get("values"))
             self._banks[task.id] = (task.scenario, bank)
         return bank
 

@@ -97,7 +97,8 @@ def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
         inner = schema.get("items", {})
         item = parse(name, {**inner, "description": inner.get("description", text)})
     if type_ == "object":
-        fields = tuple(parse(k, v) for k, v in schema.get("properties", {}).items())
+        needed = schema.get("required", ())
+        fields = tuple(parse(k, v, k in needed) for k, v in schema.get("properties", {}).items())
     span = re.search(r"(?:between|from) (-?[\d.]*\d)[^\d-]*?(?:and|to) (-?[\d.]*\d)", text)
     unit = re.search(r"multiple of (\d+)", text)
     return Param(
@@ -120,13 +121,14 @@ def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
 
 def named_values(text: str) -> tuple[str, ...]:
     """Allowed values that stand in a description, e.g. `[Enum]: USD, EUR` `'l' flines, 'w' fwords`."""
+    text = text.partition("such as")[0]  # what follows are examples
     listed = re.search(r"(?:\[Enum\]|[Oo]ptions(?: are)?|[Oo]ne of)\s*:\s*(.+)", text)
     if listed:
         values = re.findall(r'"([^"]+)"', listed[1]) or [v.strip(" .[]'") for v in listed[1].split(",")]
         return tuple(v for v in values if v and v not in ("None", "etc"))
-    slashed = re.search(r"\((\w+)/(\w+)\)", text)
-    if slashed:
-        return slashed.groups()
+    two = re.search(r"\((\w+)/(\w+)\)", text) or re.search(r"either '([^']+)' or '([^']+)'", text)
+    if two:
+        return two.groups()
     return tuple(v for v in re.findall(r"'([\w.#-]+)'", text) if "YY" not in v)
 
 
