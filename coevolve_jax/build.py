@@ -238,4 +238,5 @@ def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessP
         c.malformed,
     )
     concurrency = config.engine.max_concurrency
-    return Agent(engine, policy.chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)
+    chat = policy.chat.writing(c.calls)
+    return Agent(engine, chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)

@@ -23,6 +23,7 @@ CHOICES = {
     "engine.push": ("disk", "distributed"),
     "data.sampling": ("uniform", "variance"),
     "rollout.malformed": ("answer", "end_turn"),
+    "rollout.calls": ("json", "python"),
     "learner.advantage": ("group_std", "group_mean", "leave_one_out"),
     "learner.ratio": ("token", "sequence"),
     "learner.aggregate": ("token", "sequence", "constant"),
@@ -63,6 +64,7 @@ LATER = {
     "evolution.executions": 1,
     "rollout.max_messages": 0,
     "rollout.malformed": "answer",
+    "rollout.calls": "json",
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.

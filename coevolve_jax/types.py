@@ -131,12 +131,13 @@ class Observation:
 
     text: JSON text as the policy will read it. error: the tool refused or
     failed. valid: False when our own infrastructure failed (timeout, crash);
-    the whole rollout is then invalid and text says why.
+    the whole rollout is then invalid and text says why. ends: the call has ended the user turn.
     """
 
     text: str
     error: bool = False
     valid: bool = True
+    ends: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

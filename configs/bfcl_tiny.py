@@ -68,6 +68,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_messages = 0  # assistant messages of the whole conversation; 0: no bound
     c.rollout.malformed = "answer"  # a tool call that cannot be read, with an error; or "end_turn"
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
+    c.rollout.calls = "json"  # how the policy writes calls; "python": the first such block of a message is run, for execute(code)
     c.rollout.max_staleness = (
         0  # 1: the next step's rollouts run while this one's update does, with weights one step old
     )

@@ -57,7 +57,7 @@ def step(world: Environment, call: Call) -> list:
         raise RuntimeError(f"step raised for {call.name[:60]!r}") from error
     if not observation.valid:
         raise RuntimeError(f"The environment itself failed: {observation.text[:200]}")
-    return [observation.text, observation.error]
+    return [observation.text, observation.error, observation.ends]
 
 
 def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO, timeout: float) -> None:

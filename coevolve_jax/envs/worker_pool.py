@@ -267,7 +267,9 @@ def _resets(tasks: Sequence[Task]) -> list[str]:
 
 def _observations(session: _Session, replies: Sequence[list], count: int) -> list[Observation]:
     lost = Observation(json.dumps({"error": session.failure}), error=True, valid=False)
-    return [Observation(text, error) for text, error in replies] + [lost] * (count - len(replies))
+    return [Observation(text, error, ends=ends) for text, error, ends in replies] + [lost] * (
+        count - len(replies)
+    )
 
 
 def _outcome(session: _Session, replies: Sequence[list]) -> Outcome:

@@ -347,7 +347,7 @@ class Agent:
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
         calls = [p.call for p in parsed if p.call]
         (observed,) = await self._in_world(self._pool.step, [r.world], [calls])
-        observed, texts = iter(observed), []
+        ended, observed, texts = any(o.ends for o in observed), iter(observed), []
         for p in parsed:
             answer = next(observed) if p.call else Observation(f'{{"error": "{p.error}"}}', error=True)
             if not answer.valid:
@@ -355,6 +355,9 @@ class Agent:
             text = self._limits.shown(answer.text)
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
+        if ended and r.stop is None:
+            await self._end_turn(r)
+            return
         if r.hint and r.hint.before_step:
             texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))

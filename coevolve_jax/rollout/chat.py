@@ -1,4 +1,4 @@
-"""Text <-> ids for one tokenizer: prompts, continuations and tool calls.
+"""Text <-> ids for one tokenizer: prompts, continuations and tool calls, as JSON or as Python code.
 
 A conversation is append-only. The chat template renders the first prompt
 whole; everything later is only ever rendered as the continuation that the
@@ -8,18 +8,20 @@ policy sampled is never rendered again.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from coevolve_jax.types import Call
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_BLOCK = re.compile(r"```python\n(.*?)(?:```|\Z)", re.DOTALL)
 _END = "<|im_end|>"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, and thus tokens
 
@@ -81,6 +83,41 @@ def tool_name(document: Mapping) -> str:
     return document.get("function", document)["name"]
 
 
+def parse_block(text: str) -> list[ParsedCall]:
+    """The first Python block of an assistant message, as a call execute(code=...). It is not run here."""
+    block = _BLOCK.search(text.removesuffix(_END))
+    return [ParsedCall(block[0], Call("execute", {"code": block[1].strip()}))] if block else []
+
+
+def render_block(call: Call) -> str:
+    """The text that `parse_block` reads back as `call`."""
+    return f"```python\n{call.arguments['code']}\n```"
+
+
+class Writing(NamedTuple):
+    """How calls are written. templated: whether the chat template lists tools and has a role for their answers; else the
+    first message says how to write a block, and its output comes back as a user's message."""
+
+    parse: Callable[[str], list[ParsedCall]]
+    render: Callable[[Call], str]
+    templated: bool
+
+
+WRITINGS = {
+    "json": Writing(parse_calls, render_call, True),
+    "python": Writing(parse_block, render_block, False),
+}
+HOW = """{description}
+To run code, write one block in a message:
+```python
+...
+```
+Only the first block of a message is run, and its output follows. A message without a block ends your turn.
+
+"""
+OUTPUT = "Output:\n```\n{text}\n```"
+
+
 class Chat:
     """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
 
@@ -108,6 +145,13 @@ class Chat:
         self._question: list[str] | None = None
         self._tools: dict[int, list[str]] = {}
         self._prompts: dict[str, list[str]] = {}
+        self._writing = WRITINGS["json"]
+
+    def writing(self, calls: str) -> Chat:
+        """The same chat with calls written in one of WRITINGS."""
+        other = copy.copy(self)
+        other._writing, other._prompts = WRITINGS[calls], {}
+        return other
 
     def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
         return self._tokenizer.apply_chat_template(
@@ -134,11 +178,14 @@ class Chat:
 
     def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
         """Ids of the first prompt: tools, the user's query, and the opening of the assistant's turn."""
+        if not self._writing.templated:
+            query = HOW.format(description="\n".join(t["function"]["description"] for t in tools)) + query
+            tools = ()
         key = json.dumps(tools)
         if key not in self._prompts:
-            self._prompts[key] = self._render([{"role": "user", "content": "\x00"}], tools=list(tools)).split(
-                "\x00"
-            )
+            self._prompts[key] = self._render(
+                [{"role": "user", "content": "\x00"}], tools=list(tools) or None
+            ).split("\x00")
         return self._fill(self._prompts[key], [query])
 
     def question(self, system: str, user: str) -> list[int]:
@@ -154,6 +201,8 @@ class Chat:
 
     def observations(self, texts: Sequence[str]) -> list[int]:
         """Ids that follow an assistant message with len(texts) tool calls: their results, in order."""
+        if not self._writing.templated:
+            return self.user("\n".join(OUTPUT.format(text=text) for text in texts))
         n = len(texts)
         if n not in self._tools:
             self._tools[n] = self._continuation([{"role": "tool", "content": "\x00"}] * n)
@@ -161,7 +210,7 @@ class Chat:
 
     def message(self, calls: Sequence[Call]) -> list[int]:
         """Ids of an assistant message that makes these calls and ends, as a policy writes it; none ends the turn."""
-        text = "\n".join(render_call(call) for call in calls)
+        text = "\n".join(self._writing.render(call) for call in calls)
         return [*self._tokenizer.encode(text, add_special_tokens=False), *self.stop_ids]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -169,8 +218,8 @@ class Chat:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
-        """The tool calls of one sampled assistant message; none means that it ends its turn."""
-        return parse_calls(self.decode(ids))
+        """The calls of one sampled assistant message; none means that it ends its turn."""
+        return self._writing.parse(self.decode(ids))
 
 
 def pieces(decode: Callable[[Sequence[int] | np.ndarray], str], ids: Sequence[int] | np.ndarray) -> list[str]:

@@ -27,7 +27,10 @@ class Abstractor:
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
-        goals = [propose_goals(exploration, limits, self._action_pattern) for exploration in explorations]
+        goals = [
+            propose_goals(exploration, limits, self._action_pattern, self._wording)
+            for exploration in explorations
+        ]
         solutions = iter(shorten([goal for own in goals for goal in own]))
         return [
             self._word_all(exploration, list(itertools.islice(solutions, len(own))), limits)
@@ -67,12 +70,17 @@ class Abstractor:
 
 
 def propose_goals(
-    exploration: Exploration, limits: Limits, action_pattern: Callable[[Call], str]
+    exploration: Exploration,
+    limits: Limits,
+    action_pattern: Callable[[Call], str],
+    wording: Callable[[Call], str] = lambda call: "",
 ) -> list[Goal]:
     """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often, and what
     the context asks for is in each of them."""
     triplets, rng = exploration.triplets, exploration.rng
-    rounds = {r: candidates([t for t in triplets if t.round == r]) for r in {t.round for t in triplets}}
+    rounds = {
+        r: candidates([t for t in triplets if t.round == r], wording) for r in {t.round for t in triplets}
+    }
     usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
     must = set(exploration.context.must)
     usable = [steps for steps in usable if must <= {t.call.name for t in steps}]
@@ -92,13 +100,15 @@ def propose_goals(
     return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]
 
 
-def candidates(steps: Sequence[Triplet]) -> list[Triplet]:
-    """Steps of one round that can be part of a goal: successful, not repeated, with short arguments."""
+def candidates(steps: Sequence[Triplet], wording: Callable[[Call], str]) -> list[Triplet]:
+    """Steps of one round that can be part of a goal: successful, not repeated, with short arguments where no words of
+    the family's stand for them."""
     seen, good = set(), []
     for step in steps:
         values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
         line = signature(step.call)
-        if succeeded(step.observation) and line not in seen and all(len(v) <= MAX_STRING for v in values):
+        short = bool(wording(step.call)) or all(len(v) <= MAX_STRING for v in values)
+        if short and succeeded(step.observation) and line not in seen:
             seen.add(line)
             good.append(step)
     return good

@@ -1,0 +1,67 @@
+"""Where AppWorld's data lies, and what it says of a task: the benchmark's own, and the few tasks that own_tasks.py makes.
+
+Both are in AppWorld's layout, in the virtual environment that has AppWorld: data/{api_docs, base_dbs, datasets, tasks}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+OWN_PREFIX = "own"  # of the ids and splits of tasks that are not the benchmark's
+SPLITS = ("train", "dev", "test_normal", "test_challenge", "own_train", "own_development")
+
+
+def root(name: str) -> Path:
+    """The folder that holds data/ for a split or a task's id; the benchmark's is APPWORLD_ROOT where that is set."""
+    if name.startswith(OWN_PREFIX):
+        return Path(sys.prefix) / "own"
+    return Path(os.environ.get("APPWORLD_ROOT", sys.prefix))
+
+
+def ids(split: str) -> list[str]:
+    """Ids of the tasks of a split. Own tasks that were never made are made. ValueError for an unknown split, and where the
+    benchmark's data was not downloaded."""
+    if split not in SPLITS:
+        raise ValueError(f"AppWorld has no split {split!r}: use one of {', '.join(SPLITS)}.")
+    listed = root(split) / "data" / "datasets" / f"{split}.txt"
+    if split.startswith(OWN_PREFIX):
+        from coevolve_jax.envs.appworld import own_tasks
+
+        own_tasks.make_missing()
+    if not listed.exists():
+        raise ValueError(
+            f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is internet; "
+            "or set APPWORLD_ROOT to the folder that holds data/. The splits own_train and own_development need none."
+        )
+    return listed.read_text().split()
+
+
+@functools.cache
+def specs(task_id: str) -> dict:
+    """What a task's specs.json says: "instruction", "supervisor", "datetime". ValueError where there is no such task."""
+    path = _folder(task_id) / "specs.json"
+    with contextlib.suppress(OSError):
+        return json.loads(path.read_text())
+    raise ValueError(f"There is no task {task_id!r} of AppWorld: {path} is missing.")
+
+
+@functools.cache
+def beginning(task_id: str) -> str:
+    """Digest of the state that a task begins in: its changes to the base databases, and its time. What is asked, which
+    stands in the supervisor's table of tasks, is left out."""
+    found = hashlib.sha256(specs(task_id)["datetime"].encode())
+    for path in sorted((_folder(task_id) / "dbs").glob("*.jsonl")):
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if path.stem != "supervisor" or "INTO tasks " not in line]
+        found.update("\n".join([path.stem, *kept]).encode())
+    return found.hexdigest()
+
+
+def _folder(task_id: str) -> Path:
+    return root(task_id) / "data" / "tasks" / task_id

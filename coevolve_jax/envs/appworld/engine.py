@@ -1,0 +1,150 @@
+"""AppWorld's engine on one task, in a process of its own: it patches time and databases for the whole process.
+
+The agent's code runs in yet another process (sandbox.py). What comes from there are calls of documented APIs, as JSON, and
+they are checked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from coevolve_jax.envs.appworld import data
+from coevolve_jax.envs.appworld.draw import Draw
+from coevolve_jax.envs.appworld.interpreter import Ended, Interpreter
+from coevolve_jax.envs.base import digest
+
+MAX_CALLS = 1000  # in one piece of code
+TASKS = ("supervisor", "tasks")  # the table with the status of the task and its answer
+_IN_PATH = re.compile(r"{(\w+)}")  # parameters that stand in the path of a request
+_UNSAFE = re.compile(r"[/\\?#%]|^\.*$")  # would make another path of it
+_CHANGED = re.compile(r'(?:INSERT(?: OR \w+)? INTO|UPDATE|DELETE FROM)\s+"?(\w+)', re.IGNORECASE)
+
+
+class Engine:
+    """A task's world. outputs: a folder for what AppWorld writes, with a link to its data. launcher: the socket of
+    sandbox.py."""
+
+    def __init__(self, task_id: str, outputs: str, launcher: socket.socket):
+        from appworld.common.path_store import path_store
+        from appworld.environment import AppWorld
+
+        path_store.update_root(outputs)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._world = AppWorld(task_id, experiment_name=f"process_{os.getpid()}")
+        self._task_id, self._launcher = task_id, launcher
+        self._docs = {
+            (app, name): doc for app, apis in self._world.task.api_docs.items() for name, doc in apis.items()
+        }
+        self._draw = Draw(list(self._docs.values()))
+        self._begun = {app: len(self._tracked(app)) for app in self._apps}
+        self._code: Interpreter | None = None
+
+    def instruct(self, instruction: str) -> None:
+        """Puts an instruction in the place of the task's own."""
+        (task,) = self._world.models.supervisor.Task.all()
+        task.instruction = instruction
+        task.save()
+
+    def execute(self, code: str) -> tuple[str, bool, bool]:
+        """What a piece of code said, whether it failed, and whether it completed the task."""
+        if self._code is None:
+            self._code = Interpreter(self._launcher, self._world.task.datetime.isoformat(), list(self._docs))
+        self._completed = self._called = 0
+        try:
+            said, error = self._code.run(code, self._request)
+        except Ended as end:
+            self._code = None
+            return f"Execution failed. Traceback:\n{end}", True, bool(self._completed)
+        if not error:
+            self._draw.ran(code)
+        return said, error, bool(self._completed)
+
+    def options(self) -> list[str]:
+        """Code of single APIs that could be run now."""
+        return self._draw.options()
+
+    def _request(self, app: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls one API. {"value"}, or {"error"} in AppWorld's words."""
+        self._called += 1
+        if self._called > MAX_CALLS:
+            return {"error": f"Number of requests exceeded the limit of {MAX_CALLS}."}
+        doc = self._docs.get((app, name))
+        if doc is None:
+            return {"error": f"No API named '{name}' found in the {app} app."}
+        known = {p["name"] for p in doc["parameters"]}
+        arguments = {k: v for k, v in arguments.items() if k in known}  # others are ignored by AppWorld too
+        for parameter in _IN_PATH.findall(doc["path"]):
+            if _UNSAFE.search(str(arguments.get(parameter, "-"))):
+                return {"error": "API not found or some of the passed parameters are invalid."}
+        try:
+            value = self._world.apis[app][name](**arguments)
+            json.dumps(value)
+        except Exception as error:
+            return {"error": str(error)[:2000]}
+        self._completed += (app, name) == ("supervisor", "complete_task")
+        self._draw.answered(value)
+        return {"value": value}
+
+    def changes(self) -> dict[str, Any]:
+        """What is in the databases now and was not at the beginning, and the other way round: rows by table, as
+        [row, how often]. The status of the task and its answer as AppWorld compares them: TASKS."""
+        from appworld.common.utils import answer_to_text
+
+        found: dict[str, Any] = {}
+        for app in self._apps:
+            statements = [s for s, *_ in self._tracked(app)[self._begun[app] :]]
+            for table in sorted(
+                {t for s in statements for t in _CHANGED.findall(s) if not t.endswith("_fts")}
+            ):
+                after, before = self._rows(app, table), self._rows(app, table, start=True)
+                if (app, table) == TASKS:
+                    task = self._world.models.supervisor.Task.first()
+                    found[".".join(TASKS)] = [task.status, answer_to_text(json.loads(task.answer))]
+                elif after != before:
+                    found[f"{app}.{table}"] = [
+                        sorted((after - before).items()),
+                        sorted((before - after).items()),
+                    ]
+        return found
+
+    def fingerprint(self) -> str:
+        """Digest of the databases' content."""
+        return digest([data.beginning(self._task_id), self.changes()])
+
+    def evaluate(self) -> tuple[int, int]:
+        """How many of the task's own tests pass, and how many there are, by AppWorld's evaluation."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            verdict = self._world.evaluate(suppress_errors=True)
+        self._world.models.reset_db_home_path()  # it has pointed the engine at other databases
+        return verdict.pass_count, verdict.num_tests
+
+    @property
+    def _apps(self) -> list[str]:
+        return self._world.models.app_names
+
+    def _tracked(self, app: str) -> list:
+        return self._world.models[app].SQLModel.db.tracker.changes
+
+    def _rows(self, app: str, table: str, start: bool = False) -> Counter[str]:
+        """How often each row of a table is there, as JSON without what AppWorld derives from the rest."""
+        models = self._world.task.model_collection if start else self._world.models
+        models.reset_db_home_path()
+        try:
+            cursor = models[app].SQLModel.db.connection.execute(f'SELECT * FROM "{table}"')
+            names = [column[0] for column in cursor.description]
+            rows = [{n: v for n, v in zip(names, row) if n != "record_hash"} for row in cursor]
+        finally:
+            self._world.models.reset_db_home_path()
+        return Counter(json.dumps(row, default=str) for row in rows)
+
+    def close(self) -> None:
+        """Gives the process back its time."""
+        self._world.close_all()

@@ -1,0 +1,93 @@
+"""One task of AppWorld as a world: code in, what it prints out, and what the databases hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coevolve_jax.envs.appworld.calls import read
+from coevolve_jax.envs.appworld.host import Process
+from coevolve_jax.envs.turns import Turns
+from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
+
+COMPLETED = "supervisor.tasks"  # in the changes of the databases: status and answer of the task
+
+
+class Environment:
+    """A turn with reference calls is passed where the databases change as these change them, the answer that they complete
+    the task with is given, and what they print without changing anything is printed. A turn without, which is the
+    benchmark's, is passed where all of AppWorld's own tests pass."""
+
+    def reset(self, task: Task) -> None:
+        """ValueError where there is no such task of AppWorld."""
+        self._turns, self._task = Turns(task), task
+        self._world = Process(task.scenario["task"])
+        self._reference: Process | None = None
+        self._said: list[str] = []
+        self._instruct(0)
+
+    def step(self, call: Call) -> Observation:
+        try:
+            code = read(call)
+        except ValueError as error:
+            return Observation(str(error), error=True)
+        said, error, completed = self._world.ask("execute", code)
+        self._said.append(said)
+        return Observation(said, error, ends=completed)
+
+    def options(self) -> list[Call]:
+        """Calls of APIs whose arguments are known from what was answered so far."""
+        return [Call("execute", {"code": code}) for code in self._world.ask("options")]
+
+    def end_turn(self) -> None:
+        """Grades the turn. ValueError when all turns have ended."""
+        self._turns.end(self._grade)
+        self._instruct(self._turns.ended)
+
+    def _instruct(self, turn: int) -> None:
+        """The engine tells the agent what is asked now, where that is not the task that it was made with."""
+        turns = self._task.turns[turn : turn + 1]
+        if not self._task.turns or any(t.calls for t in turns):
+            self._world.ask("instruct", turns[0].query if turns else "Look around.")
+
+    def _grade(self, turn: Turn) -> str:
+        """Why the turn is not passed; "" where it is."""
+        if not turn.calls:
+            passed, tests = self._world.ask("evaluate")
+            return "" if passed == tests else f"{passed}_of_{tests}_tests"
+        if self._reference is None:
+            self._reference = Process(self._task.scenario["task"])
+        told = perform(self._reference, turn)
+        if not agree(self._world.ask("changes"), self._reference.ask("changes")):
+            return "databases_differ"
+        return "" if all(any(line in said for said in self._said) for line in told) else "answer_missing"
+
+    def score(self) -> Outcome:
+        """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
+        return self._turns.outcome()
+
+    def fingerprint(self) -> str:
+        return self._world.ask("fingerprint")
+
+    def close(self) -> None:
+        self._world.close()
+        if self._reference is not None:
+            self._reference.close()
+
+
+def perform(world: Process, turn: Turn) -> list[str]:
+    """Runs a turn's reference calls; what those of them printed that changed nothing."""
+    told, before = [], world.ask("fingerprint")
+    for call in turn.calls:
+        said, error, _ = world.ask("execute", read(call))
+        after = world.ask("fingerprint")
+        if after == before and not error:
+            told.append(said.strip())
+        before = after
+    return told
+
+
+def agree(changes: dict[str, Any], reference: dict[str, Any]) -> bool:
+    """Whether the databases changed alike. That the task was completed counts where the reference completes it."""
+    if COMPLETED not in reference:
+        changes = {table: rows for table, rows in changes.items() if table != COMPLETED}
+    return changes == reference

@@ -1,0 +1,243 @@
+"""The processes that run agents' code, each shut in (lockdown.py), and the launcher that makes them.
+
+`python -P -m coevolve_jax.envs.appworld.sandbox` is the launcher: it has imported what agents may use and holds nothing
+else, no task, no ground truth, no environment variables. For each message on its standard input, a Unix socket, it forks
+an interpreter, which gets the file descriptor that came with the message as its only open file. There it speaks
+JSON lines with the engine: [pid]; then the engine's {"now", "apps"}; then, for each {"code"}, any number of
+{"call": [app, api, arguments]}, each answered by {"value"} or {"error"}, and at last {"said", "error"}.
+When nobody holds the socket any more the launcher deletes the folder that it was given, and ends.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import datetime
+import importlib
+import io
+import json
+import linecache
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coevolve_jax.envs.appworld import lockdown
+
+# What agents may import, as AppWorld allows it; the file system and the like are there by name and refuse everything.
+MODULES = (
+    "array", "bisect", "builtins", "calendar", "collections", "collections.abc", "contextlib", "copy", "csv", "datetime",
+    "difflib", "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "os", "pathlib",
+    "pendulum", "pprint", "random", "re", "string", "textwrap", "time", "typing", "unittest", "uuid", "yaml",
+)  # fmt: skip
+# Imported on first use by what stands above, where no file can be opened any more.
+_LATE = (
+    "_strptime",
+    "decimal",
+    "encodings.idna",
+    "locale",
+    "statistics",
+    "unicodedata",
+    "freezegun",
+    "zoneinfo",
+)
+PREAMBLE = """
+import builtins, calendar, datetime, itertools, json, math, random, re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
+import pendulum
+from pendulum import FRIDAY, MONDAY, SATURDAY, SUNDAY, THURSDAY, TUESDAY, WEDNESDAY, Date, DateTime, Time
+"""
+MAX_SAID = 1 << 18  # characters of what code prints that are kept
+Request = Callable[[str, str, Mapping[str, Any]], Any]
+
+
+class Channel:
+    """JSON lines over a file descriptor."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._buffer = descriptor, bytearray()
+
+    def read(self) -> Any:
+        """The next line. EOFError where the other side has ended."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            if not (chunk := os.read(self._descriptor, 1 << 16)):
+                raise EOFError
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return json.loads(line)
+
+    def write(self, value: Any) -> None:
+        data = memoryview(json.dumps(value).encode() + b"\n")
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+class Named:
+    """Things by name, as attributes and as items."""
+
+    def __init__(self, things: Mapping[str, Any], missing: str):
+        self._things, self._missing = things, missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._things:
+            raise Exception(self._missing.format(name))
+        return self._things[name]
+
+    def __dir__(self) -> list[str]:
+        return list(self._things)
+
+
+def offer(apps: Mapping[str, list[str]], request: Request) -> Named:
+    """apis.<app>.<api>(**arguments), each a request."""
+
+    def api(app: str, name: str) -> Callable[..., Any]:
+        return lambda **arguments: request(app, name, arguments)
+
+    missing = "No API named '{}' found in the %s app."
+    by_app = {
+        app: Named({name: api(app, name) for name in names}, missing % app) for app, names in apps.items()
+    }
+    return Named(by_app, "No app named '{}' found.")
+
+
+class Interpreter:
+    """Runs one piece of code after the other in one namespace."""
+
+    def __init__(self, apps: Mapping[str, list[str]], request: Request):
+        self._names: dict[str, Any] = {"__name__": "__main__"}
+        exec(PREAMBLE, self._names)
+        self._names |= {"apis": offer(apps, request), "print": _print, "input": _no_input}
+        self._pieces = 0
+
+    def run(self, code: str) -> tuple[str, bool]:
+        """What the code printed, or how it failed, in AppWorld's words; and whether it failed."""
+        self._pieces += 1
+        name = f"<python-input-{self._pieces}>"
+        code = code.strip()
+        if not code:
+            return "No code available to execute.", True
+        try:
+            tree = ast.parse(code)
+            refused = forbidden(tree)
+            if refused:
+                return f"Execution failed. Traceback:\n{refused}", True
+            compiled = compile(tree, name, "exec")
+        except SyntaxError as error:
+            line = (error.text or "").rstrip()
+            return f"Execution failed. Traceback:\nSyntax error in line:\n{line}\nMessage: {error.msg}", True
+        except (ValueError, RecursionError, MemoryError) as error:
+            return f"Execution failed. Traceback:\n{type(error).__name__}: {error}", True
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+                exec(compiled, self._names)
+        except BaseException as error:  # an exit too is the agent's affair
+            return f"Execution failed. Traceback:\n{_trace(error)}", True
+        said = printed.getvalue()
+        return (said if said.strip() else "Execution successful."), False
+
+
+def forbidden(tree: ast.AST) -> str:
+    """A sentence on the modules that code must not import, "" where there are none."""
+    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    wrong = sorted(imported - set(MODULES))
+    if not wrong:
+        return ""
+    return f"Usage of the following module{'s' * (len(wrong) > 1)} is not allowed: {', '.join(wrong)}."
+
+
+def _print(*values: Any, **options: Any) -> None:
+    """AppWorld's: lists and dictionaries as JSON."""
+    if not options and len(values) == 1 and isinstance(values[0], list | tuple | dict):
+        text = json.dumps(values[0])
+        values = (json.dumps(values[0], indent=1) if len(text) >= 100 else text,)
+    builtins.print(*values, **options)
+
+
+def _no_input(*_: Any, **__: Any) -> None:
+    raise Exception("input(..) is not allowed. All decisions must be made autonomously.")
+
+
+def _trace(error: BaseException) -> str:
+    """The frames of the agent's own code, and the error."""
+    try:
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<python-input")
+        ]
+        lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
+        return re.sub(r'  File "<python-input-\d+>"', 'File "<python-input>"', "".join(lines)).strip()
+    except BaseException:  # the error's own words are code of the agent's
+        return type(error).__name__
+
+
+def serve(descriptor: int) -> None:
+    """One interpreter: shuts itself in before it hears of any code."""
+    channel = Channel(descriptor)
+    channel.write([os.getpid()])
+    told = channel.read()
+    import freezegun
+
+    freezegun.freeze_time(datetime.datetime.fromisoformat(told["now"])).start()
+    random.seed(100)  # as AppWorld's engine does
+    time.sleep = lambda seconds: None
+
+    def request(app: str, api: str, arguments: Mapping[str, Any]) -> Any:
+        channel.write({"call": [app, api, arguments]})
+        answer = channel.read()
+        if "error" in answer:
+            raise Exception(answer["error"])
+        return answer["value"]
+
+    interpreter = Interpreter(told["apps"], request)
+    lockdown.shut_in()
+    while True:
+        said, error = interpreter.run(channel.read()["code"])
+        channel.write({"said": said[:MAX_SAID], "error": error})
+
+
+def launch(folder: str) -> None:
+    """The launcher's loop. folder: to be deleted at the end."""
+    lockdown.check()
+    for name in (*MODULES, *_LATE):
+        importlib.import_module(name)
+    import pendulum
+
+    pendulum.now()  # reads the local time zone
+    requests = socket.socket(fileno=os.dup(0))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
+        if not message:
+            break
+        if not os.fork():
+            lockdown.die_with_parent(signal.SIGKILL)
+            os.dup2(descriptors[0], 0)
+            os.closerange(1, 1 << 16)
+            with contextlib.suppress(BaseException):
+                serve(0)
+            os._exit(0)
+        os.close(descriptors[0])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    launch(sys.argv[1])
