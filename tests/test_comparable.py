@@ -168,6 +168,12 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
     assert min(seen[True], seen[False]) > 20
     short = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, Limits(4000, 5, 20, 160), 1)
     assert not short.fits(task, answers)  # a call does not fit into a message
+    needed = len(task.calls) + len(task.turns)
+    for allowed in (needed - 1, needed):
+        limits = Limits(4000, 64, 20, 160, max_messages=allowed)
+        agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
+        (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+        assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
 
 
 def _answers(pool, task):
