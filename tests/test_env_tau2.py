@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coevolve_jax import config as configs
 from coevolve_jax import envs
 from coevolve_jax.envs import tau2
+from coevolve_jax.envs.tau2 import protocol
 from coevolve_jax.envs.tau2.arithmetic import calculate
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
@@ -123,7 +124,9 @@ def test_domains_that_do_not_exist_are_named():
 
 
 def test_leak_control_looks_past_the_policy():
-    query = tau2.OPENING["solo"].format(policy="Never forget the elephants.", wanted="My phone is broken.")
+    query = protocol.OPENING["solo"].format(
+        policy="Never forget the elephants.", wanted="My phone is broken."
+    )
     task = Task("t", "tau2", {"domain": "telecom"}, (Turn(query, (Call("reboot_device", {}),)),))
     found = tau2.features(task)
     assert found["word broken"] and found["tool reboot_device"] and not found["word elephants"]
@@ -214,8 +217,8 @@ print(same)
     assert in_its_interpreter(code) == "[True, True, True]"
 
 
-def in_its_interpreter(code, **environ):
-    environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT), **environ}
+def in_its_interpreter(code):
+    environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([PYTHON, "-P", "-c", code], capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -224,21 +227,16 @@ def in_its_interpreter(code, **environ):
 @installed
 def test_importing_tau2_reads_no_env_file(tmp_path):
     """It would search the folders above its own: here it is led to one."""
-    (tmp_path / ".env").write_text("OPENAI_API_KEY=secret\n")
+    (tmp_path / ".env").write_text("TAU2_SECRET=secret\n")
     code = f"""
 import os, dotenv
 real, asked = dotenv.load_dotenv, []
 dotenv.load_dotenv = lambda: asked.append(1) or real({str(tmp_path / ".env")!r})
 from coevolve_jax.envs.tau2.package import load
 load("utils")
-print(asked, os.environ.get("OPENAI_API_KEY"))
+print(asked, os.environ.get("TAU2_SECRET"))
 """
-    assert in_its_interpreter(code, OPENAI_API_KEY="mine") == "[1] mine"
-    environ = {k: v for k, v in os.environ.items() if k != "OPENAI_API_KEY"}
-    done = subprocess.run(
-        [PYTHON, "-P", "-c", code], capture_output=True, text=True, env={**environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert done.stdout.strip() == "[1] None", done.stderr
+    assert in_its_interpreter(code) == "[1] None"
 
 
 @installed
@@ -329,7 +327,7 @@ def test_the_scripted_explorer_keeps_its_contract_here(family, pool):
 def test_the_report_names_protocol_and_version(family, pool):
     tasks = [family.tasks("development", of(domain))[0] for domain in tau2.PROTOCOLS]
     prompts = [task.turns[0].query for task in tasks]
-    assert all("<policy>" in p and tau2.POLICY_END in p for p in prompts) and "<ticket>" in prompts[0]
+    assert all("<policy>" in p and protocol.POLICY_END in p for p in prompts) and "<ticket>" in prompts[0]
     names = [[t["function"]["name"] for t in family.tools(task)] for task in tasks]
     assert [len(n) for n in names] == [43, 16, 15] and names[1][-1] == "tell_user"
     assert json.dumps(family.tools(tasks[2])).count("$ref") == 0

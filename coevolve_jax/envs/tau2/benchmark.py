@@ -6,11 +6,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from coevolve_jax.envs.tau2 import OPENING, TELL_USER
 from coevolve_jax.envs.tau2.package import load
+from coevolve_jax.envs.tau2.protocol import OPENING, PROTOCOLS, SOLO, TELL_USER
 from coevolve_jax.envs.tau2.records import OWNED
 from coevolve_jax.envs.tau2.values import values
-from coevolve_jax.envs.tau2.world import SOLO, World, begin, environment, original
+from coevolve_jax.envs.tau2.world import World, begin, environment, original
 from coevolve_jax.types import Call, Task, Turn
 
 SPLITS = ("train", "development", "test")
@@ -64,8 +64,9 @@ def reference(task: dict) -> tuple[Call, ...]:
 def query(domain: str, task: dict) -> str:
     """The first message, in the parts of the package's own prompts: instructions, policy, and what the user wants."""
     wanted = task.get("ticket") if domain in SOLO else str(_parsed(task).user_scenario.instructions)
-    opening = OPENING["solo" if domain in SOLO else "all facts first"]
-    return opening.format(policy=original(domain).policy.strip(), wanted=(wanted or "").strip())
+    return OPENING[PROTOCOLS[domain]].format(
+        policy=original(domain).policy.strip(), wanted=(wanted or "").strip()
+    )
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import os
 from importlib import metadata
 from types import ModuleType
 
-from coevolve_jax.envs.tau2 import VERSION
+from coevolve_jax.envs.tau2.protocol import VERSION
 
 
 @functools.cache

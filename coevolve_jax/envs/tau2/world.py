@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.calls import bind, signatures
-from coevolve_jax.envs.tau2 import TELL_USER, records
+from coevolve_jax.envs.tau2 import records
 from coevolve_jax.envs.tau2.arithmetic import calculate
 from coevolve_jax.envs.tau2.package import load
+from coevolve_jax.envs.tau2.protocol import SOLO, TELL_USER
 from coevolve_jax.types import Call, Observation
 
 # How the user's tools refuse: in words, not by an exception.
 REFUSED = re.compile(r"(Cannot|Error|Failed|No active|VPN already|You do not have|App '.*' not found)\b")
-SOLO = frozenset(("telecom",))  # domains without a user: the agent has the user's tools as well
 
 
 @functools.cache
