@@ -140,7 +140,7 @@ def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
     assert len(tasks) == 6 and not any(t.calls for t in tasks.values())
     for id, task in tasks.items():
         answers, outcome = play(pool, task, code(own_tasks.solution(id)))
-        assert outcome.success and answers[-1].ends and not answers[-1].error
+        assert outcome.success and answers[-1].ends and not answers[-1].error, (id, outcome, answers)
     wrong = own_tasks.solution("own1_1").replace("len(songs)", "len(songs) + 1")
     _, outcome = play(pool, tasks["own1_1"], code(wrong))
     assert not outcome.success and outcome.reason == "1_of_2_tests"

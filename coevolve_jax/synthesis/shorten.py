@@ -13,7 +13,7 @@ from coevolve_jax.envs.base import EnvPool, Execution
 from coevolve_jax.explorers.base import Goal, Solution
 from coevolve_jax.types import Task, Triplet
 
-EMPTY = frozenset(("", "null", "None", "{}", "[]"))  # answers that tell nothing
+EMPTY = frozenset(("", "null", "None", "{}", "[]", "Execution successful."))  # answers that tell nothing
 MAX_ANSWER = 400  # characters of an answer that a user may ask for
 
 

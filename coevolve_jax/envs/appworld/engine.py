@@ -122,6 +122,7 @@ class Engine:
     def evaluate(self) -> tuple[int, int]:
         """How many of the task's own tests pass, and how many there are, by AppWorld's evaluation."""
         with contextlib.redirect_stdout(io.StringIO()):
+            self._world._save_state(self._world.output_db_home_path_on_disk)  # as AppWorld does after each piece of code
             verdict = self._world.evaluate(suppress_errors=True)
         self._world.models.reset_db_home_path()  # it has pointed the engine at other databases
         return verdict.pass_count, verdict.num_tests
@@ -145,6 +146,17 @@ class Engine:
             self._world.models.reset_db_home_path()
         return Counter(json.dumps(row, default=str) for row in rows)
 
+    def pause(self) -> None:
+        """Ends the thread that the apps run in: a process with threads must not fork."""
+        self._world.requester.client.__exit__(None, None, None)
+
+    def resume(self) -> None:
+        """Starts it again."""
+        self._world.requester.client.__enter__()
+
     def close(self) -> None:
-        """Gives the process back its time."""
+        """Gives the process back its time, and closes all files."""
+        from appworld.apps.model_lib import get_direct_cached_sqlite3_connection
+
         self._world.close_all()
+        get_direct_cached_sqlite3_connection.cache_clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coevolve_jax.envs.appworld.calls import read
-from coevolve_jax.envs.appworld.host import Process
+from coevolve_jax.envs.appworld.host import World
+from coevolve_jax.envs.appworld.sandbox import SILENT
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
@@ -20,8 +21,8 @@ class Environment:
     def reset(self, task: Task) -> None:
         """ValueError where there is no such task of AppWorld."""
         self._turns, self._task = Turns(task), task
-        self._world = Process(task.scenario["task"])
-        self._reference: Process | None = None
+        self._world = World(task.scenario["task"])
+        self._reference: World | None = None
         self._said: list[str] = []
         self._instruct(0)
 
@@ -55,7 +56,7 @@ class Environment:
             passed, tests = self._world.ask("evaluate")
             return "" if passed == tests else f"{passed}_of_{tests}_tests"
         if self._reference is None:
-            self._reference = Process(self._task.scenario["task"])
+            self._reference = World(self._task.scenario["task"])
         told = perform(self._reference, turn)
         if not agree(self._world.ask("changes"), self._reference.ask("changes")):
             return "databases_differ"
@@ -74,13 +75,13 @@ class Environment:
             self._reference.close()
 
 
-def perform(world: Process, turn: Turn) -> list[str]:
+def perform(world: World, turn: Turn) -> list[str]:
     """Runs a turn's reference calls; what those of them printed that changed nothing."""
     told, before = [], world.ask("fingerprint")
     for call in turn.calls:
         said, error, _ = world.ask("execute", read(call))
         after = world.ask("fingerprint")
-        if after == before and not error:
+        if after == before and not error and said != SILENT:
             told.append(said.strip())
         before = after
     return told

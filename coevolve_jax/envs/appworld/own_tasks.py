@@ -63,7 +63,7 @@ def tasks(person: int) -> dict[str, Own]:
                 f'n.title == {note!r}], "==", [])',
             },
             _login("simple_note")
-            + f"(note,) = apis.simple_note.search_notes(access_token=token, query={note!r})[:1]\n"
+            + f"(note,) = [n for n in apis.simple_note.search_notes(access_token=token) if n['title'] == {note!r}]\n"
             + "apis.simple_note.delete_note(access_token=token, note_id=note['note_id'])\napis.supervisor.complete_task()",
         ),
         "own3": Own(

@@ -58,6 +58,7 @@ from functools import reduce
 import pendulum
 from pendulum import FRIDAY, MONDAY, SATURDAY, SUNDAY, THURSDAY, TUESDAY, WEDNESDAY, Date, DateTime, Time
 """
+SILENT = "Execution successful."  # said of code that prints nothing
 MAX_SAID = 1 << 18  # characters of what code prints that are kept
 Request = Callable[[str, str, Mapping[str, Any]], Any]
 
@@ -144,7 +145,7 @@ class Interpreter:
             return f"Execution failed. Traceback:\nSyntax error in line:\n{line}\nMessage: {error.msg}", True
         except (ValueError, RecursionError, MemoryError) as error:
             return f"Execution failed. Traceback:\n{type(error).__name__}: {error}", True
-        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(code), None, f"{code}\n".splitlines(keepends=True), name)
         printed = io.StringIO()
         try:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
@@ -152,7 +153,7 @@ class Interpreter:
         except BaseException as error:  # an exit too is the agent's affair
             return f"Execution failed. Traceback:\n{_trace(error)}", True
         said = printed.getvalue()
-        return (said if said.strip() else "Execution successful."), False
+        return (said if said.strip() else SILENT), False
 
 
 def forbidden(tree: ast.AST) -> str:
