@@ -1,4 +1,4 @@
-# make demo | test | check | bench | sglang-cpu | textworld | tau2: each does all the set-up on a machine with Python >= 3.11 and make.
+# make demo | test | check | bench | sglang-cpu | textworld | tau2 | appworld: each does all the set-up on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
@@ -9,6 +9,7 @@ CHECK := .venv-check
 SGLANG := .sglang
 TEXTWORLD := .textworld
 TAU2 := .tau2
+APPWORLD := .appworld
 AOT := .aot
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
@@ -17,7 +18,7 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-check demo headroom test check sglang-cpu textworld tau2 aot aot-all pretrain pretrain-weak pretrain-seldom bench clean
+.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check demo headroom test check sglang-cpu textworld tau2 appworld aot aot-all pretrain pretrain-weak pretrain-seldom bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -27,6 +28,7 @@ help:
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
+	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
 	@echo "make aot-all  and compile every command for hardware that the documents show"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
@@ -38,6 +40,7 @@ setup-check: $(VENV)/.installed-test $(CHECK)/.installed
 setup-sglang: $(SGLANG)/.installed
 setup-textworld: $(TEXTWORLD)/.installed
 setup-tau2: $(TAU2)/.installed
+setup-appworld: $(APPWORLD)/.installed
 
 $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
@@ -81,6 +84,15 @@ $(TAU2)/.installed: requirements/tau2.txt
 	$(TAU2)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
+# `appworld install` unpacks its apps, which lie encrypted in the wheel; it works offline. Data that was downloaded stays.
+$(APPWORLD)/.installed: requirements/appworld.txt
+	rm -rf $(addprefix $(APPWORLD)/,bin include lib lib64 pyvenv.cfg own)
+	$(PYTHON) -m venv $(APPWORLD)
+	$(APPWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	APPWORLD_CACHE=$(APPWORLD)/cache $(APPWORLD)/bin/appworld install
+	$(APPWORLD)/bin/python -m compileall -q $(APPWORLD)/lib
+	@touch $@
+
 demo: setup
 	$(RUN) experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
@@ -109,6 +121,11 @@ textworld: setup setup-textworld
 # docs/environments/tau2.md
 tau2: setup setup-tau2
 	$(RUN) experiments/synthesize.py --config=configs/tau2_tiny.py --tasks=10
+
+# docs/environments/appworld.md
+appworld: setup setup-appworld
+	PYTHONPATH=. $(APPWORLD)/bin/python -P -m coevolve_jax.envs.appworld.fetch
+	$(RUN) experiments/synthesize.py --config=configs/appworld_smoke.py --tasks=10
 
 # In a folder of its own: beside JAX, libtpu would have it look for a TPU at every start.
 aot: setup $(AOT)/.installed
@@ -155,4 +172,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(TAU2) $(AOT) .bench runs/demo
+	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) .bench runs/demo
