@@ -1,7 +1,6 @@
 """AppWorld: what code is, real worlds in its own virtual environment on tasks of our own, code that wants out."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax import envs
 from coevolve_jax import config as configs
+from coevolve_jax import envs
 from coevolve_jax.envs import appworld
 from coevolve_jax.envs.appworld import calls, own_tasks
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -44,13 +43,19 @@ def code(*pieces):
 
 
 def test_code_is_read_and_never_run():
-    (call,) = code("x = apis.spotify.login(username='a', password='b')\nfor s in x: apis.phone.show_alarms(page=s)")
+    (call,) = code(
+        "x = apis.spotify.login(username='a', password='b')\nfor s in x: apis.phone.show_alarms(page=s)"
+    )
     assert [a.name for a in calls.api_calls(call)] == ["spotify.login", "phone.show_alarms"]
     assert calls.api_calls(call)[0].arguments == {"username": "a", "password": "b"}
     assert calls.action_pattern(call) == "spotify.login" and calls.wording(call) == ""
     (note,) = code("print(apis.simple_note.show_note(note_id=3, access_token=token))")
     assert calls.wording(note) == "in Simple Note, show note with note id 3"
-    for wrong, why in [({"code": 7}, "must be text"), ({"code": "x" * 20_001}, "at most 20000"), ({}, "code")]:
+    for wrong, why in [
+        ({"code": 7}, "must be text"),
+        ({"code": "x" * 20_001}, "at most 20000"),
+        ({}, "code"),
+    ]:
         with pytest.raises(ValueError, match=why):
             calls.read(Call("execute", wrong))
 
@@ -122,7 +127,7 @@ def play(pool, task, *turns):
 @installed
 def test_it_conforms():
     tried = code("print(apis.supervisor.show_profile())", NOTES, ADD.format("Plan"))
-    check_environment("appworld", PYTHON, SETTINGS, calls=tried, timeout=120.0)
+    check_environment("appworld", PYTHON, SETTINGS, calls=tried, timeout=30.0)
 
 
 @installed
@@ -151,9 +156,14 @@ def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
 @installed
 def test_a_turn_is_passed_by_what_it_changes_and_tells(family, pool):
     (scenario, *_) = family.scenarios("own_train", SETTINGS)
-    reference = (Turn("Add a note.", tuple(code(NOTES, ADD.format("Plan")))), Turn("Who am I?", tuple(code("print(apis.supervisor.show_profile())"))))
+    reference = (
+        Turn("Add a note.", tuple(code(NOTES, ADD.format("Plan")))),
+        Turn("Who am I?", tuple(code("print(apis.supervisor.show_profile())"))),
+    )
     task = dataclasses.replace(scenario, turns=reference)
-    other_words = code("print('hm')", NOTES + "\nr = " + ADD.format("Plan") + "\napis.supervisor.complete_task()")
+    other_words = code(
+        "print('hm')", NOTES + "\nr = " + ADD.format("Plan") + "\napis.supervisor.complete_task()"
+    )
     look = code("p = apis.supervisor.show_profile()\nprint('You are:')\nprint(p)")
     answers, outcome = play(pool, task, other_words, look)
     assert outcome.success and [a.ends for a in answers] == [False, True, False]
@@ -168,11 +178,16 @@ def test_a_turn_is_passed_by_what_it_changes_and_tells(family, pool):
 @installed
 def test_code_keeps_its_variables_and_is_told_of_its_errors(family, pool):
     (scenario, *_) = family.scenarios("own_train", SETTINGS)
-    (run,) = pool.execute([(scenario, code("x = 2", "print(x, datetime.datetime.now())", "f(", "1 / 0", "import os, shutil"))])
+    (run,) = pool.execute(
+        [(scenario, code("x = 2", "print(x, datetime.datetime.now())", "f(", "1 / 0", "import os, shutil"))]
+    )
     said = [o.text for o in run.observations]
     assert said[:2] == ["Execution successful.", "2 2023-05-18 12:00:00\n"]
     assert said[2].endswith("Message: '(' was never closed")
-    assert said[3] == 'Execution failed. Traceback:\nFile "<python-input>", line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero'
+    assert (
+        said[3]
+        == 'Execution failed. Traceback:\nFile "<python-input>", line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero'
+    )
     assert said[4].endswith("Usage of the following module is not allowed: shutil.")
     assert [o.error for o in run.observations] == [False, False, True, True, True]
     assert run.valid and len(set(run.fingerprints)) == 1
@@ -190,7 +205,8 @@ def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
     assert len(actions) > 4
     assert made.verdicts and all(v.verdict == "accept" for v in made.verdicts)
     for verdict in made.verdicts:
-        _, outcome = play(pool, verdict.task, *[t.calls[:-1] for t in verdict.task.turns])
+        assert (task := verdict.task) is not None
+        _, outcome = play(pool, task, *[t.calls[:-1] for t in task.turns])
         assert not outcome.success
 
 
@@ -316,7 +332,9 @@ def world(family, pool):
 @pytest.mark.parametrize("attempt", ESCAPES)
 def test_code_does_not_get_out(attempt, pool, world):
     """It learns nothing and changes nothing; its world goes on, with another interpreter where it broke its own."""
-    ((answer, after),) = pool.step([world], [code(ESCAPES[attempt], "apis.supervisor.show_profile()['email'] + 1")])
+    ((answer, after),) = pool.step(
+        [world], [code(ESCAPES[attempt], "apis.supervisor.show_profile()['email'] + 1")]
+    )
     assert answer.valid and not answer.ends and "ESCAPED" not in answer.text, answer.text[:500]
     assert after.valid and "TypeError" in after.text, after.text[:500]
     assert pool.restarts == 0 and not list(Path("/tmp").glob("coevolve_escape*"))

@@ -122,7 +122,9 @@ class Engine:
     def evaluate(self) -> tuple[int, int]:
         """How many of the task's own tests pass, and how many there are, by AppWorld's evaluation."""
         with contextlib.redirect_stdout(io.StringIO()):
-            self._world._save_state(self._world.output_db_home_path_on_disk)  # as AppWorld does after each piece of code
+            self._world._save_state(
+                self._world.output_db_home_path_on_disk
+            )  # as AppWorld does after each piece of code
             verdict = self._world.evaluate(suppress_errors=True)
         self._world.models.reset_db_home_path()  # it has pointed the engine at other databases
         return verdict.pass_count, verdict.num_tests

@@ -55,7 +55,9 @@ class Host:
 
     def template(self, task_id: str) -> Template:
         if task_id not in self._templates:
-            if not self._rehearsed:  # a world that is opened and closed here fills caches that templates then have
+            if (
+                not self._rehearsed
+            ):  # a world that is opened and closed here fills caches that templates then have
                 self.open(task_id).close()
                 gc.freeze()
                 self._rehearsed = True
@@ -128,7 +130,9 @@ def _serve_forks(task_id: str, requests: socket.socket) -> None:
     lockdown.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kept = {0, 1, 2, requests.fileno(), host().launcher.fileno()}
-    for descriptor in map(int, os.listdir("/proc/self/fd")):  # with the worker's, worlds would keep each other alive
+    for descriptor in map(
+        int, os.listdir("/proc/self/fd")
+    ):  # with the worker's, worlds would keep each other alive
         if descriptor not in kept:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

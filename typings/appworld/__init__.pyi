@@ -1,0 +1,1 @@
+"""What the environment family uses of AppWorld, which has a virtual environment of its own."""

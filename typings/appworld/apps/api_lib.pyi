@@ -1,0 +1,3 @@
+from datetime import datetime
+
+def set_local_date_and_time(date_and_time: datetime) -> object: ...
