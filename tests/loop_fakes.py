@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from coevolve_jax.explorers.base import Proposal, Roles
-from coevolve_jax.rollout.chat import ParsedCall
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.writing import ParsedCall
 from coevolve_jax.types import Call, Context, Observation, Turn
 from tests.families import lamps
 

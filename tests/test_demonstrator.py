@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "pretraining"
 from demonstrator import ERRORS, Demonstrator, Habit, drawn_habits, named_habits, parameters, to_json
 
 from coevolve_jax.envs.bfcl import scenario
-from coevolve_jax.rollout.chat import render_call
+from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.types import Call, Task, Turn
 
 WEAK = "search_tweets"

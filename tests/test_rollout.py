@@ -15,9 +15,10 @@ from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Job, Limits
-from coevolve_jax.rollout.chat import Chat, parse_calls, pieces, render_call
+from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.writing import parse_calls, render_call
 from coevolve_jax.run import readable, segments
 from coevolve_jax.types import Call, Group, Sample, Task, Turn
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern
-from coevolve_jax.rollout.chat import Chat, ParsedCall, tool_name
+from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
+from coevolve_jax.rollout.writing import ParsedCall
 from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
 
 

@@ -1,4 +1,4 @@
-"""Text <-> ids for one tokenizer: prompts, continuations and tool calls, as JSON or as Python code.
+"""Text <-> ids for one tokenizer: prompts, continuations and calls.
 
 A conversation is append-only. The chat template renders the first prompt
 whole; everything later is only ever rendered as the continuation that the
@@ -9,60 +9,18 @@ policy sampled is never rendered again.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from coevolve_jax.rollout.writing import END, HOW, OUTPUT, WRITINGS, ParsedCall
 from coevolve_jax.types import Call
 
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_BLOCK = re.compile(r"```python\n(.*?)(?:```|\Z)", re.DOTALL)
-_END = "<|im_end|>"
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, and thus tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class ParsedCall:
-    """One `<tool_call>` block: its text, and the call or the reason why it is none."""
-
-    text: str
-    call: Call | None
-    error: str = ""
-
-
-def _refuse_constant(name: str):
-    raise ValueError(f"{name} is not JSON")
-
-
-def _parse_block(body: str, closed: bool) -> ParsedCall:
-    text = body.strip()
-    if not closed:
-        return ParsedCall(text, None, "malformed tool call: no </tool_call>")
-    try:
-        data = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as e:
-        return ParsedCall(text, None, f"malformed tool call: {type(e).__name__}")
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return ParsedCall(text, None, 'malformed tool call: needs {"name": string, "arguments": object}')
-    arguments = data.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return ParsedCall(text, None, "malformed tool call: arguments is not an object")
-    return ParsedCall(text, Call(data["name"], arguments))
-
-
-def parse_calls(text: str) -> list[ParsedCall]:
-    """Qwen's tool calls in an assistant message, in order. JSON only; nothing is ever evaluated."""
-    return [_parse_block(m.group(1), bool(m.group(2))) for m in _CALL.finditer(text)]
-
-
-def render_call(call: Call) -> str:
-    """The text that `parse_calls` reads back as `call`."""
-    return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
 
 
 def load_tokenizer(folder: str | os.PathLike) -> Any:
@@ -83,41 +41,6 @@ def tool_name(document: Mapping) -> str:
     return document.get("function", document)["name"]
 
 
-def parse_block(text: str) -> list[ParsedCall]:
-    """The first Python block of an assistant message, as a call execute(code=...). It is not run here."""
-    block = _BLOCK.search(text.removesuffix(_END))
-    return [ParsedCall(block[0], Call("execute", {"code": block[1].strip()}))] if block else []
-
-
-def render_block(call: Call) -> str:
-    """The text that `parse_block` reads back as `call`."""
-    return f"```python\n{call.arguments['code']}\n```"
-
-
-class Writing(NamedTuple):
-    """How calls are written. templated: whether the chat template lists tools and has a role for their answers; else the
-    first message says how to write a block, and its output comes back as a user's message."""
-
-    parse: Callable[[str], list[ParsedCall]]
-    render: Callable[[Call], str]
-    templated: bool
-
-
-WRITINGS = {
-    "json": Writing(parse_calls, render_call, True),
-    "python": Writing(parse_block, render_block, False),
-}
-HOW = """{description}
-To run code, write one block in a message:
-```python
-...
-```
-Only the first block of a message is run, and its output follows. A message without a block ends your turn.
-
-"""
-OUTPUT = "Output:\n```\n{text}\n```"
-
-
 class Chat:
     """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
 
@@ -131,10 +54,10 @@ class Chat:
             raise ValueError(
                 f"The tokenizer in {tokenizer.name_or_path} has no chat template: use an instruct model."
             )
-        stop = tokenizer.convert_tokens_to_ids(_END)
+        stop = tokenizer.convert_tokens_to_ids(END)
         if stop is None or stop == tokenizer.unk_token_id:
             raise ValueError(
-                f"The tokenizer in {tokenizer.name_or_path} has no {_END}: it is not a Qwen chat model."
+                f"The tokenizer in {tokenizer.name_or_path} has no {END}: it is not a Qwen chat model."
             )
         self._tokenizer = tokenizer
         self.stop_ids = (stop,)
@@ -161,7 +84,7 @@ class Chat:
     def _continuation(self, messages: Sequence[Mapping]) -> list[str]:
         """What the template puts after an assistant's <|im_end|>, split at the contents."""
         before = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
-        head, found, _ = self._render(before, open_turn=False).partition("\x02" + _END)
+        head, found, _ = self._render(before, open_turn=False).partition("\x02" + END)
         whole = self._render([*before, *messages])
         if not found or not whole.startswith(head + found):
             raise ValueError(

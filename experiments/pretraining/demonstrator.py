@@ -10,7 +10,7 @@ import numpy as np
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
-from coevolve_jax.rollout.chat import render_call
+from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.types import Call, Task
 
 ERRORS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -130,10 +131,8 @@ def _serve_forks(task_id: str, requests: socket.socket) -> None:
     lockdown.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kept = {0, 1, 2, requests.fileno(), host().launcher.fileno()}
-    for descriptor in map(
-        int, os.listdir("/proc/self/fd")
-    ):  # with the worker's, worlds would keep each other alive
-        if descriptor not in kept:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor not in kept:  # with the worker's, worlds would keep each other alive
             with contextlib.suppress(OSError):
                 os.close(descriptor)
     engine = host().open(task_id)
