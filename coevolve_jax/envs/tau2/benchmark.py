@@ -38,7 +38,7 @@ def ids(domain: str, split: str) -> tuple[str, ...]:
 
 
 def tasks(domain: str, split: str) -> list[Task]:
-    """The benchmark's tasks. The references are the package's; none where the package scores doing nothing as a success."""
+    """The benchmark's tasks, with the package's references; with none where it scores doing nothing as a success."""
     made = []
     for id in ids(domain, split):
         scenario = {"domain": domain, "actions": _actions(domain, id), "official": official(domain)[id]}
@@ -71,8 +71,8 @@ def query(domain: str, task: dict) -> str:
 
 @functools.cache
 def scenarios(domain: str, split: str) -> tuple[Task, ...]:
-    """Initial states of a split, each once: in telecom those of its tasks, elsewhere one for each user whom the references of its
-    tasks touch, with nobody else's records."""
+    """Initial states of a split, each once: in telecom those of its tasks, elsewhere one for each user whom the references
+    of its tasks touch, with nobody else's records."""
     if domain in OWNED:
         users = {user: None for id in ids(domain, split) for user in _users(domain, id)}
         found = [(user, {"domain": domain, "user_id": user}) for user in users]
@@ -101,7 +101,10 @@ def _parsed(task: dict) -> Any:
 
 
 def verdict(scenario: dict, messages: Sequence[Any]) -> dict[str, float]:
-    """The package's own scores, 0 or 1, of what a task's reward is made of (evaluator.py multiplies them). messages: World's."""
+    """The package's own scores, 0 or 1, by what a task's reward is made of (evaluator.py multiplies them).
+
+    messages: of a World.
+    """
     domain, task, said = scenario["domain"], _parsed(scenario["official"]), list(messages)
     build = functools.partial(environment, domain)
     found = [

@@ -9,8 +9,8 @@ from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 
 class Environment:
-    """The package's evaluators grade a turn of its own tasks. A turn of others is passed where its reference calls lead to the
-    same state, and what they were told without changing it was told."""
+    """The package's evaluators grade a turn of its own tasks. A turn of others is passed where its reference calls lead
+    to the same state, and what they were told without changing it was told."""
 
     def reset(self, task: Task) -> None:
         self._task, self._turns = task, Turns(task)

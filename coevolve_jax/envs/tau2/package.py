@@ -1,5 +1,5 @@
-"""The package tau2, without what importing it does besides: it reads a .env file of any folder above it into the environment,
-and logs every call."""
+"""The package tau2, without what importing it does besides: it reads a .env file of any folder above it, and logs every
+call."""
 
 from __future__ import annotations
 

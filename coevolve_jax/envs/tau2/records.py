@@ -34,7 +34,7 @@ class Records(dict):
 
 
 def copied(database: Any, domain: str, user_id: str = "") -> Any:
-    """A database for one world. user_id: whose records, with what belongs to nobody, are all that it has; "" for all."""
+    """A database for one world. user_id: it has this user's records, and what belongs to nobody; "" for everybody's."""
     if domain not in OWNED:
         return type(database).model_validate(
             database.model_dump()
@@ -47,7 +47,7 @@ def copied(database: Any, domain: str, user_id: str = "") -> Any:
 
 
 def changes(database: Any) -> dict:
-    """What equal worlds have in common, as plain values: changed records, or, where records are not tracked, all of them."""
+    """What equal worlds have in common, as plain values: the changed records; all of them where they are not tracked."""
     tables = {name: getattr(database, name) for name in type(database).model_fields}
     if all(isinstance(table, Records) for table in tables.values()):
         return {name: table.changes() for name, table in tables.items()}

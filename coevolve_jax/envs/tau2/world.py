@@ -40,7 +40,7 @@ def _tools(domain: str) -> dict[str, Any]:
 @functools.cache
 def documented(domain: str) -> list[dict]:
     """Function schemas of a domain's tools, in the package's order."""
-    return [plain(tool.openai_schema) for tool in _tools(domain).values()]
+    return [simplified(tool.openai_schema) for tool in _tools(domain).values()]
 
 
 @functools.cache
@@ -48,22 +48,22 @@ def _signatures(domain: str) -> dict:
     return signatures(documented(domain))
 
 
-def plain(schema: Any, definitions: dict | None = None) -> Any:
-    """A schema without titles, references and alternatives: of several (a record or any object, one of some words or any text)
-    the first, which says most."""
+def simplified(schema: Any, definitions: dict | None = None) -> Any:
+    """A schema without titles, references and alternatives. Of several (a record or any object, one of some words or any
+    text) the first is kept, which says most."""
     if isinstance(schema, list):
-        return [plain(item, definitions) for item in schema]
+        return [simplified(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     definitions = schema.get("$defs", definitions)
     if "$ref" in schema:
         schema = {**(definitions or {})[schema["$ref"].rpartition("/")[2]], **schema}
     if "anyOf" in schema:
-        schema = {**plain(schema["anyOf"][0], definitions), **schema}
+        schema = {**simplified(schema["anyOf"][0], definitions), **schema}
     kept = {k: v for k, v in schema.items() if k not in ("$defs", "$ref", "anyOf")}
     if isinstance(kept.get("title"), str):
         del kept["title"]
-    return {k: plain(v, definitions) for k, v in kept.items()}
+    return {k: simplified(v, definitions) for k, v in kept.items()}
 
 
 def environment(domain: str, user_id: str = "", solo_mode: bool = False) -> Any:
