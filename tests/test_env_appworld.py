@@ -2,11 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_rollout import Script
+from transformers import AutoTokenizer
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs
@@ -14,7 +17,9 @@ from coevolve_jax.envs import appworld
 from coevolve_jax.envs.appworld import calls, own_tasks
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
-from coevolve_jax.explorers.base import Limits
+from coevolve_jax.explorers.base import Limits as Sizes
+from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import synthesize
@@ -198,7 +203,7 @@ def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
     scenarios = family.scenarios("own_train", SETTINGS)[:1]
     contexts = [unguided(s, f"free{n}") for n, s in enumerate(scenarios)]
     made = synthesize(
-        scripted.make(None, family), family.tools, pool, contexts, Limits(1, max_calls=3), rounds=1, steps=8,
+        scripted.make(None, family), family.tools, pool, contexts, Sizes(1, max_calls=3), rounds=1, steps=8,
         rng=np.random.default_rng(0), kind="initial",
     )  # fmt: skip
     actions = {family.action_pattern(t.call) for e in made.explorations for t in e.triplets}
@@ -208,6 +213,34 @@ def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
         assert (task := verdict.task) is not None
         _, outcome = play(pool, task, *[t.calls[:-1] for t in task.turns])
         assert not outcome.success
+
+
+@installed
+def test_the_first_python_block_of_a_message_is_run_and_the_end_of_the_task_ends_the_rollout(family, pool):
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny_qwen3")
+    chat = Chat(tokenizer).writing("python")
+    solved = own_tasks.solution("own1_1")
+    said = [
+        "I look first.\n```python\nprint(6 * 7)\n```\nor\n```python\nprint(8)\n```",
+        f"```python\n{solved}",
+        "Never said.",
+    ]
+    engine = Script(SimpleNamespace(tokenizer=tokenizer, chat=chat), said)
+    (task, *_) = family.tasks("own_train", SETTINGS)
+    agent = Agent(
+        engine, chat, pool, family.tools, Limits(4000, 600, 30), 1, action_pattern=family.action_pattern
+    )
+    (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    agent.close()
+    assert t.stop == "done" and t.outcome.success and len(engine.seen) == 2
+    assert [s.action for s in t.steps] == ["python", "supervisor.show_profile"]
+    text = chat.decode(t.ids)
+    assert "<tools>" not in text and text.count("Output:\n```\n42\n\n```") == 1 and "Never" not in text
+    assert chat.message(code(solved)) == [
+        *chat.message([])[:-1],
+        *tokenizer.encode(f"```python\n{solved}\n```"),
+        *chat.stop_ids,
+    ]
 
 
 # --- Escapes --------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Remote:
         """The answer to family.ask_here(*question). ValueError where the family refuses or its process fails."""
         with self._lock:
             if self._process is None:
-                self._process = WorkerProcess(self.name, self.python, ASK_SECONDS, memory_gib=0)
+                self._process = WorkerProcess(self.name, self.python, ASK_SECONDS, memory_gib=0, worlds=False)
                 weakref.finalize(self, self._process.kill)
             try:
                 self._process.wait_until_ready()

@@ -3,7 +3,7 @@ time.
 
 Request: [session, [op, ...]]; each op is answered by its own line as soon as it is done:
 ["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError).
-Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY TIMEOUT_SECONDS MEMORY_GIB`, perhaps
+Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY TIMEOUT_SECONDS MEMORY_GIB [warm]`, perhaps
 under an interpreter that has the family's packages and the standard library only.
 """
 
@@ -78,7 +78,7 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO, timeout: fl
             answers.flush()
 
 
-def main(name: str, timeout: float, memory_gib: float) -> None:
+def main(name: str, timeout: float, memory_gib: float, warm: bool) -> None:
     if memory_gib:
         limit = int(memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -88,11 +88,12 @@ def main(name: str, timeout: float, memory_gib: float) -> None:
         os.dup2(null.fileno(), 0)
         os.dup2(null.fileno(), 1)
     family = families.module(name)
-    families.function(family, "warm_up")()
+    if warm:
+        families.function(family, "warm_up")()
     answers.write(b'["ready"]\n')
     answers.flush()
     serve(family, requests, answers, timeout)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), "warm" in sys.argv[4:])

@@ -33,10 +33,11 @@ class WorkerProcess:
     """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
     busy: seconds for which somebody waited for its answers. restarts: how often it was started anew."""
 
-    def __init__(self, family: str, python: str, timeout: float, memory_gib: float):
-        """memory_gib: address space, 0 for no bound. ValueError where there is no such interpreter or family."""
+    def __init__(self, family: str, python: str, timeout: float, memory_gib: float, worlds: bool = True):
+        """memory_gib: address space, 0 for no bound. worlds: whether it will hold some, and warms up for them. ValueError
+        where there is no such interpreter or family."""
         self.family, self.python = family, python or sys.executable
-        self.timeout, self.memory_gib = timeout, memory_gib
+        self.timeout, self.memory_gib, self.worlds = timeout, memory_gib, worlds
         self.lock = threading.Lock()
         self.busy, self.restarts = 0.0, 0
         self._environ, folder = _environ(family, python)
@@ -48,7 +49,7 @@ class WorkerProcess:
         self.live: set[int] = set()
         self._buffer = bytearray()
         self._ready = False
-        arguments = [self.family, str(self.timeout), str(self.memory_gib)]
+        arguments = [self.family, str(self.timeout), str(self.memory_gib), *(["warm"] if self.worlds else [])]
         # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
         try:
             self.process = subprocess.Popen(

@@ -33,7 +33,7 @@ def ids(split: str) -> list[str]:
     if split.startswith(OWN_PREFIX):
         from coevolve_jax.envs.appworld import own_tasks
 
-        own_tasks.make_missing()
+        own_tasks.make_missing(root(split))
     if not listed.exists():
         raise ValueError(
             f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is internet; "

@@ -7,6 +7,7 @@ they are checked here.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -149,7 +150,11 @@ class Engine:
         return Counter(json.dumps(row, default=str) for row in rows)
 
     def pause(self) -> None:
-        """Ends the thread that the apps run in: a process with threads must not fork."""
+        """Ends the thread that the apps run in: a process with threads must not fork. Each app is asked once before, for
+        what it puts off until then."""
+        for app in self._apps:
+            self._world.requester.client.get(f"/{app}/")
+        gc.freeze()
         self._world.requester.client.__exit__(None, None, None)
 
     def resume(self) -> None:

@@ -12,8 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coevolve_jax.envs.appworld import data
-
 NOW = datetime.datetime(2023, 5, 18, 12)
 PEOPLE = (("Ada", "Moore", "5550101"), ("Ben", "Reed", "5550102"))
 ACCOUNTS = {
@@ -93,9 +91,8 @@ def solution(task_id: str) -> str:
     return tasks(int(number) - 1)[scenario].solution
 
 
-def make_missing() -> None:
-    """Makes all of them, once: 5 s. Whoever looks finds them whole or not at all."""
-    folder = data.root(data.OWN_PREFIX)
+def make_missing(folder: Path) -> None:
+    """Makes all of them in a folder, once: 5 s. Whoever looks finds them whole or not at all."""
     if not (folder / "data").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as made:

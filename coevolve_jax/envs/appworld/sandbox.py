@@ -60,6 +60,7 @@ from pendulum import FRIDAY, MONDAY, SATURDAY, SUNDAY, THURSDAY, TUESDAY, WEDNES
 """
 SILENT = "Execution successful."  # said of code that prints nothing
 MAX_SAID = 1 << 18  # characters of what code prints that are kept
+EPOCH = datetime.datetime(2000, 1, 1)
 Request = Callable[[str, str, Mapping[str, Any]], Any]
 
 
@@ -220,9 +221,12 @@ def launch(folder: str) -> None:
     lockdown.check()
     for name in (*MODULES, *_LATE):
         importlib.import_module(name)
+    import freezegun
     import pendulum
 
     pendulum.now()  # reads the local time zone
+    with freezegun.freeze_time(EPOCH):
+        pass  # has looked for all that there is to freeze
     requests = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
