@@ -40,12 +40,15 @@ class Engine:
         path_store.update_root(outputs)
         with contextlib.redirect_stdout(io.StringIO()):
             self._world = AppWorld(task_id, experiment_name=f"process_{os.getpid()}")
+        self._world.task.model_collection.reset_db_home_path()  # opens the databases of the beginning, to compare with
+        self._world.models.reset_db_home_path()
         self._task_id, self._launcher = task_id, launcher
         self._docs = {
             (app, name): doc for app, apis in self._world.task.api_docs.items() for name, doc in apis.items()
         }
         self._draw = Draw(list(self._docs.values()))
         self._begun = {app: len(self._tracked(app)) for app in self._apps}
+        self._changes: dict[str, tuple[int, dict[str, Any]]] = {}  # by app: after how many statements
         self._code: Interpreter | None = None
 
     def instruct(self, instruction: str) -> None:
@@ -97,23 +100,34 @@ class Engine:
     def changes(self) -> dict[str, Any]:
         """What is in the databases now and was not at the beginning, and the other way round: rows by table, as
         [row, how often]. The status of the task and its answer as AppWorld compares them: TASKS."""
+        found: dict[str, Any] = {}
+        for app in self._apps:
+            statements = self._tracked(app)
+            seen, _ = self._changes.get(app, (self._begun[app], {}))
+            if len(statements) > seen:
+                self._changes[app] = len(statements), self._changed(app)
+            found |= self._changes.get(app, (0, {}))[1]
+        return found
+
+    def _changed(self, app: str) -> dict[str, Any]:
+        """`changes` of one app. Only tables that statements since the beginning speak of can differ."""
         from appworld.common.utils import answer_to_text
 
         found: dict[str, Any] = {}
-        for app in self._apps:
-            statements = [s for s, *_ in self._tracked(app)[self._begun[app] :]]
-            for table in sorted(
-                {t for s in statements for t in _CHANGED.findall(s) if not t.endswith("_fts")}
-            ):
-                after, before = self._rows(app, table), self._rows(app, table, start=True)
-                if (app, table) == TASKS:
-                    task = self._world.models.supervisor.Task.first()
+        since = self._tracked(app)[self._begun[app] :]
+        tables = {t for s, *_ in since for t in _CHANGED.findall(s) if not t.endswith("_fts")}
+        for table in sorted(tables):
+            if (app, table) == TASKS:
+                task = self._world.models.supervisor.Task.first()
+                if task.status is not None:
                     found[".".join(TASKS)] = [task.status, answer_to_text(json.loads(task.answer))]
-                elif after != before:
-                    found[f"{app}.{table}"] = [
-                        sorted((after - before).items()),
-                        sorted((before - after).items()),
-                    ]
+                continue
+            after = self._rows(app, table, self._world.models)
+            before = self._rows(app, table, self._world.task.model_collection)
+            if after != before:
+                found[f"{app}.{table}"] = [
+                    sorted((a - b).items()) for a, b in ((after, before), (before, after))
+                ]
         return found
 
     def fingerprint(self) -> str:
@@ -123,9 +137,8 @@ class Engine:
     def evaluate(self) -> tuple[int, int]:
         """How many of the task's own tests pass, and how many there are, by AppWorld's evaluation."""
         with contextlib.redirect_stdout(io.StringIO()):
-            self._world._save_state(
-                self._world.output_db_home_path_on_disk
-            )  # as AppWorld does after each piece of code
+            # AppWorld does so after each piece of code.
+            self._world._save_state(self._world.output_db_home_path_on_disk)
             verdict = self._world.evaluate(suppress_errors=True)
         self._world.models.reset_db_home_path()  # it has pointed the engine at other databases
         return verdict.pass_count, verdict.num_tests
@@ -137,16 +150,14 @@ class Engine:
     def _tracked(self, app: str) -> list:
         return self._world.models[app].SQLModel.db.tracker.changes
 
-    def _rows(self, app: str, table: str, start: bool = False) -> Counter[str]:
+    def _rows(self, app: str, table: str, models: Any) -> Counter[str]:
         """How often each row of a table is there, as JSON without what AppWorld derives from the rest."""
-        models = self._world.task.model_collection if start else self._world.models
-        models.reset_db_home_path()
-        try:
-            cursor = models[app].SQLModel.db.connection.execute(f'SELECT * FROM "{table}"')
-            names = [column[0] for column in cursor.description]
-            rows = [{n: v for n, v in zip(names, row) if n != "record_hash"} for row in cursor]
-        finally:
-            self._world.models.reset_db_home_path()
+        from appworld.apps.model_lib import CachedDBHandler, db_home_to_app_path
+
+        databases, _ = CachedDBHandler.get(db_home_to_app_path(models.to_db_home_path, app))
+        cursor = databases.raw_connection().connection.execute(f'SELECT * FROM "{table}"')
+        names = [column[0] for column in cursor.description]
+        rows = ({n: v for n, v in zip(names, row) if n != "record_hash"} for row in cursor)
         return Counter(json.dumps(row, default=str) for row in rows)
 
     def pause(self) -> None:
