@@ -1,10 +1,12 @@
-"""What a policy can do before RL, on the held-out tasks of a run: success by number of calls, and by tool.
+"""What a policy can do before RL, on the held-out tasks of a run: success by number of calls, and by tool (or verb).
 
 python benchmarks/base_policy.py --config=configs/bfcl_tiny.py
-python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set, and thus a table by tool
+python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set
+python benchmarks/base_policy.py --config=configs/textworld_tiny.py
 
-The table is of the balanced set (config.evaluation.balanced_tasks), in which rare tools come about as often as others.
-How often exploration meets a tool is counted in the candidates that this set is chosen from.
+The table by tool is there where weak ones were planted: of the balanced set (config.evaluation.balanced_tasks), in which
+rare tools come about as often as others, or where there is none of the same tasks as before. How often exploration
+meets a tool is counted in the candidates that this set is chosen from, or in these tasks.
 """
 
 import os
@@ -13,7 +15,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +27,13 @@ from coevolve_jax import build
 from coevolve_jax.evaluate import evaluate, tally
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.choice import balanced, tools_of
+from coevolve_jax.synthesis.choice import balanced
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Task, Trajectory
+from coevolve_jax.types import Call, Task, Trajectory
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
+ToolOf = Callable[[Call], str]  # what counts as the tool of a call
 
 
 def by_task(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[Trajectory]]:
@@ -41,31 +44,44 @@ def by_task(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[
     }
 
 
-def print_success(agent: Agent, tasks: Sequence[Task], weak: Container[str], samples: int) -> None:
-    """Success at temperature 1 and greedy, of all tasks and of those with and without a weak tool."""
+def print_success(
+    agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, samples: int
+) -> list[Trajectory]:
+    """Success at temperature 1 and greedy, of all tasks and of those with and without a weak tool. Returns what was
+    sampled at temperature 1."""
     kinds = {"all": tasks}
     if weak:
-        kinds["with a weak tool"] = [t for t in tasks if any(tool in weak for tool in tools_of(t))]
-        kinds["without"] = [t for t in tasks if not any(tool in weak for tool in tools_of(t))]
+        holds = lambda task: any(tool_of(call) in weak for call in task.calls)
+        kinds["with a weak tool"] = [t for t in tasks if holds(t)]
+        kinds["without"] = [t for t in tasks if not holds(t)]
+    sampled = []
     for temperature, n in ((1.0, samples), (0.0, 1)):
         _, trajectories = evaluate(agent, tasks, samples=n, temperature=temperature, seed=1)
+        sampled = sampled or trajectories
         groups = by_task(trajectories, n)
         for kind, among in kinds.items():
             result = tally(among, [t for task in among for t in groups[task.id]], n, temperature)
             by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items()}
+            calls = [step.call is not None for task in among for t in groups[task.id] for step in t.steps]
             print(
                 f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {result.success:.1%}, "
-                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}",
+                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
+                f"calls that parse {np.mean(calls):.1%}",
                 flush=True,
             )
+    return sampled
 
 
 def print_tools(
-    agent: Agent, tasks: Sequence[Task], weak: Mapping[str, Mapping], share: Mapping[str, float], samples: int
+    tasks: Sequence[Task],
+    trajectories: Sequence[Trajectory],
+    weak: Mapping[str, Mapping],
+    tool_of: ToolOf,
+    share: Mapping[str, float],
+    samples: int,
 ) -> None:
-    """The table by tool, at temperature 1. share: of exploration's tasks that hold a tool."""
-    _, trajectories = evaluate(agent, tasks, samples=samples, temperature=1.0, seed=1)
-    rows = by_tool(tasks, by_task(trajectories, samples))
+    """The table by tool. share: of exploration's tasks that hold a tool."""
+    rows = by_tool(tasks, by_task(trajectories, samples), tool_of)
     print(table(rows, weak, share))
     for kind, group in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):
         if group:
@@ -88,13 +104,17 @@ def main(_) -> None:
             synthesizer.explore_unguided(tasks, scenarios, wanted=wanted, kind=kind, step=0, rng=rng)
             return list(tasks)
 
-        print_success(agent, explored(e.tasks, "held_out"), weak, c.rollout.group_size)
+        tool_of, samples = family.action_pattern, c.rollout.group_size
+        met = tasks = explored(e.tasks, "held_out")
+        sampled = print_success(agent, tasks, weak, tool_of, samples)
         if e.balanced_tasks:
-            many = explored(e.balanced_candidates, "balanced")
-            tasks = balanced(many, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
-            counts = Counter(tool for task in many for tool in tools_of(task))
-            share = {tool: n / len(many) for tool, n in counts.items()}
-            print_tools(agent, tasks, weak, share, c.rollout.group_size)
+            met = explored(e.balanced_candidates, "balanced")
+            tasks = balanced(met, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
+            _, sampled = evaluate(agent, tasks, samples=samples, temperature=1.0, seed=1)
+        if weak or e.balanced_tasks:
+            counts = Counter(tool for task in met for tool in set(map(tool_of, task.calls)))
+            share = {tool: n / len(met) for tool, n in counts.items()}
+            print_tools(tasks, sampled, weak, tool_of, share, samples)
 
 
 if __name__ == "__main__":

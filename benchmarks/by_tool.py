@@ -1,17 +1,16 @@
 """How well each tool goes: success of the tasks that hold it, and of its calls where all before them were made."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from coevolve_jax.envs.base import canonical
-from coevolve_jax.synthesis.choice import tools_of
-from coevolve_jax.types import Task, Trajectory
+from coevolve_jax.envs.base import action_pattern, canonical
+from coevolve_jax.types import Call, Task, Trajectory
 
 
-def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[str, bool]]:
-    """The reference calls up to the first that was missed, as (tool, whether it was made).
+def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[Call, bool]]:
+    """The reference calls up to the first that was missed, as (call, whether it was made).
 
     A successful trajectory made them all, in its own way. Where the context was full no call was missed.
     """
@@ -22,24 +21,28 @@ def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[str, boo
             right = made is not None and canonical(made.to_json()) == canonical(call.to_json())
             if not right and i >= len(steps) and trajectory.stop == "context_limit":
                 return
-            yield call.name, right or trajectory.outcome.success
+            yield call, right or trajectory.outcome.success
             if not right and not trajectory.outcome.success:
                 return
 
 
-def by_tool(tasks: Sequence[Task], rolled: Mapping[str, Sequence[Trajectory]]) -> dict[str, dict[str, float]]:
+def by_tool(
+    tasks: Sequence[Task],
+    rolled: Mapping[str, Sequence[Trajectory]],
+    tool_of: Callable[[Call], str] = action_pattern,
+) -> dict[str, dict[str, float]]:
     """For each tool, success of the tasks that hold it and of its calls where all before them were made.
 
-    rolled: trajectories by task id.
+    rolled: trajectories by task id. tool_of: what counts as the tool of a call.
     """
     holding: dict[str, list[Task]] = {}
     reached, made = Counter(), Counter()
     for task in tasks:
-        for tool in tools_of(task):
+        for tool in set(map(tool_of, task.calls)):
             holding.setdefault(tool, []).append(task)
-        for tool, right in (call for t in rolled[task.id] for call in reached_calls(task, t)):
-            reached[tool] += 1
-            made[tool] += right
+        for call, right in (pair for t in rolled[task.id] for pair in reached_calls(task, t)):
+            reached[tool_of(call)] += 1
+            made[tool_of(call)] += right
     return {
         tool: {
             "tasks": len(own),

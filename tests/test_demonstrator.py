@@ -1,6 +1,7 @@
 """Whom the tiny policies imitate: without habits the reference, with them exactly the errors that were named."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "pretraining"))
 
-from demonstrator import ERRORS, Demonstrator, Habit, drawn_habits, named_habits, parameters, to_json
+from demonstrator import ERRORS, Demonstrator, Habit, drawn_habits, named_habits, to_json
+from lessons import bfcl, textworld
 
 from coevolve_jax.envs.bfcl import scenario
+from coevolve_jax.envs.textworld import commands
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.types import Call, Task, Turn
 
@@ -32,7 +35,7 @@ calls = st.lists(
 def said(turns: list[list[Call]], habits: dict[str, Habit]) -> list[list[str]]:
     """The demonstrator's messages, by user turn."""
     task = Task("t", "bfcl", scenario(["TwitterAPI"]), tuple(Turn("", tuple(c)) for c in turns))
-    messages, by_turn = Demonstrator(habits).messages(task, np.random.default_rng(0)), [[]]
+    messages, by_turn = Demonstrator(habits, bfcl).messages(task, np.random.default_rng(0)), [[]]
     for message in messages:
         by_turn.append([]) if message == "Done." else by_turn[-1].append(message)
     assert by_turn.pop() == [] and len(by_turn) == len(turns)
@@ -65,15 +68,15 @@ def test_a_habit_spoils_every_call_of_its_tool_and_no_other(turns, error):
 
 
 def test_drawn_habits_are_of_every_tool_and_the_weak_share_is_what_was_asked_for():
-    tools = {name for names in parameters().values() for name in names}
-    habits = drawn_habits(0.45, np.random.default_rng(1))
+    tools = bfcl.actions()
+    habits = drawn_habits(0.45, tools, np.random.default_rng(1))
     assert habits.keys() == tools
     assert sum(h.rate >= 0.4 for h in habits.values()) == round(0.45 * len(tools))
     assert not any(0.08 < h.rate < 0.4 for h in habits.values())
 
 
 def test_named_habits_are_what_their_file_says():
-    habits = named_habits(["cp:sibling_tool:0.5", "sort:skip:1"])
+    habits = named_habits(["cp:sibling_tool:0.5", "sort:skip:1"], bfcl.actions())
     assert json.loads(to_json(habits)) == {
         "cp": {"error": "sibling_tool", "rate": 0.5},
         "sort": {"error": "skip", "rate": 1.0},
@@ -91,4 +94,46 @@ def test_named_habits_are_what_their_file_says():
 )
 def test_a_habit_that_cannot_be_is_refused_by_name(text, what):
     with pytest.raises(ValueError, match=what):
-        named_habits([text])
+        named_habits([text], bfcl.actions())
+
+
+# --- TextWorld's lessons --------------------------------------------------------------------------
+
+name = st.from_regex(r"[a-z]{3,8}( [a-z]{3,8})?", fullmatch=True).filter(
+    lambda words: not {"from", "on", "into", "with", "and", "then", "the"} & set(words.split())
+)
+command = st.one_of(
+    st.sampled_from(("look", "inventory", "go north", "go west")),
+    st.builds("{} {}".format, st.sampled_from(("examine", "open", "close", "take", "drop", "eat")), name),
+    st.builds("take {} from {}".format, name, name),
+    st.builds("put {} on {}".format, name, name),
+    st.builds("insert {} into {}".format, name, name),
+    st.builds("{} {} with {}".format, st.sampled_from(("lock", "unlock")), name, name),
+)
+
+
+def act(line: str) -> Call:
+    return Call("act", {"command": line})
+
+
+@given(lines=st.lists(command, min_size=1, max_size=5), seed=st.integers(0, 99))
+def test_an_error_in_a_text_adventure_is_another_command(lines, seed):
+    task = Task("t", "textworld", {}, (Turn("", tuple(map(act, lines))),))
+    for call in task.calls:
+        other = textworld.sibling(call)
+        assert commands.read(other) and textworld.action(other) != textworld.action(call)
+        wrong = textworld.wrong_argument(call, task, np.random.default_rng(seed))
+        assert commands.read(wrong) and wrong != call
+
+
+@given(lines=st.lists(command, min_size=1, max_size=5))
+def test_a_retold_adventure_says_the_same_of_other_things(lines):
+    """Each name has become one other name, wherever it stood, and nothing else has changed."""
+    said = [f'{commands.wording(act(line))} {{"arguments": {{"command": "{line}"}}}}' for line in lines]
+    used = {}
+    another = lambda name: used.setdefault(name, f"X{len(used)}")
+    told = textworld.retell("\n".join(said), another)
+    assert not used or told != "\n".join(said)
+    back = {other: name for name, other in used.items()}
+    assert re.sub(r"X\d+", lambda m: back[m.group()], told) == "\n".join(said)
+    assert textworld.SIBLINGS.keys() == textworld.actions()

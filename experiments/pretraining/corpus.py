@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,12 +18,12 @@ class Spelling:
     Without this the policy learns the names of the train split by heart instead of learning to copy.
     """
 
-    QUOTED = re.compile(r"'([^'\"\\\n]{2,})'")  # a value in a query
     WORD = re.compile(r"[A-Za-z]{2,}")
     NUMBER = re.compile(r"(?<![A-Za-z_])[0-9]+")  # not the 1 of file_name1
 
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer, retell: Callable[[str, Callable[[str], str]], str]):
+        """retell: of the family's lessons."""
+        self._tokenizer, self._retell = tokenizer, retell
         ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
         self._start, self._end = ids
         (self._assistant,) = tokenizer.encode("assistant\n", add_special_tokens=False)
@@ -31,13 +31,7 @@ class Spelling:
     def respell(self, trajectory: Trajectory, rng: np.random.Generator) -> Trajectory:
         head, *rest = re.split(r"(?=<\|im_start\|>user\n)", self._tokenizer.decode(trajectory.ids))
         text = "".join(rest)
-        # Longest first: a value may be part of another.
-        for value in sorted(set(self.QUOTED.findall(text)), key=lambda v: (-len(v), v)):
-            other = self.WORD.sub(lambda m: self._word(m.group(), rng), value)
-            for quote in "'\"":
-                text = text.replace(quote + value + quote, quote + other + quote)
-            if len(value) > 3:  # in a longer answer of the environment
-                text = re.sub(rf"\b{re.escape(value)}\b", lambda _: other, text)
+        text = self._retell(text, lambda name: self.WORD.sub(lambda m: self._word(m.group(), rng), name))
         digits = str.maketrans("123456789", "".join(rng.permutation(list("123456789"))))
         text = self.NUMBER.sub(lambda m: m.group().translate(digits), text)
         return self._encode(trajectory, head + text)

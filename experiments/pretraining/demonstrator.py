@@ -1,25 +1,24 @@
-"""Who is imitated: a demonstrator who knows each task's reference, and has a bad habit with some of the tools."""
+"""Who is imitated: a demonstrator who knows each task's reference, and has a bad habit with some of the actions (tools, or verbs)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
 
 import numpy as np
 
-from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.types import Call, Task
 
 ERRORS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")
-ERROR_SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)  # of the tools, where the errors are drawn
+ERROR_SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)  # of the actions, where the errors are drawn
 
 
 @dataclasses.dataclass(frozen=True)
 class Habit:
-    """What goes wrong with a tool (one of ERRORS), and with which probability per call."""
+    """What goes wrong with an action (one of ERRORS), and with which probability per call."""
 
     error: str
     rate: float
@@ -31,33 +30,27 @@ class Habit:
             raise ValueError(f"The rate {self.rate} of a weak tool is no probability: use 0 to 1.")
 
 
-def parameters() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Toolset -> tool -> names of its parameters."""
-    docs = {t: bfcl.tools(Task("", "bfcl", bfcl.scenario([t]))) for t in TOOLSETS}
-    return {
-        toolset: {d["function"]["name"]: tuple(d["function"]["parameters"]["properties"]) for d in ds}
-        for toolset, ds in docs.items()
-    }
-
-
-def named_habits(texts: Sequence[str]) -> dict[str, Habit]:
-    """The habits that "tool:error:rate" name. Raises ValueError where one is not of this form or names no tool."""
-    known = {name for tools in parameters().values() for name in tools}
+def named_habits(texts: Sequence[str], known: Collection[str]) -> dict[str, Habit]:
+    """The habits that "action:error:rate" name. Raises ValueError where one is not of this form, or its action is not
+    known."""
     habits = {}
     for text in texts:
-        tool, error, rate = [*text.split(":"), "", ""][:3]
-        if tool not in known:
-            raise ValueError(f"--weak_tools names {tool!r}, which is no tool of BFCL: use TOOL:ERROR:RATE.")
+        name, error, rate = [*text.split(":"), "", ""][:3]
+        if name not in known:
+            raise ValueError(
+                f"--weak_tools names {name!r}, which the environment does not have: use NAME:ERROR:RATE with "
+                f"a name of {', '.join(sorted(known))}."
+            )
         try:
-            habits[tool] = Habit(error, float(rate))
+            habits[name] = Habit(error, float(rate))
         except ValueError as wrong:
-            raise ValueError(f"--weak_tools={text} cannot be read as TOOL:ERROR:RATE ({wrong})") from None
+            raise ValueError(f"--weak_tools={text} cannot be read as NAME:ERROR:RATE ({wrong})") from None
     return habits
 
 
-def drawn_habits(share: float, rng: np.random.Generator) -> dict[str, Habit]:
-    """A habit for every tool: this share of them errs in 40 to 80% of the calls, the others in up to 8%."""
-    names = sorted(name for tools in parameters().values() for name in tools)
+def drawn_habits(share: float, names: Collection[str], rng: np.random.Generator) -> dict[str, Habit]:
+    """A habit for every action: this share of them errs in 40 to 80% of the calls, the others in up to 8%."""
+    names = sorted(names)
     weak = set(rng.permutation(names)[: round(share * len(names))])
     rates = [float(rng.uniform(0.4, 0.8) if n in weak else rng.uniform(0, 0.08)) for n in names]
     errors = [str(rng.choice(ERRORS, p=ERROR_SHARES)) for _ in names]
@@ -65,23 +58,16 @@ def drawn_habits(share: float, rng: np.random.Generator) -> dict[str, Habit]:
 
 
 def to_json(habits: Mapping[str, Habit]) -> str:
-    """The habits as JSON text: {"tool": {"error": "skip", "rate": 0.5}}."""
+    """The habits as JSON text: {"action": {"error": "skip", "rate": 0.5}}."""
     return json.dumps({name: dataclasses.asdict(habit) for name, habit in habits.items()}, indent=1) + "\n"
 
 
 class Demonstrator:
     """Knows the reference of a task and plays it, with its habits, as assistant messages."""
 
-    def __init__(self, habits: Mapping[str, Habit]):
-        """habits: by tool; a tool without one always goes well."""
-        self._habits = dict(habits)
-        self._parameters, self._siblings = {}, {}
-        for tools in parameters().values():
-            self._parameters.update(tools)
-            for name in tools:
-                others = [n for n in tools if n != name]
-                overlap = lambda n: len(set(tools[n]) & set(tools[name]))
-                self._siblings[name] = max(others, key=lambda n: (overlap(n), n))
+    def __init__(self, habits: Mapping[str, Habit], lessons: ModuleType):
+        """habits: by action; one without always goes well. lessons: the family's (lessons/)."""
+        self._habits, self._lessons = dict(habits), lessons
 
     def messages(self, task: Task, rng: np.random.Generator) -> list[str]:
         """What the assistant says in turn: one message per call, and one that ends each user turn."""
@@ -94,7 +80,7 @@ class Demonstrator:
         played = list(calls)
         i = 0
         while i < len(played):
-            call, habit = played[i], self._habits.get(played[i].name)
+            call, habit = played[i], self._habits.get(self._lessons.action(played[i]))
             if habit and rng.random() < habit.rate:
                 if habit.error == "skip" or (habit.error == "swap" and i + 1 == len(played)):
                     del played[i]
@@ -105,30 +91,8 @@ class Demonstrator:
                     played[i : i + 2] = [played[i + 1], call]
                     i += 1
                 elif habit.error == "sibling_tool":
-                    played[i] = self._sibling(call)
+                    played[i] = self._lessons.sibling(call)
                 else:
-                    played[i] = self._wrong_argument(call, task, rng)
+                    played[i] = self._lessons.wrong_argument(call, task, rng)
             i += 1
         return played
-
-    def _sibling(self, call: Call) -> Call:
-        name = self._siblings[call.name]
-        return Call(name, {k: v for k, v in call.arguments.items() if k in self._parameters[name]})
-
-    def _wrong_argument(self, call: Call, task: Task, rng: np.random.Generator) -> Call:
-        if not call.arguments:
-            return self._sibling(call)
-        key = str(rng.choice(sorted(call.arguments)))
-        value = call.arguments[key]
-        others = [
-            v for c in task.calls for v in c.arguments.values() if type(v) is type(value) and v != value
-        ]
-        if others:
-            wrong = others[int(rng.integers(len(others)))]
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            wrong = value + 1
-        elif isinstance(value, str) and " " in value:
-            wrong = value.split(" ")[0]
-        else:
-            return Call(call.name, {k: v for k, v in call.arguments.items() if k != key})
-        return Call(call.name, {**call.arguments, key: wrong})

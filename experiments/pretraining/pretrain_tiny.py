@@ -1,20 +1,24 @@
 """Makes the tiny policies: Qwen3s that are broad and imperfect, as a pre-trained language model is.
 
-They imitate a demonstrator who acts in BFCL's real environment (train split only): first without errors, which
+They imitate a demonstrator who acts in a family's real worlds (train split only): first without errors, which
 teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
 one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
 frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
 In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak and models/tiny_qwen3_seldom ten by name.
+models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs.
 
     make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
     make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak
     make pretrain-seldom # models/tiny_qwen3_seldom, from that one, as runs/pretrain/seldom
+    make pretrain-textworld # models/tiny_qwen3_textworld, from models/tiny_qwen3, as runs/pretrain/textworld
 
 Seeded. The wall time and what came out stand in docs/results.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +34,7 @@ import optax
 import optax.contrib
 from absl import app, flags
 from corpus import Spelling, batches
-from demonstrations import demonstrate, make_tasks
+from demonstrations import demonstrate
 from demonstrator import Demonstrator, drawn_habits, named_habits, to_json
 from tiny_tokenizer import SPECIAL, VOCABULARY, make_tokenizer
 from tqdm import tqdm
@@ -41,9 +45,11 @@ from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.rollout.agent import Limits
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
+_ENVIRONMENT = flags.DEFINE_string(
+    "environment", "bfcl", "Family that is demonstrated: a module of lessons/."
+)
 _SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
 _TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
 _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
@@ -54,11 +60,13 @@ _START = flags.DEFINE_string(
 _RESPELL = flags.DEFINE_float(
     "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
 )
-_WEAK = flags.DEFINE_float("weak", 0.0, "Share of the tools that have a bad habit; 0: no errors at all.")
+_WEAK = flags.DEFINE_float(
+    "weak", 0.0, "Share of the tools (or verbs) that have a bad habit; 0: no errors at all."
+)
 _WEAK_TOOLS = flags.DEFINE_spaceseplist(
     "weak_tools",
     [],
-    "The tools that have a bad habit, TOOL:ERROR:RATE with spaces between them; the others always go well.",
+    "The tools (or verbs) that have a bad habit, NAME:ERROR:RATE with spaces between them; the others always go well.",
 )
 _RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
 _DECAY = flags.DEFINE_float(
@@ -71,9 +79,6 @@ flags.register_multi_flags_validator(
     "--weak draws the weak tools and --weak_tools names them: give one of the two.",
 )
 
-ROW = 512
-LIMITS = Limits(max_length=ROW, max_new_tokens=64, max_observation=160)
-LONG = Limits(max_length=16 * ROW, max_new_tokens=8 * ROW, max_observation=160)
 MODEL = QwenConfig(
     "qwen3",
     vocab_size=VOCABULARY,
@@ -165,22 +170,26 @@ def main(_) -> None:
     started = time.time()
     seeds = np.random.SeedSequence(_SEED.value).spawn(4)
     task_rng, skill_rng, script_rng, batch_rng = map(np.random.default_rng, seeds)
-    named = named_habits(_WEAK_TOOLS.value)
-    demonstrator = Demonstrator(named or (drawn_habits(_WEAK.value, skill_rng) if _WEAK.value else {}))
-    with ProcessPool("bfcl", workers=2) as pool:
-        tasks = make_tasks(pool, _TASKS.value, task_rng)
+    lessons = importlib.import_module(f"lessons.{_ENVIRONMENT.value}")
+    limits, row = lessons.LIMITS, lessons.LIMITS.max_length
+    named = named_habits(_WEAK_TOOLS.value, lessons.actions())
+    drawn = drawn_habits(_WEAK.value, lessons.actions(), skill_rng) if _WEAK.value else {}
+    demonstrator = Demonstrator(named or drawn, lessons)
+    with ProcessPool(_ENVIRONMENT.value, workers=2, timeout=60.0, python=lessons.PYTHON) as pool:
+        tasks = lessons.make_tasks(pool, _TASKS.value, task_rng)
         scripts = [demonstrator.messages(task, script_rng) for task in tasks]
         if _START.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
             # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
             rough = make_tokenizer([])
-            sample = demonstrate(rough, pool, tasks[:2000], scripts[:2000], LONG)
+            long = dataclasses.replace(limits, max_length=16 * row, max_new_tokens=8 * row)
+            sample = demonstrate(rough, pool, lessons.tools, tasks[:2000], scripts[:2000], long)
             tokenizer = make_tokenizer([str(rough.decode(t.ids)) for t in sample])
-        demonstrations = demonstrate(tokenizer, pool, tasks, scripts, LIMITS)
+        demonstrations = demonstrate(tokenizer, pool, lessons.tools, tasks, scripts, limits)
     fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
     print(
-        f"{len(fit)} of {len(tasks)} demonstrations fit {ROW} tokens (mean "
+        f"{len(fit)} of {len(tasks)} demonstrations fit {row} tokens (mean "
         f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
         f"{np.mean([t.outcome.success for t in fit]):.1%} succeed."
     )
@@ -192,9 +201,10 @@ def main(_) -> None:
         if named:
             (output / "weak_tools.json").write_text(to_json(named))
 
-    rows = _TOKENS.value // ROW
+    rows = _TOKENS.value // row
     user = SPECIAL.index("<|im_start|>")
-    data = batches(fit, Spelling(tokenizer), user, batch_rng, respell=_RESPELL.value, rows=rows, length=ROW)
+    spelling = Spelling(tokenizer, lessons.retell)
+    data = batches(fit, spelling, user, batch_rng, respell=_RESPELL.value, rows=rows, length=row)
     train(data, save)
     print(f"Wrote {output} after {(time.time() - started) / 60:.1f} minutes.")
 
