@@ -1,5 +1,6 @@
 """Fixtures that several test files share. Tests run on the CPU, whatever the machine has."""
 
+import gc
 import os
 import random
 import time
@@ -38,7 +39,14 @@ hypothesis.settings.load_profile("any machine")
 
 # `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps. What needs
 # an SGLang server stays together, so that one of the two starts one.
-SERVER = "test_served.py", "test_server.py", "test_faults.py", "test_push_served.py", "test_engines.py"
+SERVER = (
+    "test_served.py",
+    "test_server.py",
+    "test_words.py",  # before test_faults.py, which ends the second server
+    "test_faults.py",
+    "test_push_served.py",
+    "test_engines.py",
+)
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 LONGEST = (
     "test_train.py",
@@ -109,6 +117,10 @@ def pytest_collection_modifyitems(config, items):
         )
 
 
+def pytest_collection_finish(session):
+    gc.freeze()  # what is imported by now stays: it is not searched for garbage while programs are traced
+
+
 @pytest.fixture
 def tiny_config() -> QwenConfig:
     """A Qwen3 whose sizes are all different, so that a transposed or swapped axis cannot go unseen."""
@@ -147,12 +159,15 @@ def sglang_server(tmp_path_factory) -> Server:
 
 @pytest.fixture(scope="session")
 def to_be_struck(tmp_path_factory) -> Iterator[Callable[[], Server]]:
-    """Gives a second real server, which tests may kill, stop and start anew: the last one, while it is alive."""
+    """Gives a second real server, which also speaks in words, and which tests may kill, stop and start anew: the last
+    one, while it is alive. Its weights too may be any."""
     started, log = [], tmp_path_factory.mktemp("struck") / "server.log"
 
     def server() -> Server:
         if not started or not started[-1].alive():
-            started.append(Server(TINY, context_length=512, max_running_requests=8, log_path=log))
+            started.append(
+                Server(TINY, words=True, context_length=8192, max_running_requests=8, log_path=log)
+            )
         return started[-1]
 
     yield server

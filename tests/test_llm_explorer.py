@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -18,8 +17,8 @@ from openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from test_strategies import rows, settings
 from test_train import comparable
 
-from coevolve_jax import build, envs
 from coevolve_jax import config as configs
+from coevolve_jax import envs
 from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.dialogues import all_lines
 from coevolve_jax.dialogues import whole as unpacked
@@ -31,14 +30,9 @@ from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.prompting import ANSWER, call_lines, history, lead, question
 from coevolve_jax.lab import Laboratory
-from coevolve_jax.rollout.sglang.engine import SGLangEngine
-from coevolve_jax.rollout.sglang.fleet import Member
-from coevolve_jax.rollout.sglang.push import Pusher
-from coevolve_jax.rollout.sglang.server import Server
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.testing.engine import MAX_LENGTH, MAX_NEW_TOKENS, check_engine
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
@@ -500,44 +494,3 @@ def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_th
         assert got[name] == want[name], name
     for name in ("dialogues.jsonl", "costs.jsonl"):
         assert (workdir / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name
-
-
-@pytest.fixture(scope="module")
-def real_server():
-    model = ROOT / "models" / "tiny_qwen3"
-    with Server(model, words=True, context_length=8192, max_running_requests=8) as server:
-        yield server.wait_until_ready()
-
-
-def test_a_real_server_whose_model_knows_nothing(real_server, pool):
-    """SGLang serves the tiny policy, which has never seen such prompts: its answers fit the schemas where the server
-    constrains them, and make no sense. All of it is refused, counted and survived."""
-    scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
-    server = SimpleNamespace(url=f"{real_server.url}/v1")
-    for constrained in (True, False):
-        made = synthesizer(server, pool, json_schema=constrained, max_tokens=100)
-        contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
-        stats = made.grow(TaskPool(), contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
-        costs = made.roles.costs
-        failed = {k.partition("/")[2]: n for k, n in costs.items() if "faults/" in k or "refused/" in k}
-        assert stats.added == 0 and costs["llm_requests/explore"] >= 18 and costs["llm_tokens"] > 10_000
-        assert sum(failed.values()) >= 18 - stats.environment_steps
-        assert failed.keys() <= {"no_such_tool", "truncated", "wrong_schema", "no_json", "empty"}
-        # A constrained answer is JSON of the right form, unless it is cut: what is wrong with it is its sense.
-        assert ("no_such_tool" in failed) == constrained or "truncated" in failed
-
-
-def test_the_engine_over_a_real_server_constrains_what_it_samples(real_server):
-    """The policy as its own explorer, where a server that speaks in words serves it (tests/test_policy_explorer.py)."""
-    policy = build.policy(ROOT / "models" / "tiny_qwen3")
-    engine = SGLangEngine(
-        policy.config,
-        policy.params,
-        members=[Member(real_server.url)],
-        pusher=Pusher(policy.config, ROOT / "models" / "tiny_qwen3"),
-        max_length=MAX_LENGTH,
-        max_new_tokens=MAX_NEW_TOKENS,
-        constrains=True,
-    )
-    names = ["a_schema_is_heeded_or_refused", "logprobs_are_those_of_the_learner_at_temperature_0.7"]
-    check_engine(lambda: engine, policy, only=names)

@@ -47,7 +47,7 @@ def _until(condition, seconds: float = 120.0):
     return value
 
 
-def _post(server: Server, path: str, body: dict) -> dict:
+def post(server: Server, path: str, body: dict) -> dict:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     return json.loads(connection.getresponse().read())
@@ -56,7 +56,7 @@ def _post(server: Server, path: str, body: dict) -> dict:
 def _greedy(server: Server) -> dict:
     sampling = {"temperature": 0.0, "max_new_tokens": 4}
     body = {"input_ids": PROMPT, "return_logprob": True, "sampling_params": sampling}
-    return _post(server, "/generate", body)
+    return post(server, "/generate", body)
 
 
 def _fake_python(folder: Path, script: str) -> str:
@@ -108,7 +108,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, to_
 
     server.restart(other, "step-7")
     group = server._process.pid
-    loaded = _post(
+    loaded = post(
         sglang_server, "/update_weights_from_disk", {"model_path": str(TINY), "weight_version": "0"}
     )
     assert loaded["success"], loaded
