@@ -47,6 +47,10 @@ _SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
+_CALLS = flags.DEFINE_enum(
+    "calls", "json", ["json", "python"], "How calls are written: config.rollout.calls."
+)
+_TIMEOUT = flags.DEFINE_float("call_timeout", 5.0, "Seconds that one call may take.", lower_bound=0.1)
 _STEPS = flags.DEFINE_integer(
     "max_steps", 20, "Messages with calls per user turn; 20 is the benchmark's limit.", lower_bound=1
 )
@@ -99,11 +103,12 @@ def run() -> None:
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
-    config.environment.update(name=name, python=_PYTHON.value, call_timeout=5.0)
+    config.environment.update(name=name, python=_PYTHON.value, call_timeout=_TIMEOUT.value)
     config.rollout.update(
         max_length=_LENGTH.value,
         max_new_tokens=_NEW.value,
         max_steps=_STEPS.value,
+        calls=_CALLS.value,
         max_observation=_OBSERVATION.value,
     )
     config.engine.update(
@@ -137,6 +142,7 @@ def run() -> None:
             "samples": _SAMPLES.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
+            "calls": _CALLS.value,
             "limits": _PROTOCOL.value or "as in training",
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",
