@@ -1,5 +1,6 @@
 """Blocks of positions and tiles of the vocabulary give what the whole softmax gives."""
 
+import functools
 import re
 
 import jax
@@ -36,23 +37,33 @@ def test_any_mask_gives_the_softmax_and_its_gradients(monkeypatch, tile, axis, s
     targets, mask = rng.integers(0, VOCABULARY, (ROWS, LENGTH)), rng.random((ROWS, LENGTH)) < share
     weights = draw(ROWS, LENGTH)
 
-    def full(h, w):
-        logp = jax.nn.log_softmax(h @ (w.T if axis == 0 else w) / 0.7)
-        picked = jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
-        return jnp.where(mask, picked, 0), jnp.where(mask, -jnp.sum(jnp.exp(logp) * logp, -1), 0)
-
-    def tiled(h, w):
-        return logprobs.token_logprobs(
-            h, w, targets, vocab_axis=axis, mask=mask, temperature=0.7, chunk=chunk
-        )
-
-    for got, want in zip(jax.jit(tiled)(hidden, table), full(hidden, table), strict=True):
+    given = hidden, table, targets, mask, weights
+    for got, want in zip(tiled(*given, tile, axis, chunk), full(*given, axis), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
-    gradients = lambda f: jax.grad(lambda h, w: jnp.sum(f(h, w)[0] * weights), argnums=(0, 1))
-    for got, want in zip(
-        jax.jit(gradients(tiled))(hidden, table), gradients(full)(hidden, table), strict=True
-    ):
+    gradients = tiled_gradients(*given, tile, axis, chunk), full_gradients(*given, axis)
+    for got, want in zip(*gradients, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@functools.partial(jax.jit, static_argnames=("axis",))
+def full(h, w, targets, mask, weights, axis):
+    logp = jax.nn.log_softmax(h @ (w.T if axis == 0 else w) / 0.7)
+    picked = jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
+    return jnp.where(mask, picked, 0), jnp.where(mask, -jnp.sum(jnp.exp(logp) * logp, -1), 0)
+
+
+@functools.partial(jax.jit, static_argnames=("tile", "axis", "chunk"))
+def tiled(h, w, targets, mask, weights, tile, axis, chunk):
+    """tile: the one that is set; named here, so that each is traced."""
+    return logprobs.token_logprobs(h, w, targets, vocab_axis=axis, mask=mask, temperature=0.7, chunk=chunk)
+
+
+def gradients_of(f):
+    return jax.grad(lambda h, w, *rest: jnp.sum(f(h, w, *rest)[0] * rest[2]), argnums=(0, 1))
+
+
+tiled_gradients = jax.jit(gradients_of(tiled), static_argnums=(5, 6, 7))
+full_gradients = jax.jit(gradients_of(full), static_argnums=5)
 
 
 @given(st.integers(1, 200_000), st.integers(1, 4096))
@@ -67,7 +78,8 @@ def test_an_unembedding_in_bfloat16_gets_a_gradient_of_its_own_type(monkeypatch)
     rng = np.random.default_rng(0)
     hidden, table = rng.normal(size=(LENGTH, WIDTH)), rng.normal(size=(WIDTH, VOCABULARY))
     targets = rng.integers(0, VOCABULARY, LENGTH)
-    grads_of = jax.grad(lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets)[0]), argnums=(0, 1))
+    total = lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets)[0])
+    grads_of = jax.jit(jax.grad(total, argnums=(0, 1)))
     round = lambda x: jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)
     want = grads_of(round(hidden), round(table))
     for kind in (jnp.float32, jnp.bfloat16):
