@@ -239,11 +239,7 @@ class Qwen(nn.Module):
         init = nn.initializers.normal(c.initializer_range)
         self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, self.dtype, self.param_dtype, init)
         if c.dense_layers and c.sparse_layers:
-            # Given parameters are not compared with initial ones, which would be traced for it, at every use.
-            given = self.has_variable("params", "layers")
-            self.layers = (
-                self.get_variable("params", "layers") if given else self.param("layers", self._init_mixed)
-            )
+            self.layers = self.param("layers", self._init_mixed)
         else:
             self.layers = self._scan(bool(c.sparse_layers), c.num_hidden_layers)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
@@ -259,7 +255,6 @@ class Qwen(nn.Module):
             split_rngs={"params": True},
             in_axes=(*[nn.broadcast] * 3, 0),
             length=length,
-            check_constancy_invariants=False,  # nothing is made of `broadcast` alone: one tracing less
         )
         own = sparse, self.attention, self.mesh, self.platform
         return scan(self.config, self.dtype, self.param_dtype, *own, **kwargs)
