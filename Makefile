@@ -18,13 +18,14 @@ export JAX_PLATFORMS ?= cpu
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check demo headroom test check sglang-cpu textworld tau2 appworld aot aot-all pretrain pretrain-weak pretrain-seldom pretrain-textworld bench clean
+.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check demo headroom test test-environments check sglang-cpu textworld tau2 appworld aot aot-all pretrain pretrain-weak pretrain-seldom pretrain-textworld bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make demo ENV=textworld  the same in text adventures (runs/demo_textworld; needs gcc)"
 	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
 	@echo "make test   set up and run the tests"
+	@echo "make test-environments  set up TextWorld, tau2 and AppWorld, and run their tests"
 	@echo "make check  set up and run lint, format check and types"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
@@ -107,6 +108,10 @@ headroom: setup
 
 test: setup-test setup-sglang
 	$(RUN) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+
+# The tests of the families that have a virtual environment of their own: `make test` leaves out those that are not set up.
+test-environments: setup-test setup-textworld setup-tau2 setup-appworld
+	$(RUN) -m pytest tests/test_env_textworld.py tests/test_textworld_policy.py tests/test_env_tau2.py tests/test_env_appworld.py -n 2 --dist loadfile
 
 # pyright reads the packages of $(VENV) to know their types; pyproject.toml has the settings of all three.
 check: setup-check
