@@ -101,13 +101,14 @@ def propose_goals(
 
 
 def candidates(steps: Sequence[Triplet], wording: Callable[[Call], str]) -> list[Triplet]:
-    """Steps of one round that can be part of a goal: successful, not repeated, with short arguments where no words of
-    the family's stand for them."""
+    """Steps of one round that can be part of a goal: successful, not repeated, with arguments that are short or that the
+    family's words say more shortly."""
     seen, good = set(), []
     for step in steps:
         values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
         line = signature(step.call)
-        short = bool(wording(step.call)) or all(len(v) <= MAX_STRING for v in values)
+        said = len(wording(step.call))
+        short = all(len(v) <= MAX_STRING or 0 < said < len(v) for v in values)
         if short and succeeded(step.observation) and line not in seen:
             seen.add(line)
             good.append(step)
