@@ -1,9 +1,9 @@
-"""A strategy's rollouts: what `roll` does, and a step's batch collected now or one step ahead."""
+"""A strategy's rollouts: what `roll` does, and a step's batch collected now or some steps ahead."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Roller:
 
 
 class Collected(NamedTuple):
-    """groups: of the step. utilization: how busy engine and workers were (Agent.utilization). costs: see Roller."""
+    """groups: of the step. utilization: how busy engine and workers were since the last one (Agent.utilization). costs: see Roller."""
 
     groups: list[Group]
     utilization: dict[str, float]
@@ -60,41 +60,48 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """strategy.collect for one step after the other; with config.rollout.max_staleness the next step's rollouts
-    already run, by the weights that there are, while this step's are learned from."""
+    """strategy.collect for one step after the other; with config.rollout.max_staleness S the rollouts of the next S
+    steps already run, by the weights that there are, while this step's are waited for and learned from.
+
+    A step's batch is what the strategy drew for it, and not what ends first: that would be the short trajectories. Slow
+    ones hold up their own step alone, since the next steps' take the places that become free.
+    """
 
     def __init__(self, config: ConfigDict, strategy: Strategy, agent: Agent, tasks: TaskPool):
         self._config, self._strategy, self._agent, self._tasks = config, strategy, agent, tasks
-        self._thread = ThreadPoolExecutor(1) if config.rollout.max_staleness else None
-        self._coming: Future | None = None
+        bound = config.rollout.max_staleness
+        # An engine that serves batches is asked for one step after the other.
+        self._threads = ThreadPoolExecutor(1 if agent.batches else 1 + bound) if bound else None
+        self._coming: deque[Future] = deque()  # of this step, when it is called for, and of those after it
 
     def __call__(self, step: int) -> Collected:
         """The rollouts of this step, too old ones as invalid.
 
         Raises FloatingPointError where the policy gives no probabilities.
         """
-        coming, self._coming = self._coming or self._begin(step), None
-        groups, utilization, costs = coming.result()
         bound = self._config.rollout.max_staleness
-        if bound and step + 1 < self._config.steps:
-            self._coming = self._begin(step + 1)
+        if not self._coming:
+            self._agent.utilization()  # forgets what was before
+        while len(self._coming) <= bound and (
+            not self._coming or step + len(self._coming) < self._config.steps
+        ):
+            self._coming.append(self._begin(step + len(self._coming)))
+        groups, costs = self._coming.popleft().result()
         check_sampler(trajectories_of(groups))
         fresh = [
             dataclasses.replace(g, trajectories=leave_out_stale(g.trajectories, step, bound)) for g in groups
         ]
-        return Collected(fresh, utilization, costs)
+        return Collected(fresh, self._agent.utilization(), costs)
 
     def _begin(self, step: int) -> Future:
-        tasks = self._tasks.fork() if self._thread else self._tasks  # it grows while they run
+        tasks = self._tasks.fork() if self._threads else self._tasks  # it grows while they run
 
         def collect():
-            self._agent.utilization()  # forgets what was before
             roll = Roller(self._config, self._agent, step)
-            groups = self._strategy.collect(step, tasks, roll)
-            return groups, self._agent.utilization(), roll.costs
+            return self._strategy.collect(step, tasks, roll), roll.costs
 
-        if self._thread:
-            return self._thread.submit(collect)
+        if self._threads:
+            return self._threads.submit(collect)
         done: Future = Future()
         done.set_result(collect())
         return done

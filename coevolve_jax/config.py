@@ -297,7 +297,7 @@ def check(config: ConfigDict) -> None:
         f"at least config.rollout.tasks_per_step ({config.rollout.tasks_per_step})",
     )
     require(config.rollout.max_messages >= 0, "rollout.max_messages", "0 or more")
-    require(config.rollout.max_staleness in (0, 1), "rollout.max_staleness", "0 or 1 step")
+    require(config.rollout.max_staleness >= 0, "rollout.max_staleness", "0 or more steps")
     for name in ("servers", "attempts"):
         require(config.engine[name] >= 1, f"engine.{name}", "at least 1")
     for name in ("timeout", "patience", "push_timeout"):

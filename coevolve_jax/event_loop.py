@@ -6,13 +6,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
 
-@functools.cache
+_first = threading.Lock()  # two threads may be the first to ask, and a cache alone would make each a loop
+
+
 def _loop() -> asyncio.AbstractEventLoop:
+    with _first:
+        return _only_loop()
+
+
+@functools.cache
+def _only_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
     return loop
@@ -30,6 +38,11 @@ def wait(future: Future) -> Any:
     except BaseException:
         future.cancel()
         raise
+
+
+def soon(function: Callable[..., Any], *arguments: Any) -> None:
+    """Has the loop call it, without waiting for that."""
+    _loop().call_soon_threadsafe(function, *arguments)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

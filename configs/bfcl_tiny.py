@@ -69,9 +69,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.malformed = "answer"  # a tool call that cannot be read, with an error; or "end_turn"
     c.rollout.max_observation = 160  # characters of a tool result that the policy reads
     c.rollout.calls = "json"  # how the policy writes calls; "python": the first such block of a message is run, for execute(code)
-    c.rollout.max_staleness = (
-        0  # 1: the next step's rollouts run while this one's update does, with weights one step old
-    )
+    c.rollout.max_staleness = 0  # S: the next S steps' rollouts already run, with weights up to S updates old
 
     c.engine = ConfigDict()
     c.engine.name = arg.engine  # "native", in this process, or "sglang"

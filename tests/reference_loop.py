@@ -80,12 +80,13 @@ class Loop:
         self.evaluation = [*lamps.tasks("test"), *self.held_out]
         if self.s.under_way:  # it begins again
             self.set_off(*self.s.under_way)
-        last, coming = min(c.steps, until or c.steps), None
+        last, coming = min(c.steps, until or c.steps), []
         for step in range(self.s.step, last):
             self.begun[step] = len(self.events)
-            # 1. A batch of tasks, K rollouts each; those of the next step may already run, by the weights that there are.
-            groups, costs = coming or self.collect(step)
-            coming = self.collect(step + 1) if c.rollout.max_staleness and step + 1 < c.steps else None
+            # 1. A batch of tasks, K rollouts each; those of the next steps may already run, by the weights that there are.
+            while len(coming) <= c.rollout.max_staleness and (not coming or step + len(coming) < c.steps):
+                coming.append(self.collect(step + len(coming)))
+            groups, costs = coming.pop(0)
             groups = [(task, [self.unless_stale(t, step) for t in rollouts]) for task, rollouts in groups]
             # 2. GRPO update of the policy.
             self.events.append(("credit", [task.id for task, _ in groups]))

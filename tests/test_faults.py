@@ -1,6 +1,7 @@
 """What servers and networks do wrong costs a request at most, and never fabricates a failure of the policy."""
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -104,20 +105,28 @@ def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies
     other = moved(policy.params)
     engine.update_weights(other, 5)  # while it is out
     one.always = ""
-    deadline = time.monotonic() + 120
+    deadline, new = time.monotonic() + 120, itertools.count(4)  # conversations under way stay where they are
     while len(one.seen) == before and time.monotonic() < deadline:
-        (c, d) = generate(engine, [ask(i, PROMPT, new=4) for i in range(2)])
+        (c, d) = generate(engine, [ask(next(new), PROMPT, new=4) for _ in range(2)])
         for x in (c, d):
             assert (x.versions == 5).all()
             check_completion(Subject(None, policy), PROMPT, x, weights={5: other})
     assert len(one.seen) > before
 
 
-def test_least_busy_first_and_no_more_in_flight_than_asked(proxies, make):
+def test_conversations_are_spread_over_the_servers_and_each_stays_with_its_own(proxies, make):
     one, two = proxies
     engine = make(Member(one.url), Member(two.url))
+    of = lambda proxy: sorted(body["input_ids"][0] - PROMPT[0] for body in proxy.seen)
     generate(engine, [ask(i, PROMPT + i, new=4) for i in range(8)])
-    assert (len(one.seen), len(two.seen)) == (4, 4)
+    first = of(one), of(two)
+    assert [len(served) for served in first] == [4, 4]
+    for i in (5, 2, 7, 0, 1, 6, 3, 4):  # one at a time, where each server is as free as the other
+        generate(engine, [ask(i, PROMPT + i, new=4)])
+    assert (of(one), of(two)) == tuple(sorted(2 * served) for served in first)
+    engine.release(first[1])
+    generate(engine, [ask(i, PROMPT + i, new=4) for i in range(8, 12)])
+    assert of(one) == sorted(2 * first[0]) and of(two) == sorted([*2 * first[1], *range(8, 12)])
 
 
 def test_when_nothing_answers_any_more_one_sentence_says_so(proxies, make):

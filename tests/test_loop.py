@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections import defaultdict
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -76,11 +76,17 @@ class Heard:
 
 
 class WithoutHurry(Collector):
-    """Waits for the rollouts that run ahead, so that it is known which weights they came from."""
+    """Has the rollouts that run ahead come one step after the other, and waits for them, so that it is known which
+    weights they came from."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if self._threads:
+            self._threads = ThreadPoolExecutor(1)
 
     def __call__(self, step):
         collected = super().__call__(step)
-        wait([self._coming] if self._coming else [])
+        wait(self._coming)
         return collected
 
 
@@ -346,7 +352,7 @@ SETTINGS = {
     "rollout.max_new_tokens": st.sampled_from([20, 32]),
     "rollout.max_steps": st.integers(2, 6),
     "rollout.max_observation": st.sampled_from([4, 100]),
-    "rollout.max_staleness": st.sampled_from([0, 0, 1]),
+    "rollout.max_staleness": st.sampled_from([0, 0, 0, 1, 2]),
     "data.initial_tasks": st.integers(4, 6),
     "data.min_calls": st.integers(1, 2),
     "data.max_calls": st.integers(3, 5),

@@ -20,7 +20,8 @@ def check_metrics(workdir, ages):
     assert [m["step"] for m in metrics] == list(range(len(ages)))
     for m, age in zip(metrics, ages):
         assert m["valid"] == 1.0 and m["staleness_max"] <= age
-        assert 0 < m["utilization"]["engine"] <= 1 and 0 < m["utilization"]["workers"] <= 1
+        for use in m["utilization"].values():  # what ran ahead may all have been used before
+            assert 0 <= use <= 1 and (use or age)
         if m["policy_tokens"] > 1 and age == 0:  # the same policy: only rounding may differ
             assert m["mismatch_max"] < 1e-3
     return metrics

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -169,9 +170,45 @@ class _Rounds:
         self._start_if_complete()
 
 
+class _Use:
+    """How busy engine and workers are, over the time in which rollouts run; from several threads."""
+
+    def __init__(self, pool: EnvPool):
+        self._pool, self._lock = pool, threading.Lock()
+        self._calls = self._requests = 0  # under way
+        self._seconds = self._asked = self._acted = 0.0
+        self._last = time.perf_counter(), pool.busy
+
+    @contextlib.contextmanager
+    def of(self, *, calls: int = 0, requests: int = 0) -> Iterator[None]:
+        """These are under way inside."""
+        self._count(calls, requests)
+        try:
+            yield
+        finally:
+            self._count(-calls, -requests)
+
+    def take(self) -> tuple[float, float, float]:
+        """Since the last call: seconds in which rollouts ran, request seconds, worker seconds."""
+        self._count()
+        with self._lock:
+            taken = max(self._seconds, 1e-9), self._asked, self._acted
+            self._seconds = self._asked = self._acted = 0.0
+        return taken
+
+    def _count(self, calls: int = 0, requests: int = 0) -> None:
+        with self._lock:
+            (then, acted), self._last = self._last, (time.perf_counter(), self._pool.busy)
+            if self._calls:
+                self._seconds += self._last[0] - then
+                self._acted += self._last[1] - acted
+                self._asked += self._requests * (self._last[0] - then)
+            self._calls, self._requests = self._calls + calls, self._requests + requests
+
+
 class Agent:
     """Runs tasks in an environment with an engine. Keeps `concurrency` conversations going, each at its own
-    pace; an engine that serves batches is asked in rounds."""
+    pace; an engine that serves batches is asked in rounds. Those of an earlier call come first."""
 
     def __init__(
         self,
@@ -187,10 +224,11 @@ class Agent:
         self._action_pattern = action_pattern
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
+        self._seats = asyncio.Semaphore(concurrency)  # first come, first served
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[Future] = set()
         self._sessions = 0
-        self._seconds = self._asked = self._acted = 0.0
+        self._use = _Use(pool)
 
     def rollouts(
         self,
@@ -208,15 +246,13 @@ class Agent:
         Raises:
           EngineError: the engine cannot go on.
         """
-        start, busy = time.perf_counter(), self._pool.busy
-        running = event_loop.start(self._rollouts(jobs, temperature, on_done))
-        self._running.add(running)
-        try:
-            return event_loop.wait(running)
-        finally:
-            self._running.discard(running)
-            self._seconds += time.perf_counter() - start
-            self._acted += self._pool.busy - busy
+        with self._use.of(calls=1):
+            running = event_loop.start(self._rollouts(jobs, temperature, on_done))
+            self._running.add(running)
+            try:
+                return event_loop.wait(running)
+            finally:
+                self._running.discard(running)
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
         """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
@@ -242,13 +278,16 @@ class Agent:
             length += len(chat.message([]))
         return True
 
+    @property
+    def batches(self) -> bool:
+        """As of `Engine`."""
+        return self._engine.batches
+
     def utilization(self) -> dict[str, float]:
         """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
-        of the environment that were busy, both averaged over time; 0 to 1."""
-        seconds = max(self._seconds, 1e-9)
-        shares = {"engine": self._asked / (self._concurrency * seconds), "workers": self._acted / seconds}
-        self._seconds = self._asked = self._acted = 0.0
-        return shares
+        of the environment that were busy, both averaged over the time in which rollouts ran; 0 to 1."""
+        seconds, asked, acted = self._use.take()
+        return {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
 
     def close(self) -> None:
         """Cancels rollouts that are under way in another thread."""
@@ -257,39 +296,36 @@ class Agent:
         self._threads.shutdown(cancel_futures=True)  # none is in the pool when its workers end
 
     async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
-        waiting, done = deque(enumerate(jobs)), {}
-        first = self._sessions
+        done: dict[int, Trajectory] = {}
+        first, seats = self._sessions, min(self._concurrency, len(jobs))
         self._sessions += len(jobs)
-        advance = getattr(self._engine, "advance", self._engine.generate)
-        rounds = _Rounds(partial(self._timed, advance), min(self._concurrency, len(jobs)))
-        ask = rounds.ask if self._engine.batches else self._ask
+        ask, free = self._ask, self._seats
+        rounds = _Rounds(partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), seats)
+        if self._engine.batches:  # a round waits for all seats of its call: none may be another call's
+            ask, free = rounds.ask, asyncio.Semaphore(self._concurrency)
 
-        async def seat() -> None:
-            """One conversation after the other."""
-            while waiting:
-                i, job = waiting.popleft()
+        async def converse(i: int, job: Job) -> None:
+            async with free:
                 done[i] = await self._converse(ask, job, first + i, temperature)
-                on_done()
-            rounds.leave()
+            on_done()
+            if len(done) > len(jobs) - seats:
+                rounds.leave()
 
-        seats = [asyncio.ensure_future(seat()) for _ in range(min(self._concurrency, len(jobs)))]
+        conversations = [asyncio.ensure_future(converse(i, job)) for i, job in enumerate(jobs)]
         try:
-            await asyncio.gather(*seats)
+            await asyncio.gather(*conversations)
         finally:  # where one fails, the others' requests and worlds are given back
-            for task in seats:
+            for task in conversations:
                 task.cancel()
-            await asyncio.gather(*seats, return_exceptions=True)
+            await asyncio.gather(*conversations, return_exceptions=True)
         return [done[i] for i in range(len(jobs))]
 
     async def _ask(self, request: Request) -> Completion:
         return (await self._timed(self._engine.generate, [request]))[0]
 
     async def _timed(self, call: Callable[..., Awaitable[Any]], requests: Sequence[Request]) -> Any:
-        start = time.perf_counter()
-        try:
+        with self._use.of(requests=len(requests)):
             return await call(requests)
-        finally:
-            self._asked += len(requests) * (time.perf_counter() - start)
 
     async def _in_world(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """A call of the pool, which blocks its own conversation and no other."""

@@ -105,8 +105,8 @@ class Findings:
 class Strategy(Protocol):
     """A self-evolving method; the four calls come in this order in every GRPO step.
 
-    With config.rollout.max_staleness above 0, `collect` of step t + 1 comes before `credit` of step t and runs in
-    another thread: it must then change nothing but what it draws from `tasks`.
+    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `credit` of step t and runs in
+    other threads: it must then change nothing but what it draws from `tasks`.
     """
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:

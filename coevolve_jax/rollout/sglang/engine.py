@@ -33,8 +33,8 @@ GIVEN_UP = 16  # completions in a row that could not be had, after which the eng
 class SGLangEngine:
     """Engine (rollout/engine.py) over running SGLang servers.
 
-    Requests come and go; each goes to the server with the fewest in flight. `Request.seed` reaches the server
-    as sampling_seed, which it heeds only in its deterministic mode: runs are not repeatable bit by bit.
+    Requests come and go; a conversation stays with one server. `Request.seed` reaches the server as sampling_seed,
+    which it heeds only in its deterministic mode: runs are not repeatable bit by bit.
 
     Args:
       model_config: the policy's architecture; ids outside its vocabulary, which kill a server, are never sent.
@@ -141,21 +141,20 @@ class SGLangEngine:
                 return _join(parts, "stop" if parts[-1].finish == "stop" else "length")
             if failed:
                 await asyncio.sleep(FIRST_PAUSE * 2 ** min(failed - 1, 4) * random.uniform(0.5, 1.5))
-            async with self._fleet.take() as member:
-                served = member.served
-                try:
-                    parts.append(
-                        await self._ask(member, r, np.concatenate([r.ids, *(p.ids for p in parts)]), done)
-                    )
-                    member.served += 1
-                except Fault as fault:
-                    self.faults += 1
-                    failed, why = failed + 1, str(fault)
-                    if not (
-                        isinstance(fault, Slow) and member.served > served
-                    ):  # others it has answered meanwhile
-                        self._fleet.put_out(member, why)
-                    continue
+            member = await self._fleet.take(r.session)
+            served = member.served
+            try:
+                ids = np.concatenate([r.ids, *(p.ids for p in parts)])
+                parts.append(await self._ask(member, r, ids, done))
+                member.served += 1
+            except Fault as fault:
+                self.faults += 1
+                failed, why = failed + 1, str(fault)
+                if isinstance(fault, Slow) and member.served > served:  # others it has answered meanwhile
+                    self._fleet.release([r.session])
+                else:
+                    self._fleet.put_out(member, why)
+                continue
             if parts[-1].finish == "abort" or constrained and not parts[-1].finish:
                 self.faults += 1
                 failed, why = failed + 1, parts[-1].reason or "it ended an answer without a stop id"
@@ -306,7 +305,8 @@ class SGLangEngine:
             self._fleet.put_out(member, str(error))
 
     def release(self, sessions: Sequence[int]) -> None:
-        """Nothing: the servers drop the least recently used prefixes by themselves."""
+        """The servers drop the prefixes that were used least recently by themselves."""
+        event_loop.soon(self._fleet.release, sessions)
 
     def close(self) -> None:
         event_loop.run(self._aclose())

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from absl import logging
 
@@ -32,12 +32,12 @@ class Slow(Fault):
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """A server of the fleet. process: where this process launched it. in_flight: requests that it has now.
+    """A server of the fleet. process: where this process launched it. sessions: the conversations that it serves.
     served: requests that it has answered. restarts: how often it was started anew. why: what put it out."""
 
     url: str
     process: Server | None = None
-    in_flight: int = 0
+    sessions: set[int] = dataclasses.field(default_factory=set)
     served: int = 0
     restarts: int = 0
     serving: bool = True
@@ -74,18 +74,23 @@ class Fleet:
     def serving(self) -> list[Member]:
         return [m for m in self.members if m.serving]
 
-    @contextlib.asynccontextmanager
-    async def take(self) -> AsyncIterator[Member]:
-        """The serving member with the fewest requests in flight, for one request.
+    async def take(self, session: int) -> Member:
+        """The member that serves this conversation, so that each message finds the ones before it in its cache: the
+        one that did so far or, where that one is out or there was none, the one with the fewest conversations.
 
         Raises EngineError where none serves for `patience` seconds, or none ever will again.
         """
-        member = await self._pick()
-        member.in_flight += 1
-        try:
-            yield member
-        finally:
-            member.in_flight -= 1
+        member = next((m for m in self.members if session in m.sessions), None)
+        if member is None or not member.serving:
+            self.release([session])
+            member = await self._pick()
+            member.sessions.add(session)
+        return member
+
+    def release(self, sessions: Iterable[int]) -> None:
+        """These conversations have ended."""
+        for member in self.members:
+            member.sessions.difference_update(sessions)
 
     async def _pick(self) -> Member:
         deadline = time.monotonic() + self._patience
@@ -97,7 +102,7 @@ class Fleet:
                     raise EngineError(self._epitaph(lost))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._back.wait(), left)
-            return min(self.serving, key=lambda m: (m.in_flight, m.served))
+            return min(self.serving, key=lambda m: (len(m.sessions), m.served))
 
     def _epitaph(self, lost: bool) -> str:
         told = "; ".join(f"{m.url}: {m.why}" for m in self.members)
