@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
@@ -145,8 +146,21 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         copies=bool(config.rollout.max_staleness),
         record_routing=replays,
         tokenizer=policy.tokenizer if constrains else None,
+        mesh=_mesh_of(policy) if config.engine.get("sharded") else None,
         **_sizes(config),
     )
+
+
+def _mesh_of(policy: Policy) -> Mesh | None:
+    """Over which its parameters are spread. Raises ValueError where other processes hold a part of them."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"config.engine.sharded is True and the run has {jax.process_count()} processes: the in-process engine computes "
+            "with the devices of one; set it to False, or use SGLang servers."
+        )
+    where = jax.tree.leaves(policy.params)[0].sharding
+    spread = isinstance(where, NamedSharding) and where.num_devices > 1
+    return where.mesh if spread and isinstance(where.mesh, Mesh) else None
 
 
 def _sglang(

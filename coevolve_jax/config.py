@@ -65,6 +65,7 @@ LATER = {
     "rollout.max_messages": 0,
     "rollout.malformed": "answer",
     "rollout.calls": "json",
+    "engine.sharded": False,
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.

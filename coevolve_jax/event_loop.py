@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-
 _first = threading.Lock()  # two threads may be the first to ask, and a cache alone would make each a loop
 
 

@@ -64,7 +64,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     if jax.process_index() > 0:
         hosts.follow(learner, policy)
         return {}
-    learner = hosts.Leader(learner, policy, engine_device=c.engine.name == "native")
+    on_one_device = c.engine.name == "native" and not c.engine.get("sharded")
+    learner = hosts.Leader(learner, policy, engine_device=on_one_device)
     scenarios = build.scenarios(c)
     claim(workdir, c)
 

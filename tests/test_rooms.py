@@ -35,6 +35,7 @@ ROOMS = {
     "envs": ("envs.family",),
     "envs.*": ("types", "envs.base", "envs.calls", "envs.turns"),
     "rollout": ("types", "models", "envs.base", "event_loop"),
+    "rollout.native": ("rollout", "models", "distributed.sharding"),
     "explorers.base": ("types",),
     "synthesis": ("types", "envs.base", "explorers.base"),
     "explorers": ("types", "explorers.base", "event_loop"),

@@ -122,6 +122,27 @@ def head_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(batch_sharding(mesh).spec[0], None, "tensor", None))
 
 
+# How arrays lie while tokens are sampled. Weights stay where the learner has them and what is computed, which is small
+# then, moves: of a product each device has the part of its own weights (arXiv 2211.05102, section 3.2.2, 2D
+# weight-stationary). The cache is the only large thing, and lies on all devices by rows and heads.
+DECODED_ROWS = ("data", "expert", "fsdp")
+DECODED = {
+    "stream": P(("data", "expert"), "fsdp"),  # [tokens, hidden size]
+    "heads": P(DECODED_ROWS, None, "tensor"),  # [rows, T, heads, head_dim], against the cache
+    "features": P(("data", "expert"), None, "tensor"),  # the same, against the weights
+    "cache": P(DECODED_ROWS, "tensor"),  # keys and values [rows, heads, ...]
+    "vocabulary": P(("data", "expert"), "tensor"),  # logits [rows, vocabulary], as a product with the weights
+    "rows": P(DECODED_ROWS),  # [rows, ...], those that are sampled from among them
+}
+
+
+def place_decoded(mesh: Mesh | None, kind: str, x: jax.Array) -> jax.Array:
+    """x, inside of a program, where arrays of that kind of DECODED lie while tokens are sampled."""
+    if mesh is None or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, DECODED[kind]))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole (scalars, keys)."""
     return NamedSharding(mesh, P())

@@ -271,13 +271,40 @@ def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
     return run
 
 
-def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
-    """Attention of new tokens to a cache whose columns are positions.
+def cached_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    positions: jax.Array,
+    mesh: Mesh | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Attention of new tokens to a cache whose columns are positions, which it writes them to before.
 
-    q: [B, T, H, D]; k: [B, K, D, S]; v: [B, K, S, D]; positions: int [B, T]; a token attends to the columns up to
-    and including its position, so what a column beyond it holds never matters. Returns [B, T, H, D].
+    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: [B, K, D, S]; values: [B, K, S, D]; positions: int [B, T], S or more is
+    not written; a token attends to the columns up to and including its position, so what a column beyond it holds
+    never matters. mesh: where the cache is spread over devices, that mesh; each device has rows and heads of its own.
+    Returns [B, T, H, D], and keys and values.
     """
-    return _attend(q, k, v, jnp.arange(v.shape[2]) <= positions[:, :, None], "bkds")
+    if mesh is None or mesh.size == 1:
+        return _cached_attention(q, k, v, keys, values, positions)
+    heads, cache, rows = (sharding.DECODED[kind] for kind in ("heads", "cache", "rows"))
+    split = jax.shard_map(
+        _cached_attention,
+        mesh=mesh,
+        in_specs=(heads, heads, heads, cache, cache, rows),
+        out_specs=(heads, cache, cache),
+    )
+    return split(q, k, v, keys, values, positions)
+
+
+def _cached_attention(q, k, v, keys, values, positions):
+    rows = jnp.arange(len(positions))[:, None]
+    keys = keys.at[rows, :, :, positions].set(k.astype(keys.dtype), mode="drop")
+    values = values.at[rows, :, positions].set(v.astype(values.dtype), mode="drop")
+    mask = jnp.arange(values.shape[2]) <= positions[:, :, None]
+    return _attend(q, keys, values, mask, "bkds"), keys, values
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:

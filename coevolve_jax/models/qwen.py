@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models.attention import attention, cached_attention
 from coevolve_jax.models.config import QwenConfig
 from coevolve_jax.models.moe import MoE, Routing
@@ -198,12 +200,12 @@ class Block(nn.Module):
         """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         keys, values = cache
-        rows = jnp.arange(len(positions))[:, None]
         real = positions < values.shape[2] if self.sparse else None
-        keys = keys.at[rows, :, :, positions].set(k.astype(keys.dtype), mode="drop")
-        values = values.at[rows, :, positions].set(v.astype(values.dtype), mode="drop")
-        x = x + self.self_attn.output(cached_attention(q, keys, values, positions).astype(self.dtype))
-        return *self._feed_forward(x, real, None), [keys, values]
+        heads, *cache = cached_attention(q, k, v, keys, values, positions, self.mesh)
+        place = partial(sharding.place_decoded, self.mesh)
+        x = place("stream", x + self.self_attn.output(place("features", heads.astype(self.dtype))))
+        x, routed = self._feed_forward(x, real, None)
+        return place("stream", x), routed, cache
 
     def _feed_forward(self, x, real, routing):
         normed = self.post_attention_layernorm(x)
@@ -344,7 +346,7 @@ class Qwen(nn.Module):
         """
         c = self.config
         cos, sin = rope(positions, c)
-        x = self.embed_tokens(tokens.reshape(-1))
+        x = sharding.place_decoded(self.mesh, "stream", self.embed_tokens(tokens.reshape(-1)))
         own = layers or unstack(self.variables["params"]["layers"], c)
         written, parts = [], []
         for i, layer in enumerate(zip(*cache, strict=True)):

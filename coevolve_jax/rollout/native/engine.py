@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.engine import Completion, Request, check_request
 from coevolve_jax.rollout.native.programs import TICK, Programs
@@ -32,7 +34,10 @@ from coevolve_jax.rollout.native.programs import TICK, Programs
 if TYPE_CHECKING:
     from coevolve_jax.rollout.native.grammar import Answer
 
-FEED, CHUNK = 4, 32  # rows and tokens; most observations are shorter, and padding costs as much as tokens
+FEED, CHUNK = (
+    4,
+    32,
+)  # rows, or the least multiple of the parts they are spread over, and tokens; most observations are shorter, and padding costs as much as tokens
 PART = 4  # a tick ends when one in PART of its rows has stopped
 ROWS, COLUMNS = 16, 256  # of the smallest cache
 
@@ -124,8 +129,9 @@ class NativeEngine:
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
       record_routing: completions tell which experts were used; the model must have some.
       tokenizer: the model's, to constrain answers to a schema; None: requests with one are refused.
+      mesh: over which the weights are spread, and the cache is to be; None: they lie on one device.
 
-    Raises ValueError where there is a tokenizer and nothing that constrains is installed.
+    Raises ValueError where there is a tokenizer and nothing that constrains is installed, or the mesh would cut a head.
     """
 
     batches = True
@@ -143,14 +149,22 @@ class NativeEngine:
         copies: bool = False,
         record_routing: bool = False,
         tokenizer: Any = None,
+        mesh: Mesh | None = None,
     ):
         self._config, self._copies, self._records = model_config, copies, record_routing
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
-        self._key = jax.random.key(seed)
+        self._key, self._dtype = jax.random.key(seed), dtype
         self._cache: Any = None
-        self._row_sizes = ladder(ROWS, slots, 4)
+        if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
+            raise ValueError(
+                f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
+                f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
+            )
+        parts = sharding.row_parts(mesh) if mesh else 1
+        self._row_sizes = [-(-size // parts) * parts for size in ladder(ROWS, slots, 4)]
+        self._fed = -(-FEED // parts) * parts
         self._column_sizes = ladder(COLUMNS, max_length, 2)
-        self._programs = Programs(model_config, dtype, record_routing)
+        self._programs = Programs(model_config, dtype, record_routing, mesh)
         self.constrains = tokenizer is not None
         if self.constrains:  # imported here: most runs do without
             from coevolve_jax.rollout.native.grammar import Grammars
@@ -167,9 +181,15 @@ class NativeEngine:
                 for session, c in self._held.items()
                 if not c.answered
             }
-            self._params = jax.tree.map(jnp.copy, params) if self._copies else params
+            self._params = self._weights(params)
             self._version = version
             self._cache, self._shape = None, (0, 0)  # rows and columns
+
+    def _weights(self, params: Any) -> Any:
+        """What is computed with: the parameters themselves, unless they are cast or the learner may donate them."""
+        if any(x.dtype != self._dtype for x in jax.tree.leaves(params)):
+            params = self._programs.cast(params)
+        return jax.tree.map(jnp.copy, params) if self._copies else params
 
     def release(self, sessions: Sequence[int]) -> None:
         with self._lock:
@@ -269,9 +289,13 @@ class NativeEngine:
 
     # What is computed.
 
+    def _groups(self, items: Sequence[Any]) -> list[Sequence[Any]]:
+        """Runs of as many items as are fed or copied at once."""
+        return [items[i : i + self._fed] for i in range(0, len(items), self._fed)]
+
     def _copy(self, copies: Sequence[tuple[_Conversation, _Conversation]]) -> None:
-        for group in _groups(copies):
-            pad = [self._shape[0]] * (FEED - len(group))
+        for group in self._groups(copies):
+            pad = [self._shape[0]] * (self._fed - len(group))
             sources = np.asarray([*(source.row for _, source in group), *pad], np.int32)
             targets = np.asarray([*(c.row for c, _ in group), *pad], np.int32)
             self._cache = self._programs.copy(self._cache, sources, targets)
@@ -281,10 +305,10 @@ class NativeEngine:
     def _feed(self, conversations: Sequence[_Conversation]) -> None:
         """Computes the keys of all their tokens but the last."""
         while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
-            for group in _groups(behind):
-                tokens = np.zeros((FEED, CHUNK), np.int32)
-                positions = np.full((FEED, CHUNK), self._shape[1], np.int32)  # beyond the cache: ignored
-                rows = np.full(FEED, self._shape[0], np.int32)  # no such row: ignored
+            for group in self._groups(behind):
+                tokens = np.zeros((self._fed, CHUNK), np.int32)
+                positions = np.full((self._fed, CHUNK), self._shape[1], np.int32)  # beyond the cache: ignored
+                rows = np.full(self._fed, self._shape[0], np.int32)  # no such row: ignored
                 for i, c in enumerate(group):
                     new = np.arange(c.cached, min(c.cached + CHUNK, len(c.ids) - 1))
                     tokens[i, : len(new)], positions[i, : len(new)], rows[i] = c.ids[new], new, c.row
@@ -384,8 +408,3 @@ class NativeEngine:
 def _quota(serving: Sequence[_Conversation]) -> int:
     """How many of them have to stop for the tick to end."""
     return -(-sum(c.left > 0 for c in serving) // PART)
-
-
-def _groups(items: Sequence[Any]) -> list[Sequence[Any]]:
-    """Runs of FEED items."""
-    return [items[i : i + FEED] for i in range(0, len(items), FEED)]

@@ -7,8 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache, unstack
+from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
 
@@ -18,18 +21,18 @@ TICK = 16  # tokens of each row, at most, in one call of `decode`
 @functools.cache
 class Programs:
     """Engines of equal settings share them, compiled. record: the cache is a `routing.Recorded`, not a `KVCache`.
+    mesh: over which parameters and caches are spread, if they are.
 
     B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
     """
 
-    def __init__(self, config: QwenConfig, dtype: Any, record: bool):
-        self._config, self._dtype, self._model, self._record = (
-            config,
-            dtype,
-            Qwen(config, dtype=dtype),
-            record,
-        )
-        self.fit = jax.jit(lambda cache, rows, columns: cache.take(rows).resize(columns), static_argnums=2)
+    def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
+        self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
+        self._model = Qwen(config, dtype=dtype, mesh=mesh)
+        self._take = functools.partial(cache_rows.take, mesh=mesh)
+        self._put = functools.partial(cache_rows.put, mesh=mesh)
+        self._placed = functools.partial(cache_rows.place, mesh=mesh)
+        self.fit = jax.jit(self._fit, static_argnums=2)
         self.copy = jax.jit(self._copy, donate_argnums=0)
         self.feed = jax.jit(self._feed, donate_argnums=1)
         self.decode = jax.jit(self._decode, donate_argnums=1)
@@ -37,7 +40,26 @@ class Programs:
 
     def empty(self, rows: int, columns: int) -> Any:
         """A cache of `columns` tokens for each of `rows` rows."""
-        return (init_recorded if self._record else init_cache)(self._config, rows, columns, self._dtype)
+        init = init_recorded if self._record else init_cache
+        make = functools.partial(init, self._config, rows, columns, self._dtype)
+        # On a mesh it is made part by part, where it lies.
+        return jax.jit(lambda: self._placed(make()))() if self._mesh else make()
+
+    def cast(self, params: Any) -> Any:
+        """The parameters in the type of the computation, in which they are used, where that is another one than theirs;
+        those that are used in float32 as they are."""
+
+        def one(path, x):
+            *_, module, name = (key.key for key in path)
+            used = name in ("kernel", "bias", "embedding") and module != "gate"  # the router's
+            return x.astype(self._dtype) if used else x
+
+        where = jax.tree.map(lambda x: x.sharding, params)
+        return jax.jit(functools.partial(jax.tree_util.tree_map_with_path, one), out_shardings=where)(params)
+
+    def _fit(self, cache, rows, columns):
+        """A cache of these rows [B], row B is none, and of this many columns."""
+        return self._placed(self._take(cache, rows).resize(columns))
 
     def _apply(self, params, tokens, positions, cache, layers=None):
         """`Qwen.decode`, with any cache of `empty`."""
@@ -51,12 +73,12 @@ class Programs:
 
     def _copy(self, cache, sources, targets):
         """Row sources[i] becomes row targets[i] too; int32 [R], row B is none."""
-        return cache.put(targets, cache.take(sources))
+        return self._put(cache, targets, self._take(cache, sources))
 
     def _feed(self, params, cache, tokens, positions, rows):
         """Computes the keys and values of `tokens` [R, T] in `rows` [R]. Padding has position S and row B."""
-        _, part = self._apply(params, tokens, positions, cache.take(rows))
-        return cache.put(rows, part)
+        _, part = self._apply(params, tokens, positions, self._take(cache, rows))
+        return self._put(cache, rows, part)
 
     def _decode(self, params, cache, key, tokens, positions, seeds, temperatures, budgets, stop_ids, quota):
         """Samples a token after the other for each row, until `quota` rows have stopped or TICK tokens.
@@ -126,8 +148,10 @@ class Programs:
         hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache, layers)
         noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
+        for kind in ("vocabulary", "rows"):
+            logits = sharding.place_decoded(self._mesh, kind, logits)
         if allowed is not None:
             bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
             logits = jnp.where(bits.reshape(len(logits), -1)[:, : logits.shape[1]], logits, -jnp.inf)
         token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
-        return cache, token, logprob
+        return self._placed(cache), token, logprob

@@ -1,0 +1,71 @@
+"""Rows of a cache, wherever they lie: on one device, or spread over those of a mesh, each of which has some of them.
+
+B: rows of the cache; R: rows that are taken or put.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from coevolve_jax.distributed import sharding
+
+
+def specs(cache: Any) -> Any:
+    """How each array of a `KVCache` or a `Recorded` lies, as a tree like it."""
+    kind = lambda path: "rows" if path[0].name == "experts" else "cache"
+    return jax.tree_util.tree_map_with_path(lambda path, _: sharding.DECODED[kind(path)], cache)
+
+
+def place(cache: Any, mesh: Mesh | None) -> Any:
+    """The cache, inside of a program, where it is to lie."""
+    if mesh is None:
+        return cache
+    where = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), specs(cache))
+    return jax.lax.with_sharding_constraint(cache, where)
+
+
+def take(cache: Any, rows: jax.Array, mesh: Mesh | None) -> Any:
+    """Those `rows`, int32 [R], as a cache that lies as this one; a row that does not exist means nothing."""
+    if mesh is None:
+        return cache.take(rows)
+
+    def one_device(cache, rows):
+        own = _own(cache, rows)
+        mine = own < _count(cache)
+        part = jax.tree.map(lambda x: jnp.where(mine.reshape(-1, *[1] * (x.ndim - 1)), x, 0), cache.take(own))
+        add = lambda x: jax.lax.psum_scatter(x, sharding.DECODED_ROWS, scatter_dimension=0, tiled=True)
+        return jax.tree.map(add, part)
+
+    return _on_each(one_device, mesh, (specs(cache), PartitionSpec()), specs(cache))(cache, rows)
+
+
+def put(cache: Any, rows: jax.Array, part: Any, mesh: Mesh | None) -> Any:
+    """Writes `part`, as `take` gives it, to `rows`; what goes to no existing row is dropped."""
+    if mesh is None:
+        return cache.put(rows, part)
+
+    def one_device(cache, rows, part):
+        whole = jax.tree.map(lambda x: jax.lax.all_gather(x, sharding.DECODED_ROWS, tiled=True), part)
+        return cache.put(_own(cache, rows), whole)
+
+    given = specs(cache), PartitionSpec(), specs(part)
+    return _on_each(one_device, mesh, given, specs(cache))(cache, rows, part)
+
+
+def _on_each(function, mesh, in_specs, out_specs):
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def _count(cache: Any) -> int:
+    return len(jax.tree.leaves(cache)[0])
+
+
+def _own(cache: Any, rows: jax.Array) -> jax.Array:
+    """Their places in this device's part of the cache, its size for those that it does not have."""
+    n = _count(cache)
+    places = rows - n * jax.lax.axis_index(sharding.DECODED_ROWS)
+    return jnp.where((places >= 0) & (places < n), places, n)

@@ -1,0 +1,131 @@
+"""The in-process engine on a mesh says what it says on one device, and its weights stay where they are.
+
+The meshes run in a process of their own, this file as a program, for the number of devices is fixed when JAX starts.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_sharding import MODELS, random_params, start
+
+from coevolve_jax import event_loop
+from coevolve_jax.distributed import sharding
+from coevolve_jax.models import hf_io
+from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.native.programs import Programs
+from coevolve_jax.testing.engine import ask, moved
+
+MESHES = {
+    "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
+    "fsdp": ("qwen2", dict(fsdp=8)),
+    "fsdp, expert and tensor": ("qwen3_moe", dict(fsdp=2, expert=2, tensor=2)),
+}
+COLLECTIVE = re.compile(
+    r"\w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\("
+)
+
+
+def converse(config, mesh):
+    """Two turns of seven conversations, some of one prompt, in five slots, the second with other weights; an answer to
+    the same question afterwards, when the cache has been dropped. -> what was sampled, by name."""
+    params = random_params(config, seed=2)
+    place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree)) if mesh else tree
+    routes = config.num_experts > 0
+    engine = NativeEngine(
+        config, place(params), slots=5, max_length=96, max_new_tokens=40, seed=1, record_routing=routes, mesh=mesh
+    )  # fmt: skip
+    rng, said = np.random.default_rng(0), {}
+    prompts = [rng.integers(5, 60, n).astype(np.int32) for n in (20, 20, 3, 34, 9, 9, 20)]
+    prompts[1] = prompts[6] = prompts[0]
+    for turn in range(2):
+        asked = [ask(i, p, seed=i, new=12 + i, stop=(7,)) for i, p in enumerate(prompts)]
+        for i, c in enumerate(event_loop.run(engine.generate(asked))):
+            said |= {f"ids {turn} {i}": c.ids, f"logprobs {turn} {i}": c.logprobs}
+            said |= {f"routing {turn} {i}": c.routing} if routes else {}
+            prompts[i] = np.concatenate([prompts[i], c.ids, rng.integers(5, 60, 3 * i)]).astype(np.int32)
+        if mesh and not turn:
+            check_shards(engine, mesh)
+        engine.update_weights(place(moved(params)), turn + 1)
+    return said
+
+
+def check_shards(engine, mesh):
+    """Each device has its own rows and heads of the cache."""
+    rows, heads = sharding.row_parts(mesh), mesh.shape["tensor"]
+    for x in jax.tree.leaves(getattr(engine._cache, "kv", engine._cache)):
+        assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
+
+
+def moved_elements(mesh):
+    """The numbers of elements of what the devices exchange for a token, and those of the smallest kernel's parts that
+    one device would have to be sent."""
+    config = dataclasses.replace(MODELS["qwen3"], hidden_size=256, intermediate_size=256)
+    shapes, where = (
+        hf_io.abstract_params(config),
+        sharding.param_shardings(mesh, hf_io.abstract_params(config)),
+    )
+    params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, where)
+    programs, rows = Programs(config, jnp.float32, False, mesh), 4
+    per_row = [np.zeros(rows, dtype) for dtype in (np.int32, np.int32, np.uint32, np.float32, np.int32)]
+    stop_ids = np.full((rows, 4), -1, np.int32)
+    lowered = programs.decode.lower(
+        params, programs.empty(rows, 32), jax.random.key(0), *per_row, stop_ids, np.int32(1)
+    )
+    sizes = [
+        prod(map(int, filter(None, m[1].split(","))))
+        for m in COLLECTIVE.finditer(lowered.compile().as_text())
+    ]
+    kernels = [
+        prod(x.shape[-2:]) // mesh.shape["tensor"]
+        for x in jax.tree.leaves(shapes)
+        if prod(x.shape[-2:]) > 1024
+    ]
+    return sizes, min(kernels)
+
+
+def main(folder):
+    for name, config in MODELS.items():
+        np.savez(f"{folder}/{name}.npz", **converse(config, None))
+    for name, (model, sizes) in MESHES.items():
+        np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], sharding.make_mesh(**sizes)))
+    with open(f"{folder}/moved.json", "w") as file:
+        json.dump(moved_elements(sharding.make_mesh(data=2, fsdp=2, tensor=2)), file)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("engines")
+    assert start([__file__, str(made)], devices=8).wait() == 0
+    return made
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_says_what_one_device_says(folder, name):
+    got, want = (dict(np.load(folder / f"{n}.npz")) for n in (name, MESHES[name][0]))
+    assert got.keys() == want.keys() and any(key.startswith("routing") for key in got) == ("expert" in name)
+    for key in want:
+        np.testing.assert_allclose(got[key], want[key], rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def test_weights_stay_where_they_are(folder):
+    sizes, kernel = json.loads((folder / "moved.json").read_text())
+    assert sizes and max(sizes) < kernel / 2
+
+
+def test_a_mesh_that_would_cut_a_head_is_refused():
+    mesh = jax.sharding.AbstractMesh((1, 1, 1, 4), sharding.AXES)
+    with pytest.raises(
+        ValueError, match="2 key-value heads .* tensor axis of 4: .*config.engine.sharded=False"
+    ):
+        NativeEngine(MODELS["qwen3"], {}, slots=4, max_length=96, max_new_tokens=8, seed=0, mesh=mesh)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
