@@ -52,6 +52,7 @@ TOPOLOGIES = {
     "h100-8": _h100(1, 8),
     "h100-16": _h100(2, 8),
     "h200-8": Topology(8, 141 * GB, "gpu"),
+    "v5e-4": _v5e(4, "2x2"),
     "v5e-16": _v5e(16, "4x4"),
     "v5e-64": _v5e(64, "8x8"),
     # The name counts cores; two make a chip, which is one device.

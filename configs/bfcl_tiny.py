@@ -75,7 +75,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.name = arg.engine  # "native", in this process, or "sglang"
     c.engine.max_concurrency = 64  # conversations at once
     c.engine.dtype = "float32"  # of its computation and its cache, or "bfloat16"
-    c.engine.sharded = False  # "native" only: on all devices of config.mesh, with the weights where the learner has them
+    c.engine.sharded = (
+        False  # "native" only: on all devices of config.mesh, with the weights where the learner has them
+    )
     # The rest concerns engine.name = "sglang".
     c.engine.url = ""  # servers to attach to, separated by commas; "": they are launched
     c.engine.servers = 1  # to launch

@@ -6,6 +6,8 @@
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --row_length=25600 --compile   # after make aot
 
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --row_length=16384 --compile --program=decode
+
 docs/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the
 machine compile the
 program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
@@ -28,6 +30,13 @@ _TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "Which ma
 _LENGTH = flags.DEFINE_list("row_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
 _COMPILE = flags.DEFINE_bool("compile", False, "Compile it for one machine, by the compilers of `make aot`.")
+_PROGRAM = flags.DEFINE_enum(
+    "program",
+    "update",
+    ["update", "decode"],
+    "With --compile: what. decode is a token of the in-process engine with config.engine.sharded; --rows are then all "
+    "conversations at once and --row_length the tokens of each.",
+)
 flags.mark_flags_as_required(["config"])
 
 
@@ -46,6 +55,9 @@ def main(argv) -> None:
             raise ValueError("--compile takes one machine and one length: pass --topology and --row_length.")
         from coevolve_jax.aot import programs, report
 
+        if _PROGRAM.value == "decode":
+            print(report.decoding(_CONFIG.value, names[0], _ROWS.value, lengths[0]))
+            return
         print(report.compiled(_CONFIG.value, names[0], programs.Size(_ROWS.value, lengths[0])))
     except ValueError as error:
         sys.exit(f"Error: {error}")

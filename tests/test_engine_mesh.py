@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from test_sharding import MODELS, random_params, start
 
 from coevolve_jax import event_loop
+from coevolve_jax.aot.decoding import compile_decoding
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -95,8 +97,13 @@ def main(folder):
         np.savez(f"{folder}/{name}.npz", **converse(config, None))
     for name, (model, sizes) in MESHES.items():
         np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], sharding.make_mesh(**sizes)))
+    mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     with open(f"{folder}/moved.json", "w") as file:
-        json.dump(moved_elements(sharding.make_mesh(data=2, fsdp=2, tensor=2)), file)
+        json.dump(moved_elements(mesh), file)
+    served = ConfigDict({"engine": {"dtype": "bfloat16"}})
+    compiled = compile_decoding(served, MODELS["qwen3"], mesh, rows=8, columns=128)
+    with open(f"{folder}/compiled.json", "w") as file:
+        json.dump(compiled._asdict() | {"token": compiled.token._asdict()}, file)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,23 @@ def test_a_mesh_says_what_one_device_says(folder, name):
 def test_weights_stay_where_they_are(folder):
     sizes, kernel = json.loads((folder / "moved.json").read_text())
     assert sizes and max(sizes) < kernel / 2
+
+
+def test_what_a_token_takes_is_told_by_the_compiled_program(folder):
+    told, c = json.loads((folder / "compiled.json").read_text()), MODELS["qwen3"]
+    rows, columns, layers, heads = 8, 128, c.num_hidden_layers, c.num_attention_heads
+    assert told["cache"] == 2 * 2 * layers * rows * c.num_key_value_heads * c.head_dim * columns // 8
+    params = hf_io.abstract_params(c)
+    kernels = sum(prod(x.shape) for x in jax.tree.leaves(params) if len(x.shape) == 3)
+    scales = 4 * sum(
+        prod(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "scale"
+    )
+    assert told["weights"] == 2 * (kernels + c.vocab_size * c.hidden_size) // 4 + scales
+    products = (
+        2 * rows * (kernels + c.vocab_size * c.hidden_size) + 4 * rows * layers * heads * c.head_dim * columns
+    )
+    assert told["token"]["operations"] == products / 8
+    assert set(told["token"]["collectives"]) >= {"all-gather", "all-reduce"}
 
 
 def test_a_mesh_that_would_cut_a_head_is_refused():

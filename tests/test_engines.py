@@ -131,6 +131,17 @@ def test_a_message_goes_on_with_weights_that_come_between_two_ticks(policy):
         suite.check_completion(suite.Subject(engine, policy), prompt, c, weights=weights)
 
 
+def test_the_cache_is_given_back_when_no_conversation_is_left(policy):
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
+    before = generate(engine, [ask(i, np.arange(40, 60), seed=3) for i in range(2)])
+    engine.release([0])
+    assert engine._cache is not None
+    engine.release([1])
+    assert engine._cache is None
+    (again,) = generate(engine, [ask(2, np.arange(40, 60), seed=3)])
+    np.testing.assert_array_equal(again.ids, before[0].ids)
+
+
 def test_a_request_that_comes_again_is_answered_again(policy):
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     request = ask(1, np.arange(40, 60), seed=3)

@@ -56,7 +56,7 @@ ROOMS = {
     "evaluate": ("types", "rollout", "analysis.stats"),
     "topologies": (),
     "plan": ("topologies", "grpo", "models", "distributed.sharding"),
-    "aot": ("topologies", "plan", "grpo", "models", "distributed.sharding"),
+    "aot": ("topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),
     "logs": ("types",),
     "analysis": ("types", "analysis.stats", "logs", "dialogues", "envs.base", "envs.family", "health"),

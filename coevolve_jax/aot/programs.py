@@ -32,7 +32,7 @@ ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vo
 # first that fits.
 _PRODUCTS = (("preprocess", 0), ("dkv", 4), ("dq", 3), ("backward", 5), ("fwd", 2), ("forward", 2))
 # How the compiler for TPUs refuses a program: what it needs of what there is.
-_REFUSED = re.compile(
+REFUSED = re.compile(
     r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm|\(([\d.]+)([MG])\) exceeds available HBM \(([\d.]+)([MG])\)"
 )
 
@@ -97,7 +97,7 @@ def compile_programs(
         try:
             compiled = lower(batch).compile()
         except jax.errors.JaxRuntimeError as error:
-            refused = _REFUSED.search(str(error))
+            refused = REFUSED.search(str(error))
             if not refused:
                 raise
             used, unit, there, unit_there = filter(None, refused.groups())

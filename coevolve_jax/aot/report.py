@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import jax
 from ml_collections import ConfigDict
 
 from coevolve_jax import plan
+from coevolve_jax.aot import decoding as decode
 from coevolve_jax.aot import devices, programs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import moe
@@ -41,6 +43,30 @@ def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
             )
             lines += ["", f"What would fit: {change}, corrected by what the compiler asks for here."]
     return "\n".join(lines)
+
+
+def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
+    """Markdown: what the in-process engine takes of the topology `name` to sample a token of each of `rows` conversations,
+    with a cache of so many columns (tokens) each. Raises ValueError as `compiled` does, and where it does not fit."""
+    topology, model = TOPOLOGIES[name], plan.load_model(config.model)
+    axes = dict(plan.make_mesh(topology, config.mesh).shape)
+    mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
+    if rows % sharding.row_parts(mesh):
+        raise ValueError(
+            f"{rows} rows do not divide by {sharding.row_parts(mesh)} devices: pass --rows as a multiple."
+        )
+    try:
+        found = decode.compile_decoding(config, model, mesh, rows, columns)
+    except jax.errors.JaxRuntimeError as error:
+        if not programs.REFUSED.search(str(error)):
+            raise
+        raise ValueError(
+            f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass fewer --rows, or a "
+            "smaller --row_length."
+        ) from None
+    sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
+    title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
+    return f"{title}\n\n{decode.text(found, topology, mesh, rows, columns)}"
 
 
 def _verdict(account: programs.Account) -> str:

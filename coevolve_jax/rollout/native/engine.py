@@ -183,7 +183,7 @@ class NativeEngine:
             }
             self._params = self._weights(params)
             self._version = version
-            self._cache, self._shape = None, (0, 0)  # rows and columns
+            self._drop_cache()
 
     def _weights(self, params: Any) -> Any:
         """What is computed with: the parameters themselves, unless they are cast or the learner may donate them."""
@@ -195,10 +195,15 @@ class NativeEngine:
         with self._lock:
             for session in sessions:
                 self._held.pop(session, None)
+            if not self._held:  # an update may need the room
+                self._drop_cache()
 
     def close(self) -> None:
         with self._lock:
-            self._cache = None
+            self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        self._cache, self._shape = None, (0, 0)  # rows and columns
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""

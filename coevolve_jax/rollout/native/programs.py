@@ -46,16 +46,19 @@ class Programs:
         return jax.jit(lambda: self._placed(make()))() if self._mesh else make()
 
     def cast(self, params: Any) -> Any:
-        """The parameters in the type of the computation, in which they are used, where that is another one than theirs;
-        those that are used in float32 as they are."""
+        """The parameters, where they lie, in the types that `computed` says."""
+        where = jax.tree.map(lambda x: x.sharding, params)
+        return jax.jit(self.computed, out_shardings=where)(params)
+
+    def computed(self, params: Any) -> Any:
+        """The parameters in the type of the computation; those that are used in float32 as they are."""
 
         def one(path, x):
             *_, module, name = (key.key for key in path)
             used = name in ("kernel", "bias", "embedding") and module != "gate"  # the router's
             return x.astype(self._dtype) if used else x
 
-        where = jax.tree.map(lambda x: x.sharding, params)
-        return jax.jit(functools.partial(jax.tree_util.tree_map_with_path, one), out_shardings=where)(params)
+        return jax.tree_util.tree_map_with_path(one, params)
 
     def _fit(self, cache, rows, columns):
         """A cache of these rows [B], row B is none, and of this many columns."""

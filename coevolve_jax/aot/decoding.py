@@ -1,0 +1,88 @@
+"""What the in-process engine takes to sample a token on a mesh (config.engine.sharded), by XLA's compiler for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from ml_collections import ConfigDict
+
+from coevolve_jax.aot import work as works
+from coevolve_jax.aot.programs import sent
+from coevolve_jax.distributed import sharding
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.native import rows as cache_rows
+from coevolve_jax.rollout.native.programs import Programs
+from coevolve_jax.topologies import GB, Topology
+
+STOP_IDS = 4
+
+
+class Decoding(NamedTuple):
+    """Bytes of one device: its weights, its part of the cache, and what the program works with. token: its work for one
+    token of every row; what it reads of the weights and the cache is among its bytes."""
+
+    weights: int
+    cache: int
+    work: int
+    token: works.Work
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work
+
+
+def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
+    """The engine's `decode` with a cache of so many rows and columns (tokens). Raises jax.errors.JaxRuntimeError where
+    the compiler refuses it."""
+    programs = Programs(model, jnp.dtype(config.engine.dtype), False, mesh)
+    place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    shapes = hf_io.abstract_params(model)
+    where = sharding.param_shardings(mesh, shapes)
+    params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
+    cache = jax.eval_shape(lambda: programs.empty(rows, columns))
+    cache = jax.tree.map(lambda x, spec: place(x, NamedSharding(mesh, spec)), cache, cache_rows.specs(cache))
+    everywhere = sharding.replicated(mesh)
+    per_row = lambda dtype, *more: jax.ShapeDtypeStruct((rows, *more), dtype, sharding=everywhere)
+    key = place(jax.eval_shape(lambda: jax.random.key(0)), everywhere)
+    given = per_row(np.int32), per_row(np.int32), per_row(np.uint32), per_row(np.float32), per_row(np.int32)
+    quota = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
+    compiled = programs.decode.lower(params, cache, key, *given, per_row(np.int32, STOP_IDS), quota).compile()
+    loops = works.by_loop(str(compiled.as_text()), lambda path: "token" if path.count("while") == 1 else "inner")
+    token = works.total((1, work) for around, work in loops.items() if around and around[0].kind == "token")
+    memory: Any = compiled.memory_analysis()
+    held = lambda tree: sum(map(_size, jax.tree.leaves(tree)))
+    return Decoding(held(params), held(cache), memory.temp_size_in_bytes, token)
+
+
+def _size(x: Any) -> int:
+    return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
+
+
+def text(decoding: Decoding, topology: Topology, mesh: Mesh, rows: int, columns: int) -> str:
+    """Markdown: the memory, and the estimated time of a token at the topology's published peaks."""
+    d, work = decoding, decoding.token
+    read = (
+        d.weights + d.cache
+    )  # once for each token: what the compiler counts is more, for it counts every pass
+    seconds = {
+        "products": work.operations / topology.operations,
+        "memory": read / topology.bandwidth,
+        "links": sent(work.collectives, mesh.size) / topology.link,
+    }
+    moved = ", ".join(f"{n} {op} ({size / 1e6:.1f} MB)" for op, (n, size) in sorted(work.collectives.items()))
+    together = sum(seconds.values())
+    return "\n".join(
+        [
+            f"**decode**: {rows} rows of {columns:,} tokens; GB per device: weights {d.weights / GB:.2f}, cache {d.cache / GB:.2f}, work "
+            f"{d.work / GB:.2f}, together {d.total / GB:.2f} of {topology.memory / GB:.0f}.",
+            f"A token of every row: {work.operations / 1e12:.3f} 10^12 operations; {moved}.",
+            "Estimate, no measurement, at published peaks, weights and cache read once: "
+            + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in seconds.items())
+            + f"; {rows / max(seconds.values()):,.0f} tokens per second where the three overlap, {rows / together:,.0f} where they do not.",
+        ]
+    )
