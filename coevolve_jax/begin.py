@@ -13,6 +13,7 @@ from tqdm import tqdm
 from coevolve_jax import build, names
 from coevolve_jax.evaluate import evaluate_held_out
 from coevolve_jax.lab import EXPLORER
+from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.run import RunState, timed
 from coevolve_jax.seeding import rng_for
@@ -24,6 +25,7 @@ from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.types import Task
 
 
+@interruptible()
 def begin(
     config: ConfigDict, synthesizer: Callable[[LeakGuard | None], Synthesizer], agent: Agent
 ) -> RunState:

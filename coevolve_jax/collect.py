@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.agent import Agent, Job
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
@@ -74,10 +75,11 @@ class Collector:
         self._threads = ThreadPoolExecutor(1 if agent.batches else 1 + bound) if bound else None
         self._coming: deque[Future] = deque()  # of this step, when it is called for, and of those after it
 
+    @interruptible()
     def __call__(self, step: int) -> Collected:
         """The rollouts of this step, too old ones as invalid.
 
-        Raises FloatingPointError where the policy gives no probabilities.
+        Raises FloatingPointError where the policy gives no probabilities, Preempted where the run is asked to end.
         """
         bound = self._config.rollout.max_staleness
         if not self._coming:

@@ -34,6 +34,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
+from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.run import Run, RunState, claim, timed
 from coevolve_jax.synthesis.pipeline import Synthesizer
@@ -52,6 +53,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact.
       EngineError: nothing generates any more; every finished step is in the last checkpoint.
+      Preempted: the run was asked to end (preemption.py); likewise.
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
@@ -104,7 +106,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                     with timed(seconds, "rollout"):
                         try:
                             collected = collect(step)
-                        except EngineError:
+                        except (EngineError, Preempted):
                             run.save(learner, state, evolve.to_json())
                             raise
                     groups = collected.groups
@@ -138,7 +140,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- What the policy has become ------------------------------------------------------------
         if last < c.steps:
             return {}
-        run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out, greedy=True))
+        with interruptible():
+            run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
     return run.finish()

@@ -6,6 +6,8 @@
 
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
+
+SIGTERM or SIGUSR1 asks it to end: it saves and exits with status 75, and the same command goes on.
 """
 
 import os
@@ -38,6 +40,7 @@ def main(argv) -> None:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     logging.set_verbosity(logging.WARNING)
     from coevolve_jax import config as configs
+    from coevolve_jax import preemption
     from coevolve_jax.distributed import hosts, sharding  # after the flags are known: --help needs no JAX
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
@@ -46,8 +49,11 @@ def main(argv) -> None:
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
-        with hosts.together(config):
+        with preemption.heeded(), hosts.together(config):
             train(config, _WORKDIR.value, _UNTIL.value)
+    except preemption.Preempted:
+        print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
     except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
         sys.exit(f"Error: {error}")
 

@@ -18,6 +18,7 @@ import pytest
 from test_multiprocess import free_address
 from test_train import ROOT, command, rows
 
+from coevolve_jax import checkpoint, preemption
 from coevolve_jax.distributed import hosts, sharding
 from coevolve_jax.models import hf_io
 
@@ -55,14 +56,14 @@ def ends(processes) -> list[tuple[int, str]]:
             process.kill()
 
 
-def kill_when(process: forked.Start, ready) -> None:
-    """Sends SIGKILL as soon as ready() holds."""
+def kill_when(process: forked.Start, ready, number=signal.SIGKILL) -> None:
+    """Sends the signal as soon as ready() holds."""
     deadline = time.monotonic() + 600
     while not ready():
         assert process.poll() is None, f"it never came to that point: {process.communicate()[1][:3000]}"
         assert time.monotonic() < deadline, "it never came to that point"
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
 
 
 def run_alone(workdir, environ) -> None:
@@ -102,6 +103,17 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
     jax.tree.map(close, *policies)
     result = lambda folder: json.loads((folder / "summary.json").read_text())["held_out"]
     assert result(workdir) == result(alone)
+
+
+def test_what_the_follower_is_asked_the_leader_does(tmp_path, environ):
+    rare = {"checkpoint.every": 999, "steps": 999}
+    logged = lambda: (tmp_path / "metrics.jsonl").exists() and rows(tmp_path, "metrics.jsonl")
+    both = start(tmp_path, environ, changes=(rare, rare))
+    kill_when(both[1], logged, signal.SIGTERM)
+    for code, message in ends(both):
+        assert code == preemption.STATUS and "Traceback" not in message, message
+        assert message.endswith("Asked to end: every finished step is saved, and the same command goes on.\n")
+    assert checkpoint.latest_step(tmp_path / "checkpoints") == len(logged())
 
 
 def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):

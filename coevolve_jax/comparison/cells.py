@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, run
+from coevolve_jax import checkpoint, preemption, run
 from coevolve_jax.comparison.arms import arm
 from coevolve_jax.comparison.plan import Cell, start_config
 
@@ -114,7 +114,7 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
 
 
 def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
-    """Runs a workdir to its end; once more where its process was killed."""
+    """Runs a workdir to its end; once more where its process was killed, or asked to end."""
     log = _log(workdir)
     environment = {
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
@@ -127,7 +127,7 @@ def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
             status = subprocess.run(
                 command(workdir, *flags), stdout=output, stderr=subprocess.STDOUT, env=environment
             ).returncode
-        if status >= 0:
+        if status >= 0 and status != preemption.STATUS:
             break
     if status == 0 and (begun(workdir) if flags else finished(workdir)):
         return None

@@ -12,6 +12,9 @@ Batches, which are large, are broadcast by the devices.
 All processes see one file system: they read the same checkpoints, and write each its part of them. Everything
 else in the workdir is written by the leader alone.
 
+A process that is asked to end (preemption.py) asks the leader, which gives up or finishes what it does, saves, and
+lets all end.
+
 A process that fails says why, and all end: within a second, or after `sharding.PATIENCE` seconds where a
 collective holds them. One that is killed says nothing: the service ends the others, at once where it was the
 leader, otherwise after as many seconds.
@@ -41,21 +44,23 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint
+from coevolve_jax import checkpoint, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
+from coevolve_jax.preemption import Preempted
 
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _FAILED = "coevolve/failed/"
+_ASKED = "coevolve/asked/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
 _INSIST_SECONDS = (
     40  # after which a process that is still there is interrupted again; ending a server takes 30
 )
-_OVER = "the run is over"
+_OVER, _PREEMPTED = "the run is over", "the run was asked to end"
 # Arguments that each process has on its devices, or is sent.
 _HELD = ("params", "state", "old_logprobs", "batch")
 _SHARE = "put --workdir on a file system that all processes share."
@@ -84,6 +89,10 @@ def together(config: ConfigDict) -> Iterator[None]:
     watch.start()
     try:
         yield
+    except Preempted:
+        if jax.process_index() == 0:
+            _tell(_PREEMPTED)
+        raise
     except BaseException as error:
         with contextlib.suppress(KeyboardInterrupt):  # of a watch that has just seen why
             over.set()
@@ -227,11 +236,13 @@ class Leader:
 
 
 def follow(learner: Learner, policy: Policy) -> None:
-    """Does what the leader tells until it says that the run is over."""
+    """Does what the leader tells until it says that the run is over. Raises Preempted where it was asked to end."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
     ours = Leader(learner, policy, engine_device=_hear())
-    while (call := _hear()) != _OVER:
+    while (call := _hear()) not in (_OVER, _PREEMPTED):
         ours._repeat(*call)
+    if call == _PREEMPTED:
+        raise Preempted
 
 
 def for_engine(params: Any, device: bool) -> Any:
@@ -349,23 +360,34 @@ def _wait_for(key: str) -> str:
 
 def _watch(over: threading.Event) -> None:
     """Interrupts the main thread, as Ctrl-C would, where another process has failed; and again, since Python drops
-    what is raised while it runs a finaliser or a callback."""
+    what is raised while it runs a finaliser or a callback. Where one was asked to end, the leader is asked too."""
     main = threading.main_thread().ident
     assert main is not None  # it runs
     while not over.wait(_POLL_SECONDS):
         if _failure():
             signal.pthread_kill(main, signal.SIGINT)
             over.wait(_INSIST_SECONDS)
+        elif preemption.asked():
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                _service().key_value_set(f"{_ASKED}{jax.process_index()}", "", allow_overwrite=True)
+        elif jax.process_index() == 0 and _told(_ASKED):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
 
 def _failure() -> str | None:
     """Which other process has failed and why, if one has."""
     ours = f"{_FAILED}{jax.process_index()}"
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        for key, what in _service().key_value_dir_get(_FAILED):
-            if key != ours:
-                return f"Process {key.removeprefix(_FAILED)} has ended ({what})"
+    for key, what in _told(_FAILED):
+        if key != ours:
+            return f"Process {key.removeprefix(_FAILED)} has ended ({what})"
     return None
+
+
+def _told(folder: str) -> list[tuple[str, str]]:
+    """The keys of a folder and what was set; nothing where the service is gone."""
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        return _service().key_value_dir_get(folder)
+    return []
 
 
 def _service() -> Any:

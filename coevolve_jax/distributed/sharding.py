@@ -51,6 +51,7 @@ def start_processes(spec: str) -> None:
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is preemption.py's
     initialize = partial(
         jax.distributed.initialize, heartbeat_timeout_seconds=PATIENCE, shutdown_timeout_seconds=PATIENCE
     )

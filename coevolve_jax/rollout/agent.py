@@ -8,7 +8,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -226,7 +226,7 @@ class Agent:
         self._limits, self._concurrency = limits, concurrency
         self._seats = asyncio.Semaphore(concurrency)  # first come, first served
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
-        self._running: set[Future] = set()
+        self._running: set[asyncio.Task] = set()
         self._sessions = 0
         self._use = _Use(pool)
 
@@ -247,12 +247,7 @@ class Agent:
           EngineError: the engine cannot go on.
         """
         with self._use.of(calls=1):
-            running = event_loop.start(self._rollouts(jobs, temperature, on_done))
-            self._running.add(running)
-            try:
-                return event_loop.wait(running)
-            finally:
-                self._running.discard(running)
+            return event_loop.run(self._rollouts(jobs, temperature, on_done))
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
         """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
@@ -290,12 +285,21 @@ class Agent:
         return {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
 
     def close(self) -> None:
-        """Cancels rollouts that are under way in another thread."""
-        for running in list(self._running):
-            running.cancel()
-        self._threads.shutdown(cancel_futures=True)  # none is in the pool when its workers end
+        """Cancels rollouts that are under way, and waits until they have given back their worlds."""
+        event_loop.run(self._cancel())
+        self._threads.shutdown()
+
+    async def _cancel(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
+        running = asyncio.current_task()
+        assert running is not None
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
         done: dict[int, Trajectory] = {}
         first, seats = self._sessions, min(self._concurrency, len(jobs))
         self._sessions += len(jobs)
