@@ -1,8 +1,12 @@
-"""One step, one atomic save: arrays (orbax) and everything else (JSON) are committed by a single rename.
+"""One step, one atomic save: arrays (orbax), then everything else (JSON), then the manifest, which commits them.
 
 checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
                           state.json     step, index of the arrays, task pool, signal history, ledger
                           manifest.json  sha256 of every other file
+
+A folder without a manifest is no checkpoint: its save was cut short, and the next one deletes it. So nothing is
+renamed that an object store would have to copy, and checkpoints may lie wherever etils.epath and orbax can write
+(gs://BUCKET/FOLDER).
 """
 
 from __future__ import annotations
@@ -11,100 +15,123 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
 from jax.experimental import multihost_utils
 
 _ARRAYS, _STATE, _MANIFEST = "arrays", "state.json", "manifest.json"
-_TEMPORARY = ".tmp_"
+_PATIENCE = 6 * 3600  # seconds that writing the arrays may take
+_READERS = 16  # threads that hash files; hashing leaves Python's lock
+_BLOCK = 2**24  # bytes that each reads at a time
 
 
-def save(directory: str | os.PathLike, step: int, arrays: Any, state: Mapping, *, keep: int = 2) -> Path:
-    """Saves one step and returns its folder; on return it is on disk, complete, and older ones are deleted.
+class Writer:
+    """Saves one step after the other while its owner goes on.
 
-    A process killed at any moment leaves either this checkpoint complete or
-    the ones before it untouched. In a run of many processes all of them call
-    this; they share the file system.
-
-    Args:
-      directory: folder of the checkpoints, made if it is missing.
-      step: GRPO step, not negative.
-      arrays: pytree of jax or numpy arrays, not empty; every dtype is kept bit for bit.
-      state: JSON values; keys must be strings.
-      keep: how many of the newest checkpoints stay, at least 1.
-
-    Raises:
-      ValueError: a bad step or keep, or a leaf that is no array.
-      TypeError: state is not JSON.
-      FileExistsError: an intact checkpoint of this or a later step is there; nothing is overwritten.
+    In a run of many processes each has one and all make the same calls; they share the file system.
     """
-    if step < 0 or keep < 1:
-        raise ValueError(f"Cannot save step {step} and keep {keep}; step must be >= 0 and keep >= 1.")
-    directory = Path(directory).absolute()
-    flat = _flatten(arrays)
-    text = json.dumps({"step": step, "arrays": _index(flat), "state": state})
-    passed_over = [f for s, f in _steps(directory) if s >= step]
-    for folder in passed_over:
-        if _damage(folder) is None:
-            raise FileExistsError(
-                f"{folder} holds an intact checkpoint and step {step} is not after it; "
-                "restore it, or use another workdir."
-            )
 
-    temporary = directory / f"{_TEMPORARY}{name(step)}"
-    if jax.process_index() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        for leftover in directory.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(leftover)
-        temporary.mkdir()
-    multihost_utils.sync_global_devices("checkpoint folder is ready")
-    _checkpointer().save(temporary / _ARRAYS, args=ocp.args.PyTreeSave(flat))
-    folder = directory / name(step)
-    if jax.process_index() == 0:
-        (temporary / _STATE).write_text(text)
-        (temporary / _MANIFEST).write_text(json.dumps({"files": _digests(temporary)}, indent=1))
-        for path in (*temporary.rglob("*"), temporary):
-            _sync(path)
-        for damaged in passed_over:
-            _discard(damaged)
-        os.rename(temporary, folder)
-        _sync(directory)
-        for _, old in _steps(directory)[:-keep]:
-            _discard(old)
-    multihost_utils.sync_global_devices("checkpoint is committed")
-    return folder
+    def __init__(self):
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future | None = None
+
+    def save(
+        self, directory: epath.PathLike, step: int, arrays: Any, state: Mapping, *, keep: int = 2
+    ) -> None:
+        """Begins to save one step, when the one before it is saved; on return the arrays are off the devices, which may
+        overwrite them. Once it is on disk, complete, older ones are deleted.
+
+        A process killed at any moment leaves either this checkpoint complete or the ones before it untouched.
+
+        Args:
+          directory: folder of the checkpoints, made if it is missing.
+          step: GRPO step, not negative.
+          arrays: pytree of jax or numpy arrays, not empty; every dtype is kept bit for bit.
+          state: JSON values; keys must be strings.
+          keep: how many of the newest checkpoints stay, at least 1.
+
+        Raises:
+          ValueError: a bad step or keep, or a leaf that is no array.
+          TypeError: state is not JSON.
+          FileExistsError: an intact checkpoint of this or a later step is there; nothing is overwritten.
+          Exception: what the save before this one met.
+        """
+        self.wait()
+        if step < 0 or keep < 1:
+            raise ValueError(f"Cannot save step {step} and keep {keep}; step must be >= 0 and keep >= 1.")
+        directory = absolute(directory)
+        flat = _flatten(arrays)
+        text = json.dumps({"step": step, "arrays": _index(flat), "state": state})
+        for later, folder in _folders(directory):
+            if later >= step and _damage(folder) is None:
+                raise FileExistsError(
+                    f"{folder} holds an intact checkpoint and step {step} is not after it; "
+                    "restore it, or use another workdir."
+                )
+        folder = directory / name(step)
+        if jax.process_index() == 0:
+            for later, other in _folders(directory):
+                if later >= step or not _finished(other):
+                    _discard(other)
+            folder.mkdir(parents=True)
+        multihost_utils.sync_global_devices("checkpoint folder is ready")
+        # Weights hardly compress, and compressing them costs more than writing them.
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False)
+        writing = ocp.AsyncCheckpointer(handler, timeout_secs=_PATIENCE)
+        writing.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(flat))
+
+        def finish() -> None:
+            writing.close()  # waits for all processes' parts
+            if jax.process_index() == 0:
+                _commit(folder, text, keep)
+
+        self._under_way = self._thread.submit(finish)
+
+    def wait(self) -> None:
+        """Until the last step is saved; raises what its save met."""
+        under_way, self._under_way = self._under_way, None
+        if under_way:
+            under_way.result()
+
+    def close(self) -> None:
+        """Waits likewise."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
 
 
 def restore(
-    directory: str | os.PathLike, like: Any, *, warn: Callable[[str], None] = logging.warning
+    directory: epath.PathLike, like: Any, *, warn: Callable[[str], None] = logging.warning
 ) -> tuple[int, Any, dict] | None:
     """Newest intact checkpoint as (step, arrays, state), or None where nothing was ever saved.
 
     Args:
-      directory: as given to `save`.
+      directory: as given to `Writer.save`, which is not under way.
       like: pytree of arrays or jax.ShapeDtypeStruct with the structure, shapes
         and dtypes that were saved. A leaf comes back with the sharding of its
         counterpart (without one: on the first local device), and as numpy
         where the counterpart is numpy.
-      warn: called with one sentence for every damaged checkpoint that is passed over.
+      warn: called with one sentence for every checkpoint that is passed over, damaged or never finished.
 
     Raises:
       ValueError: every checkpoint is damaged, or `like` is not what was saved.
     """
     damaged = []
-    for _, folder in reversed(_steps(Path(directory).absolute())):
+    for _, folder in reversed(_folders(absolute(directory))):
         reason = _damage(folder)
         if reason is None:
             return _load(folder, like)
-        damaged.append(f"{folder} ({reason})")
-        warn(f"Checkpoint {damaged[-1]} is damaged and is passed over for the one before it.")
+        if _finished(folder):
+            damaged.append(f"{folder} ({reason})")
+        warn(f"Checkpoint {folder} is damaged ({reason}) and is passed over for the one before it.")
     if damaged:
         raise ValueError(
             f"No intact checkpoint is left: {', '.join(damaged)}; put one back from a copy, "
@@ -113,18 +140,48 @@ def restore(
     return None
 
 
-def latest_step(directory: str | os.PathLike) -> int | None:
-    """Step of the newest committed checkpoint, by name alone (`restore` verifies), or None."""
-    steps = _steps(Path(directory))
-    return steps[-1][0] if steps else None
+def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
+    """Copies a checkpoint into another folder of checkpoints, its manifest last."""
+    source, copied = (epath.Path(folder) / name(step) for folder in (directory, target))
+    for path in (*_files(source), source / _MANIFEST):
+        place = copied / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.copy(place)
 
 
-def steps(directory: str | os.PathLike) -> list[int]:
-    """Steps of the committed checkpoints, oldest first, by name alone."""
-    return [step for step, _ in _steps(Path(directory))]
+def latest_step(directory: epath.PathLike) -> int | None:
+    """Step of the newest committed checkpoint, which may be damaged (`restore` verifies), or None."""
+    return max(steps(directory), default=None)
 
 
-def _load(folder: Path, like: Any) -> tuple[int, Any, dict]:
+def steps(directory: epath.PathLike) -> list[int]:
+    """Steps of the committed checkpoints, oldest first."""
+    return [step for step, _ in _committed(epath.Path(directory))]
+
+
+def absolute(path: epath.PathLike) -> epath.Path:
+    """The path from the root, or as it is where it names a store (gs://...)."""
+    path = epath.Path(path)
+    return path if path.is_absolute() else path.absolute()
+
+
+def _commit(folder: epath.Path, text: str, keep: int) -> None:
+    """Makes a checkpoint of a folder that holds the arrays; text: of state.json."""
+    (folder / _STATE).write_text(text)
+    manifest = json.dumps({"files": _digests(folder)}, indent=1)
+    for path in {x for file in _files(folder) for x in (file, file.parent)}:
+        _sync(path)
+    half = folder / f"{_MANIFEST}.tmp"
+    half.write_text(manifest)
+    _sync(half)
+    half.replace(folder / _MANIFEST)
+    for path in (folder, folder.parent):
+        _sync(path)
+    for _, old in _committed(folder.parent)[:-keep]:
+        _discard(old)
+
+
+def _load(folder: epath.Path, like: Any) -> tuple[int, Any, dict]:
     payload = json.loads((folder / _STATE).read_text())
     wanted = _flatten(like)
     _compare(folder, payload["arrays"], _index(wanted))
@@ -133,14 +190,14 @@ def _load(folder: Path, like: Any) -> tuple[int, Any, dict]:
         if not isinstance(leaf, np.ndarray) and getattr(leaf, "sharding", None) is None:
             wanted[name] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_device)
     restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-    flat = _checkpointer().restore(
-        folder / _ARRAYS, args=ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args)
-    )
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True))
+    arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args)
+    flat = reader.restore(folder / _ARRAYS, args=arguments)
     leaves = [flat[name] for name in wanted]
     return payload["step"], jax.tree.unflatten(jax.tree.structure(like), leaves), payload["state"]
 
 
-def _compare(folder: Path, stored: Mapping, wanted: Mapping) -> None:
+def _compare(folder: epath.Path, stored: Mapping, wanted: Mapping) -> None:
     """Refuses to restore into another structure: orbax would cast and crop without a word."""
     for name in sorted(stored.keys() | wanted.keys()):
         here, there = stored.get(name, "nothing"), wanted.get(name, "nothing")
@@ -150,11 +207,6 @@ def _compare(folder: Path, stored: Mapping, wanted: Mapping) -> None:
                 f"run needs {there}; resume with the configuration that wrote it, or use "
                 "another workdir."
             )
-
-
-def _checkpointer() -> ocp.Checkpointer:
-    # Weights hardly compress, and compressing them costs more than writing them.
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_compression=False))
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
@@ -179,28 +231,51 @@ def name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _steps(directory: Path) -> list[tuple[int, Path]]:
-    """Committed checkpoints, oldest first."""
-    found = [(re.fullmatch(r"step_(\d{8,})", p.name), p) for p in directory.glob("step_*")]
+def _folders(directory: epath.Path) -> list[tuple[int, epath.Path]]:
+    """Folders of steps, oldest first, with and without a manifest."""
+    inside = directory.iterdir() if directory.is_dir() else ()
+    found = [(re.fullmatch(r"step_(\d{8,})", path.name), path) for path in inside]
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _finished(folder: epath.Path) -> bool:
+    return (folder / _MANIFEST).exists()
+
+
+def _committed(directory: epath.Path) -> list[tuple[int, epath.Path]]:
+    return [(step, folder) for step, folder in _folders(directory) if _finished(folder)]
+
+
+def _files(folder: epath.Path) -> list[epath.Path]:
+    """Every file below the folder but the manifest."""
+    found = (path / name for path, _, names in folder.walk() for name in names)
+    return sorted(path for path in found if path != folder / _MANIFEST)
+
+
+def _digests(folder: epath.Path) -> dict[str, str]:
     """sha256 of every file below the folder but the manifest, by relative path."""
-    digests = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST):
-        with open(path, "rb") as f:
-            digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(f, "sha256").hexdigest()
-    return digests
+    paths = _files(folder)
+    with ThreadPoolExecutor(_READERS) as threads:
+        return dict(zip((p.relative_to(folder).as_posix() for p in paths), threads.map(_digest, paths)))
 
 
-def _damage(folder: Path) -> str | None:
+def _digest(path: epath.Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _damage(folder: epath.Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is as it was saved."""
+    if not _finished(folder):
+        return f"it has no {_MANIFEST}: its save was cut short, or the file was lost"
     try:
         recorded = dict(json.loads((folder / _MANIFEST).read_text())["files"])
         present = _digests(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{_MANIFEST} is missing or unreadable: {type(error).__name__}"
+        return f"{_MANIFEST} is unreadable: {type(error).__name__}"
     for name in sorted(recorded.keys() | present.keys()):
         if name not in present:
             return f"{name} is missing"
@@ -209,14 +284,16 @@ def _damage(folder: Path) -> str | None:
     return None
 
 
-def _discard(folder: Path) -> None:
-    """Deletes a checkpoint; renamed first, so that a kill on the way leaves no half of it under its name."""
-    doomed = folder.with_name(f"{_TEMPORARY}old_{folder.name}")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+def _discard(folder: epath.Path) -> None:
+    """Deletes a checkpoint, its manifest first, so that a kill on the way leaves none that looks whole."""
+    (folder / _MANIFEST).unlink(missing_ok=True)
+    folder.rmtree()
 
 
-def _sync(path: Path) -> None:
+def _sync(path: epath.Path) -> None:
+    """Onto the disk. What an object store has taken it has."""
+    if "://" in str(path):
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

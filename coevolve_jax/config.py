@@ -66,6 +66,7 @@ LATER = {
     "rollout.malformed": "answer",
     "rollout.calls": "json",
     "engine.sharded": False,
+    "checkpoint.folder": "",
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
@@ -92,6 +93,7 @@ SERVING = (
     "explorer.concurrency",
     "explorer.cache",
     "explorer.offline",
+    "checkpoint.folder",
 )
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from coevolve_jax import checkpoint, health
@@ -111,6 +112,7 @@ class Run:
         self._packer = Packer(
             read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
         )
+        self._saved = None if saved is None else state.step
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
@@ -133,15 +135,16 @@ class Run:
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """A checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        """Begins a checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
         strategy: as Evolver.to_json has it."""
-        state, folder = self.state, self.workdir / "checkpoints"
+        c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
-        if checkpoint.latest_step(folder) == state.step:
+        if self._saved == state.step:
             return
         with timed(state.seconds, "checkpoint"):
             saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
-            learner.save(folder, state.step, arrays, saved, keep=self.config.checkpoint.keep)
+            learner.save(checkpoints(c, self.workdir), state.step, arrays, saved, keep=c.checkpoint.keep)
+        self._saved = state.step
 
     def log(
         self,
@@ -257,6 +260,11 @@ class Run:
         return summary
 
 
+def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:
+    """Where a run's checkpoints lie."""
+    return epath.Path(config.checkpoint.get("folder") or workdir / "checkpoints")
+
+
 def claim(workdir: Path, config: ConfigDict) -> None:
     """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
     path = workdir / "config.json"
@@ -298,20 +306,20 @@ def fork(
         )
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
-    saved = run / "checkpoints" / checkpoint.name(step)
-    if not saved.is_dir():
-        steps = ", ".join(str(s) for s in checkpoint.steps(run / "checkpoints")) or "none"
+    config, folder = configs.of_run(run), checkpoints(configs.of_run(run), run)
+    if step not in (there := checkpoint.steps(folder)):
+        steps = ", ".join(map(str, there)) or "none"
         raise ValueError(
             f"{run} has no checkpoint of step {step} (it has {steps}): name one of these, or keep more with "
             "config.checkpoint.keep."
         )
-    config = configs.override(configs.of_run(run), overrides or {})
+    config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
     # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
     half = workdir.with_name(f"{workdir.name}.tmp")
     shutil.rmtree(half, ignore_errors=True)
     claim(half, config)
-    shutil.copytree(saved, half / "checkpoints" / saved.name)
+    checkpoint.copy(folder, step, checkpoints(config, half))
     for path in run.glob("*.jsonl"):
         shutil.copyfile(path, half / path.name)
     if (run / "trajectories").is_dir():

@@ -36,7 +36,7 @@ from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.run import Run, RunState, claim, timed
+from coevolve_jax.run import Run, RunState, checkpoints, claim, timed
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 
@@ -72,6 +72,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     claim(workdir, c)
 
     with (
+        closing(learner),  # the last checkpoint is on disk when it ends
         build.env_pool(c) as env_pool,
         closing(build.engine(c, learner.initial_policy(), workdir)) as engine,
         closing(build.agent(c, policy, engine, env_pool)) as agent,
@@ -79,7 +80,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
         roles = build.explorer(c, policy, engine)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
-        restored = learner.restore(workdir / "checkpoints")
+        restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
             begun, saved = begin(c, synthesizer, agent), None
             state = learner.init(policy.params)

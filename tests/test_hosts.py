@@ -80,7 +80,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
     both = start(workdir, environ, patience=12)
-    kill_when(both[1], lambda: (workdir / "checkpoints" / "step_00000001").exists())
+    kill_when(both[1], lambda: (workdir / "checkpoints/step_00000001/manifest.json").exists())
     run_alone(alone, environ)  # while the leader waits for the dead
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()

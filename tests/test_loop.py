@@ -130,6 +130,7 @@ def save(tell, directory, step, arrays, state, *, keep):
     tell("saved", step)
     folder = Path(directory) / checkpoint.name(step)
     folder.mkdir(parents=True)
+    (folder / "manifest.json").touch()
     (folder / "state.json").write_text(json.dumps({"weights": int(arrays), "state": state}))
 
 
@@ -173,7 +174,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(training, "Learner", partial(loop_fakes.Learner, tell=tell))
         m.setattr(training, "Collector", WithoutHurry)
         m.setattr(training, "Evolver", partial(Paced, soon, gates))
-        m.setattr(checkpoint, "save", partial(save, tell))
+        m.setattr(checkpoint.Writer, "save", lambda self, *saved, keep: save(tell, *saved, keep=keep))
         m.setattr(checkpoint, "restore", restore)
         m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)

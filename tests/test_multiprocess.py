@@ -1,5 +1,6 @@
 """Two processes train one policy and write one checkpoint and one model, which other meshes read."""
 
+import contextlib
 import json
 import socket
 import sys
@@ -43,7 +44,8 @@ def one_of_two(folder, address, index):
     assert sum(shard.data.size for shard in kernel.addressable_shards) == kernel.size // 2
     state, losses = updates(learner, params)
     # Only the first process's Python state may reach the disk.
-    checkpoint.save(Path(folder) / "checkpoints", STEPS, state, {"process": int(index), "losses": losses})
+    with contextlib.closing(checkpoint.Writer()) as writer:
+        writer.save(Path(folder) / "checkpoints", STEPS, state, {"process": int(index), "losses": losses})
     hf_io.save(Path(folder) / "policy", QWEN3, state.params, max_shard_bytes=20_000)
 
 

@@ -205,7 +205,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, e
     saving = lambda step: (
         lambda: (
             steps_logged() > step
-            and any(not p.name.startswith("step_") for p in (workdir / "checkpoints").glob("*"))
+            and any(not (p / "manifest.json").exists() for p in (workdir / "checkpoints").glob("*"))
         )
     )
     points = [

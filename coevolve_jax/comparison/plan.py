@@ -132,7 +132,11 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
 
 
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
-    """Of the beginning: no arm's own."""
+    """Of the beginning: no arm's own. ValueError where all would share one folder of checkpoints."""
+    if folder := config.checkpoint.get("folder"):
+        raise ValueError(
+            f"config.checkpoint.folder is {folder!r}, of one run: leave it empty where several are compared."
+        )
     return configs.override(config, {**dict(cell.setting), "seed": cell.seed, "strategy.name": "static"})
 
 

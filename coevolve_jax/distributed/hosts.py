@@ -33,7 +33,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -142,6 +141,7 @@ class Leader:
     def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
         self.routing, self.scores = learner.routing, learner.scores
+        self._writer = checkpoint.Writer()
         self._held: dict[str, Any] = {"params": policy.params}
         if (
             jax.process_index() == 0 and jax.process_count() > 1
@@ -164,8 +164,8 @@ class Leader:
     @_by_all
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
         """As of `checkpoint.restore`. Raises ValueError where a process finds another checkpoint than process 0."""
-        us, workdir = jax.process_index(), Path(directory).parent
-        if us > 0 and not workdir.is_dir():
+        us, workdir = jax.process_index(), checkpoint.absolute(directory).parent
+        if us > 0 and "://" not in str(workdir) and not workdir.is_dir():
             raise ValueError(f"Process {us} does not see {workdir} of process 0: {_SHARE}")
         found = checkpoint.restore(directory, self._learner.abstract_state)
         step, state = found[:2] if found else (None, None)
@@ -197,8 +197,12 @@ class Leader:
     def save(
         self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
     ) -> None:
-        """As `checkpoint.save` of `state` and the JSON values `saved`."""
-        checkpoint.save(directory, step, state, saved, keep=keep)
+        """As `checkpoint.Writer.save` of `state` and the JSON values `saved`."""
+        self._writer.save(directory, step, state, saved, keep=keep)
+
+    def close(self) -> None:
+        """Waits for the last save. Each process waits for its own part of it."""
+        self._writer.close()
 
     @_by_all
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
@@ -238,9 +242,9 @@ class Leader:
 def follow(learner: Learner, policy: Policy) -> None:
     """Does what the leader tells until it says that the run is over. Raises Preempted where it was asked to end."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
-    ours = Leader(learner, policy, engine_device=_hear())
-    while (call := _hear()) not in (_OVER, _PREEMPTED):
-        ours._repeat(*call)
+    with contextlib.closing(Leader(learner, policy, engine_device=_hear())) as ours:
+        while (call := _hear()) not in (_OVER, _PREEMPTED):
+            ours._repeat(*call)
     if call == _PREEMPTED:
         raise Preempted
 
@@ -323,7 +327,7 @@ def _agree(config: ConfigDict) -> None:
 def _as_json(name: str, value: Any) -> Any:
     """The argument as the followers are told it."""
     if name in ("directory", "folder"):
-        return str(Path(value).absolute())
+        return str(checkpoint.absolute(value))
     return {} if name == "saved" else value  # what is saved besides arrays is written by process 0 alone
 
 
