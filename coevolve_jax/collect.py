@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,11 +54,13 @@ class Roller:
 
 
 class Collected(NamedTuple):
-    """groups: of the step. utilization: how busy engine and workers were since the last one (Agent.utilization). costs: see Roller."""
+    """groups: of the step. utilization: how busy engine and workers were since the last one (Agent.utilization). costs:
+    see Roller. seconds: from the first of these rollouts to the last, beside other steps' where they run ahead."""
 
     groups: list[Group]
     utilization: dict[str, float]
     costs: Counter[str]
+    seconds: float
 
 
 class Collector:
@@ -88,19 +91,20 @@ class Collector:
             not self._coming or step + len(self._coming) < self._config.steps
         ):
             self._coming.append(self._begin(step + len(self._coming)))
-        groups, costs = self._coming.popleft().result()
+        groups, costs, seconds = self._coming.popleft().result()
         check_sampler(trajectories_of(groups))
         fresh = [
             dataclasses.replace(g, trajectories=leave_out_stale(g.trajectories, step, bound)) for g in groups
         ]
-        return Collected(fresh, self._agent.utilization(), costs)
+        return Collected(fresh, self._agent.utilization(), costs, seconds)
 
     def _begin(self, step: int) -> Future:
         tasks = self._tasks.fork() if self._threads else self._tasks  # it grows while they run
 
         def collect():
-            roll = Roller(self._config, self._agent, step)
-            return self._strategy.collect(step, tasks, roll), roll.costs
+            start, roll = time.perf_counter(), Roller(self._config, self._agent, step)
+            groups = self._strategy.collect(step, tasks, roll)
+            return groups, roll.costs, time.perf_counter() - start
 
         if self._threads:
             return self._threads.submit(collect)

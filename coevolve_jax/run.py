@@ -17,10 +17,8 @@ import itertools
 import json
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +40,10 @@ from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import Findings, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.timing import throughput, timed
 from coevolve_jax.types import Group, Sample, Task, Trajectory
 
 FED = -2  # stands for the policy version of tokens that no policy sampled
-
-
-@contextmanager
-def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Adds the time that its body takes to seconds[phase]."""
-    start = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
 @dataclasses.dataclass
@@ -169,7 +160,7 @@ class Run:
             state.synthesis.add(dataclasses.replace(grown, explored=[]))
             self._logs.append(EXPLORATIONS, grown.explored)
             state.tasks.write(self.workdir / "tasks.jsonl")
-        for phase in ("rollout", "update", "evolution"):
+        for phase in ("rollout", "update", "push", "evolution"):
             state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
         values = health.diagnose(groups, samples)
         raised = health.alerts(values, c.health)
@@ -179,6 +170,7 @@ class Run:
             **learned,
             "tasks": len(state.tasks),
             "utilization": collected.utilization,
+            "throughput": throughput(c, collected, samples, learned["operations"], seconds),
             "groups": {
                 "rolled_out": len(groups),
                 "learned_from": len({s.trajectory.task_id for s in samples}),

@@ -45,6 +45,15 @@ def _h100(hosts: int, each: int) -> Topology:
     return Topology(hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, link)
 
 
+# What JAX calls a device -> its peak, as above. v4: docs.cloud.google.com/tpu/docs/v4.
+PEAKS = {
+    "TPU v4": 275 * TERA,
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197 * TERA),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), 459 * TERA),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), 918 * TERA),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989 * TERA),
+}
+
 TOPOLOGIES = {
     "gpu-1x16": Topology(1, 16 * GB, "gpu"),
     "gpu-1x24": Topology(1, 24 * GB, "gpu"),

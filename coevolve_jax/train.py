@@ -36,9 +36,10 @@ from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.run import Run, RunState, checkpoints, claim, timed
+from coevolve_jax.run import Run, RunState, checkpoints, claim
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
+from coevolve_jax.timing import timed
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:
@@ -116,6 +117,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                     with timed(seconds, "update"):
                         samples = strategy.credit(groups)
                         state, learned = learn(c, learner, state, samples)
+                    with timed(seconds, "push"):
                         engine.update_weights(learner.policy(state), step + 1)
 
                     # 3. Weakness signals from these rollouts

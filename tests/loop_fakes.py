@@ -252,6 +252,9 @@ class Learner:
         self.abstract_state, self.tell = np.zeros((), np.uint32), tell
         tell("learner", temperature, seed)
 
+    def operations(self, batch, updates):
+        return 0.0
+
     def init(self, params):
         return params
 

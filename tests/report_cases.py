@@ -141,6 +141,8 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
             "failure": {"tool_failures": 0.3, "stops": {"done": 3}},
         },
         "alerts": ["dead_groups"] if step in (1, 4, 5, 6) else ["truncated"] if step == 2 else [],
+        "throughput": {"rollout_tokens": 900.0 + step, "update_tokens": 4000.0, "mfu": 0.4},
+        "utilization": {"engine": 0.7, "cached": 0.9},
         "seconds": {**seconds, "step": sum(seconds.values()) - 0.3},
     }
 

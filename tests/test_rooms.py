@@ -56,6 +56,7 @@ ROOMS = {
     "evolve": ("build", "lab", "strategies.base", "synthesis"),
     "evaluate": ("types", "rollout", "analysis.stats"),
     "topologies": (),
+    "timing": ("types", "collect", "topologies"),
     "plan": ("topologies", "grpo", "models", "distributed.sharding"),
     "aot": ("topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),

@@ -22,6 +22,7 @@ def check_metrics(workdir, ages):
         assert m["valid"] == 1.0 and m["staleness_max"] <= age
         for use in m["utilization"].values():  # what ran ahead may all have been used before
             assert 0 <= use <= 1 and (use or age)
+        assert m["throughput"]["rollout_tokens"] > 0 and 0 < m["seconds"]["push"] < m["seconds"]["step"]
         if m["policy_tokens"] > 1 and age == 0:  # the same policy: only rounding may differ
             assert m["mismatch_max"] < 1e-3
     return metrics
@@ -32,7 +33,8 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
         command(tmp_path / "run", SERVED, steps=3, **{"engine.url": sglang_server.url}), environ
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    check_metrics(tmp_path / "run", [0, 0, 0])
+    metrics = check_metrics(tmp_path / "run", [0, 0, 0])
+    assert all(m["utilization"]["cached"] for m in metrics)
     assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["held_out"]["after"]["invalid"] == 0

@@ -152,6 +152,13 @@ def test_every_new_task_leads_to_what_was_explored_for_it(finished):
         assert sum(len(row["proposals"]) for row in now) == grown["proposed"]
 
 
+def test_a_step_says_how_fast_it_was(finished):
+    for m in rows(finished, "metrics.jsonl"):
+        assert m["throughput"].keys() == {"rollout_tokens", "update_tokens"}  # nobody publishes a CPU's peak
+        assert m["throughput"]["rollout_tokens"] > 0 and m["seconds"]["push"] > 0
+        assert (m["operations"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
+
+
 def test_sampler_and_learner_agree_on_the_logprobs(finished):
     seen = [m for m in rows(finished, "metrics.jsonl") if m["policy_tokens"] > 1]
     assert seen and all(m["mismatch_max"] < 1e-3 for m in seen)
@@ -160,7 +167,7 @@ def test_sampler_and_learner_agree_on_the_logprobs(finished):
 def comparable(workdir: Path) -> dict:
     """Everything that a run must reproduce bit for bit: all but clock readings."""
     metrics = [
-        {k: v for k, v in row.items() if k not in ("seconds", "utilization")}
+        {k: v for k, v in row.items() if k not in ("seconds", "throughput", "utilization")}
         for row in rows(workdir, "metrics.jsonl")
     ]
     summary = json.loads((workdir / "summary.json").read_text())

@@ -50,9 +50,9 @@ def pixels(found, selector):
 def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     found = visit(address(workdir))
     titles = found.locator("#panels h3").all_inner_texts()
-    assert len(titles) == len(set(titles)) == 24 and found.locator(".missing:visible").count() == 0
+    assert len(titles) == len(set(titles)) == 29 and found.locator(".missing:visible").count() == 0
     charts = found.locator("#panels canvas").count()
-    assert charts == 21  # the other three are bars
+    assert charts == 26  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
     assert "dead groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()

@@ -140,7 +140,7 @@ class Leader:
 
     def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
         self._learner, self._policy, self._engine_device = learner, policy, engine_device
-        self.routing, self.scores = learner.routing, learner.scores
+        self.routing, self.scores, self.operations = learner.routing, learner.scores, learner.operations
         self._writer = checkpoint.Writer()
         self._held: dict[str, Any] = {"params": policy.params}
         if (

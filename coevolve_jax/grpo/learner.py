@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import lora, losses
+from coevolve_jax.grpo import lora, losses, operations
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
@@ -146,6 +146,12 @@ class Learner:
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters, for the engine and for export: LoRA's adapters are merged into the base."""
         return self._merge(state.params, self._reference) if self._lora else state.params
+
+    def operations(self, batch: Batch[np.ndarray], updates: int) -> float:
+        """That so many updates on the batch ask for, with `score` and the reference where they need them."""
+        pulls = self._uses_kl and not batch.ref_logprobs.size
+        passes = updates * ((2 if self._lora else 3) + pulls) + self.scores
+        return passes * operations.of_batch(self._model.config, batch)
 
     def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them; 0 where not

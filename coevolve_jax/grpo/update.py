@@ -23,6 +23,8 @@ class Updates(Protocol):
     @property
     def scores(self) -> bool: ...
 
+    def operations(self, batch: Batch[np.ndarray], updates: int) -> float: ...
+
     def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array: ...
 
     def update(
@@ -42,7 +44,7 @@ def learn(
 
     Returns:
       the state, and the metrics of the last epoch as Python numbers; those of the mismatch are the first epoch's,
-      whose policy is the one that the sampler had.
+      whose policy is the one that the sampler had; "operations" is of all epochs (operations.py).
 
     Raises:
       FloatingPointError: an update is not finite.
@@ -67,4 +69,4 @@ def learn(
                 "finite: the last checkpoint is intact; start a new workdir with a lower config.learner.learning_rate."
             )
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}
-    return state, {**learned, **mismatch}
+    return state, {**learned, **mismatch, "operations": learner.operations(batch, c.epochs)}

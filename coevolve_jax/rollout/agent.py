@@ -229,6 +229,7 @@ class Agent:
         self._running: set[asyncio.Task] = set()
         self._sessions = 0
         self._use = _Use(pool)
+        self._sent = self._cached = 0
 
     def rollouts(
         self,
@@ -280,9 +281,15 @@ class Agent:
 
     def utilization(self) -> dict[str, float]:
         """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
-        of the environment that were busy, both averaged over the time in which rollouts ran; 0 to 1."""
+        of the environment that were busy, both averaged over the time in which rollouts ran; 0 to 1. Where the engine tells,
+        "cached": of the tokens sent to it, those that it had in its cache."""
         seconds, asked, acted = self._use.take()
-        return {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
+        shares = {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
+        sent, cached = (getattr(self._engine, name, 0) for name in ("prompt_tokens", "cached_tokens"))
+        if sent > self._sent:
+            shares["cached"] = (cached - self._cached) / (sent - self._sent)
+        self._sent, self._cached = sent, cached
+        return shares
 
     def close(self) -> None:
         """Cancels rollouts that are under way, and waits until they have given back their worlds."""

@@ -96,6 +96,8 @@ class Engine(Protocol):
 
     goes on with all of them until some are complete; the others, None, come back with the next call, the same objects.
 
+    prompt_tokens, cached_tokens: where it has these, how many tokens it was sent so far, and how many of them it had cached.
+
     constrains: whether it heeds `Sampling.json_schema`; one that does not refuses requests that have one.
     """
 

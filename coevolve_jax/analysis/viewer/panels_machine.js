@@ -80,7 +80,8 @@ const TIME = [
     has: (run) => measured(run, "seconds/step"),
     missing: "No step is finished yet.",
     draw: (host, run) => {
-      const names = ["rollout", "update", "evolution"];
+      const colours = { rollout: "--boundary", update: "--forgetting", push: "--random", evolution: "--rare" };
+      const names = Object.keys(colours).filter((n) => measured(run, `seconds/${n}`));
       const { x, values } = binned(
         run,
         names.map((n) => metric(run, `seconds/${n}`)),
@@ -88,7 +89,7 @@ const TIME = [
       const series = names.map((label, k) => ({
         label,
         values: values[k],
-        colour: ["--boundary", "--forgetting", "--rare"][k],
+        colour: colours[label],
       }));
       const sums = stacked(series, { bars: {} });
       chart(host, {
@@ -102,6 +103,25 @@ const TIME = [
     },
   },
 ];
+
+// Titles of how fast and how busy the machine is, and how to read it; what is not here has its name for a title.
+const SPEED = {
+  "throughput/rollout_tokens": ["Tokens sampled per second", "Over the whole of a step's rollouts, tools included."],
+  "throughput/update_tokens": ["Tokens learned per second", "Prompts included, over the whole of the update."],
+  "throughput/mfu": ["Model operations", "Share of the devices' published peak during the update (MFU).", FRACTION],
+  "utilization/engine": ["Engine", "Requests in flight over the most that there may be.", FRACTION],
+  "utilization/workers": ["Environment workers", "Share of the time in which they were busy.", FRACTION],
+  "utilization/cached": ["Prompts from the cache", "Share of the tokens sent that the server had.", FRACTION],
+};
+const speedPanels = (run) => {
+  const kept = Object.keys(run.metrics).filter((n) => /^(throughput|utilization)\//.test(n));
+  return [...new Set([...Object.keys(SPEED), ...kept])]
+    .filter((n) => measured(run, n))
+    .map((n) => {
+      const [title, reading, more] = SPEED[n] ?? [n.split("/")[1].replaceAll("_", " "), ""];
+      return gauge(n, title, reading, more);
+    });
+};
 
 // What passed a threshold for so long that the terminal told it too; the rest is in the table of all.
 const alertList = (run) => {
@@ -141,7 +161,7 @@ const runOverview = (host, run) => {
       run.costs.rows.length ? costSection(run) : null,
       panelSection("Optimisation", OPTIMISATION, run),
       health.length ? healthSection(health, run) : null,
-      panelSection("Time", TIME, run),
+      panelSection("Time", [...TIME, ...speedPanels(run)], run),
     ].filter(Boolean),
   );
   host.querySelectorAll("figure").forEach((card) => card.draw?.());

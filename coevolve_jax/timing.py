@@ -1,0 +1,46 @@
+"""Seconds by phase, and how fast a step was."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import jax
+from ml_collections import ConfigDict
+
+from coevolve_jax import topologies
+from coevolve_jax.collect import Collected
+from coevolve_jax.types import Sample
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the time that its body takes to seconds[phase]."""
+    start = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def throughput(
+    config: ConfigDict,
+    collected: Collected,
+    samples: Sequence[Sample],
+    operations: float,
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """For metrics.jsonl.
+
+    rollout_tokens: sampled per second of the rollouts. update_tokens: of the samples, prompts included, per second of the
+    update. mfu: the share of the devices' published peak that `operations` in that time are; only where the peak is known.
+    """
+    sampled = sum(n for name, n in collected.costs.items() if name.startswith("sampled_tokens/"))
+    tokens = config.learner.epochs * sum(len(s.trajectory.ids) for s in samples)
+    speeds = {
+        "rollout_tokens": sampled / max(collected.seconds, 1e-9),
+        "update_tokens": tokens / max(seconds["update"], 1e-9),
+    }
+    if peak := topologies.PEAKS.get(jax.devices()[0].device_kind):
+        speeds["mfu"] = operations / max(seconds["update"], 1e-9) / (peak * math.prod(config.mesh.values()))
+    return speeds
