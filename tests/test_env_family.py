@@ -257,7 +257,7 @@ def test_the_default_report_and_that_by_verdicts():
         fields = dict(task_id=task.id, rollout_index=0, stop=stop, outcome=outcome, steps=steps, hints=[])
         return Trajectory.from_json(fields)
 
-    tasks = [Task(n, "e", {}, (Turn("q"), Turn("r"))) for n in "ab"]
+    tasks = [Task(n, "e", {"part": n}, (Turn("q"), Turn("r"))) for n in "ab"]
     ls, cd = Call("ls", {}), Call("cd", {})
     rollouts = [
         trajectory(tasks[0], "done", True, calls=[(0, ls), (1, cd), (1, ls)]),
@@ -272,6 +272,7 @@ def test_the_default_report_and_that_by_verdicts():
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
     assert base.report(tasks, rollouts, 2, judge)["success"] == 1 / 3 and not asked
+    assert base.success_by("part", tasks, rollouts, 2) == {"a": 1 / 2, "b": 0.0}
     expected = {
         "success": 1 / 3,
         "failures": {"force_terminated": 1, "wrong": 1},

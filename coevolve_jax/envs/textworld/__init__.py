@@ -7,10 +7,10 @@ TextWorld, which has a virtual environment of its own (`make textworld`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coevolve_jax.envs import base
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.envs.textworld.commands import ACT, verb
 from coevolve_jax.envs.textworld.commands import wording as wording
@@ -87,17 +87,11 @@ def warm_up() -> None:
 
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
     """The share of games that are won, by level too: trajectories[i] belongs to tasks[i // samples]."""
-    played, won = Counter(), Counter()
-    for i, trajectory in enumerate(trajectories):
-        if trajectory.outcome.valid:
-            level = str(tasks[i // samples].scenario["level"])
-            played[level] += 1
-            won[level] += trajectory.outcome.success
     return {
+        **base.report(tasks, trajectories, samples, judge),
         "benchmark": "TextWorld quests",
         "scoring": "the game's own condition for being won",
-        "success": won.total() / max(played.total(), 1),
-        "by_level": {level: won[level] / played[level] for level in sorted(played)},
+        "by_level": base.success_by("level", tasks, trajectories, samples),
     }
 
 
