@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai_server import OpenAIServer
 
+from coevolve_jax import build, envs
 from coevolve_jax import config as configs
-from coevolve_jax import envs
 from coevolve_jax.envs import tau2
 from coevolve_jax.envs.tau2 import protocol
 from coevolve_jax.envs.tau2.arithmetic import calculate
@@ -33,6 +34,7 @@ from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
 ROOT = Path(__file__).parents[1]
 PYTHON = str(ROOT / ".tau2" / "bin" / "python")
 installed = pytest.mark.skipif(not Path(PYTHON).exists(), reason="tau2 is not set up: make tau2 does it")
+SMALL = dict(limits=Limits(1, max_calls=4), rounds=1, steps=8)  # for the suite of explorers
 SETTINGS = {"domains": list(tau2.PROTOCOLS), "train_split": "train", "eval_split": "development"}
 
 
@@ -319,8 +321,21 @@ def test_a_copy_of_a_task_is_a_leak(family):
 @installed
 def test_the_scripted_explorer_keeps_its_contract_here(family, pool):
     train = [family.scenarios("train", of(domain))[0] for domain in tau2.PROTOCOLS]
-    small = dict(limits=Limits(1, max_calls=4), rounds=1, steps=8)
-    check_explorer(scripted.make(None, family), family.tools, pool, train, **small)
+    check_explorer(scripted.make(None, family), family.tools, pool, train, **SMALL)
+
+
+@installed
+def test_a_language_model_works_in_all_four_roles_here(family, pool):
+    train = [family.scenarios("train", of(domain))[0] for domain in tau2.PROTOCOLS]
+    with OpenAIServer() as server:
+        config = configs.load_file(ROOT / "configs" / "tau2_tiny.py", "explorer=llm")
+        config.environment.python = PYTHON
+        config.explorer.update(base_url=server.url, cache="", timeout=60.0)
+        roles = build.explorer(config)
+        check_explorer(roles, family.tools, pool, train, deterministic=False, **SMALL)
+    asked = {name.partition("/")[2] for name in roles.costs if name.startswith("llm_requests")}
+    assert asked == {"reflect", "explore", "abstract", "judge"}
+    assert not any(name.startswith("llm_faults") for name in roles.costs)
 
 
 @installed

@@ -232,7 +232,7 @@ def test_the_scripted_explorer_keeps_its_contract_here(family, train, pool):
 
 
 @installed
-def test_a_language_model_finds_the_options_in_its_prompt(family, train, pool):
+def test_a_language_model_works_in_all_four_roles_and_finds_the_options_in_its_prompt(family, train, pool):
     with OpenAIServer() as server:
         config = configs.load_file(ROOT / "configs" / "textworld_tiny.py", "explorer=llm")
         config.environment.python = PYTHON
@@ -241,6 +241,9 @@ def test_a_language_model_finds_the_options_in_its_prompt(family, train, pool):
         check_explorer(roles, family.tools, pool, train * 2, deterministic=False, **SMALL)
         explored = [body["messages"][-1]["content"] for body in server.seen if "next action" in str(body)]
     assert explored and all('{"tool": "act", "arguments": {"command": "look"}}' in text for text in explored)
+    asked = {name.partition("/")[2] for name in roles.costs if name.startswith("llm_requests")}
+    assert asked == {"reflect", "explore", "abstract", "judge"}
+    assert not any(name.startswith("llm_faults") for name in roles.costs)
 
 
 @installed
