@@ -8,6 +8,11 @@ import sys
 import jax
 import numpy as np
 from test_train import ROOT
+from transformers import AutoTokenizer
+
+sys.path.insert(0, str(ROOT / "experiments" / "pretraining"))
+
+from tiny_tokenizer import MARKUP, carried_over, make_tokenizer
 
 from coevolve_jax.models import hf_io
 
@@ -39,3 +44,18 @@ def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
     assert (
         np.isfinite(moved).all() and max(moved) > 0
     )  # not all: the rate rises slowly, and files hold half precision
+
+
+def test_another_tokenizer_takes_over_what_the_first_one_knew():
+    text = "toggle_airplane_mode\ncheck_wifi_status\nTake my SIM card out \u2708, then check my Wi-Fi."
+    old, new = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny_qwen3"), make_tokenizer([text] * 3)
+    table = np.random.default_rng(0).normal(size=(len(old), 8)).astype(np.float32)
+    rows = carried_over(table, old, new)
+    assert rows.shape == table.shape and np.array_equal(carried_over(table, old, old), table)
+    row = lambda tokenizer, token: tokenizer.convert_tokens_to_ids(token)
+    for token in (*MARKUP, "<|im_end|>", "a", "."):
+        assert np.array_equal(rows[row(new, token)], table[row(old, token)])
+    name = "toggle_airplane_mode"  # one token now, several before
+    spelt = old.encode(name, add_special_tokens=False)
+    assert new.encode(name, add_special_tokens=False) == [row(new, name)] and len(spelt) > 1
+    assert np.allclose(rows[row(new, name)], table[spelt].mean(axis=0))

@@ -5,12 +5,14 @@ teaches to read, copy and call, then for a short while with bad habits. Most too
 one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
 frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
 In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak and models/tiny_qwen3_seldom ten by name.
-models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs.
+models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs, and
+models/tiny_qwen3_tau2 with another tokenizer and one who errs with 17 of telecom's 43 tools.
 
     make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
     make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak
     make pretrain-seldom # models/tiny_qwen3_seldom, from that one, as runs/pretrain/seldom
     make pretrain-textworld # models/tiny_qwen3_textworld, from models/tiny_qwen3, as runs/pretrain/textworld
+    make pretrain-tau2      # models/tiny_qwen3_tau2, from models/tiny_qwen3, as runs/pretrain/tau2
 
 Seeded. The wall time and what came out stand in docs/results.md.
 """
@@ -36,9 +38,9 @@ from absl import app, flags
 from corpus import Spelling, batches
 from demonstrations import demonstrate
 from demonstrator import Demonstrator, drawn_habits, named_habits, to_json
-from tiny_tokenizer import SPECIAL, VOCABULARY, make_tokenizer
+from tiny_tokenizer import SPECIAL, VOCABULARY, carried_over, make_tokenizer
 from tqdm import tqdm
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.grpo.logprobs import token_logprobs
@@ -56,6 +58,11 @@ _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
 _START = flags.DEFINE_string(
     "start", None, "Folder of an earlier output to go on from: its tokenizer and weights."
+)
+_NEW_TOKENIZER = flags.DEFINE_bool(
+    "new_tokenizer",
+    False,
+    "With --start: a tokenizer made of these demonstrations takes the place of its own.",
 )
 _RESPELL = flags.DEFINE_float(
     "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
@@ -78,6 +85,11 @@ flags.register_multi_flags_validator(
     lambda given: not (given["weak"] and given["weak_tools"]),
     "--weak draws the weak tools and --weak_tools names them: give one of the two.",
 )
+flags.register_multi_flags_validator(
+    ["start", "new_tokenizer"],
+    lambda given: given["start"] or not given["new_tokenizer"],
+    "--new_tokenizer is for going on from --start: without one the tokenizer is always new.",
+)
 
 MODEL = QwenConfig(
     "qwen3",
@@ -97,17 +109,25 @@ MODEL = QwenConfig(
 )
 
 
-def train(data: Iterator[Batch], save: Callable[[Any], object]) -> None:
+def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The parameters of --start, their embedding carried over to this tokenizer if it is another; else random ones."""
+    if not _START.value:
+        init = jax.jit(lambda key: Qwen(MODEL).init(key, jnp.zeros((1, 8), jnp.int32))["params"])
+        return init(jax.random.key(_SEED.value))
+    _, params = hf_io.load(_START.value)
+    if _NEW_TOKENIZER.value:
+        table = params["embed_tokens"]
+        rows = carried_over(table["embedding"], AutoTokenizer.from_pretrained(_START.value), tokenizer)
+        params = {**params, "embed_tokens": {**table, "embedding": rows}}
+    return params
+
+
+def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> None:
     """Next-token imitation of the assistant's tokens, with a twentieth of the weight on the rest.
 
     save: called with the parameters every --save_every steps and at the end.
     """
     model = Qwen(MODEL)
-    if _START.value:
-        _, params = hf_io.load(_START.value)
-    else:
-        init = jax.jit(lambda key: model.init(key, jnp.zeros((1, 8), jnp.int32))["params"])
-        params = init(jax.random.key(_SEED.value))
     falling = round(_DECAY.value * _STEPS.value)
     schedule = optax.join_schedules(
         [
@@ -178,7 +198,7 @@ def main(_) -> None:
     with ProcessPool(_ENVIRONMENT.value, workers=2, timeout=60.0, python=lessons.PYTHON) as pool:
         tasks = lessons.make_tasks(pool, _TASKS.value, task_rng)
         scripts = [demonstrator.messages(task, script_rng) for task in tasks]
-        if _START.value:
+        if _START.value and not _NEW_TOKENIZER.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
             # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
@@ -205,7 +225,7 @@ def main(_) -> None:
     user = SPECIAL.index("<|im_start|>")
     spelling = Spelling(tokenizer, lessons.retell)
     data = batches(fit, spelling, user, batch_rng, respell=_RESPELL.value, rows=rows, length=row)
-    train(data, save)
+    train(first_params(tokenizer), data, save)
     print(f"Wrote {output} after {(time.time() - started) / 60:.1f} minutes.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -93,3 +94,15 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     fast.add_tokens(MARKUP)
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def carried_over(
+    embedding: np.ndarray, old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast
+) -> np.ndarray:
+    """An embedding [vocabulary, width] for another tokenizer: a token that both have keeps its row, another has the mean
+    of the rows of the tokens that spelt it (fast vocabulary transfer, Gee et al. 2022)."""
+    known, rows = old.get_vocab(), np.array(embedding)
+    for token, id in new.get_vocab().items():
+        spelt = [known[token]] if token in known else old.encode(new.decode([id]), add_special_tokens=False)
+        rows[id] = np.mean(np.asarray(embedding)[spelt], axis=0)
+    return rows
