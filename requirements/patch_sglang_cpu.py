@@ -1,10 +1,11 @@
-"""Makes the installed SGLang start on a machine without a GPU. Run with the python of its environment:
+"""Makes the installed SGLang start on a machine without a GPU, and soon. Run with the python of its environment:
 
     .sglang/bin/python requirements/patch_sglang_cpu.py
 
 Two things break there: torchvision, imported, describes CUDA operators that its library does not have, and
-SGLang's rotary embedding asks for vLLM's kernel, which the CPU never calls. Only the exact text of the
-versions below is changed; any other version or text is refused by name. Running it twice changes nothing.
+SGLang's rotary embedding asks for vLLM's kernel, which the CPU never calls. And each of a server's three processes
+imports everything anew, for CUDA cannot be forked; without it they are. Only the exact text of the versions below is
+changed; any other version or text is refused by name. Running it twice changes nothing.
 """
 
 import os
@@ -31,6 +32,12 @@ PATCHES = (
         "sglang/srt/layers/rotary_embedding/base.py",
         "\n                from vllm._custom_ops import rotary_embedding\n",
         "\n                rotary_embedding = None  # no CUDA: from vllm._custom_ops import rotary_embedding\n",
+    ),
+    (
+        "sglang",
+        "sglang/srt/entrypoints/engine.py",
+        '\n    mp.set_start_method("spawn", force=True)\n',
+        '\n    mp.set_start_method("fork", force=True)  # no CUDA: "spawn"\n',
     ),
 )
 

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engines import FOLDER, LIMITS, generate, policy  # noqa: F401 (fixtures)
 from test_rollout import TASK
+from test_server import started_by
 
 from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
@@ -238,11 +238,6 @@ def stop_and_kill_the_next(server):
     while server._process.pid == supervisor or not started_by(server._process.pid):
         time.sleep(0.01)
     os.kill(started_by(server._process.pid), signal.SIGKILL)
-
-
-def started_by(supervisor: int) -> int:
-    """The only child of a server's supervisor, which leads the group of its processes; 0 where there is none yet."""
-    return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text() or 0)
 
 
 # ---- Reading answers -----------------------------------------------------------------------------------

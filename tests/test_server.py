@@ -39,6 +39,11 @@ def _members(session: int) -> dict[int, str]:
     return found
 
 
+def started_by(supervisor: int) -> int:
+    """The only child of a server's supervisor, which leads the group of its processes; 0 where there is none yet."""
+    return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text() or 0)
+
+
 def _until(condition, seconds: float = 120.0):
     limit = time.monotonic() + seconds
     while not (value := condition()):
@@ -95,14 +100,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, to_
 
     server = to_be_struck()
     url, group = server.url, server._process.pid
-    child = _until(
-        lambda: [
-            pid
-            for pid, line in _members(group).items()
-            if "sglang.launch_server" in line and "supervise.py" not in line
-        ]
-    )[0]
-    os.kill(child, signal.SIGKILL)
+    os.kill(_until(lambda: started_by(group)), signal.SIGKILL)
     _until(lambda: not server.alive())
     assert "code -9" in server.failure() and not _members(group)
 
@@ -128,7 +126,8 @@ def test_no_process_outlives_a_killed_owner(tmp_path):
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     group = int(owner.stdout.readline())
-    _until(lambda: sum("spawn_main" in line for line in _members(group).values()) >= 2)
+    # supervisor, HTTP server, scheduler
+    _until(lambda: sum("sglang" in line for line in _members(group).values()) >= 3)
     owner.kill()
     owner.wait()
     owner.stdout.close()
@@ -264,11 +263,12 @@ def test_patch_refuses_another_version(versions, message, tmp_path, monkeypatch)
 @pytest.mark.parametrize("damage", [lambda text: "", lambda text: text + text])
 def test_patch_refuses_another_text_and_changes_nothing(damage, tmp_path, monkeypatch):
     _site_packages(tmp_path, {"sglang": "0.5.23", "torchvision": "0.28.0"})
-    path = tmp_path / PATCHES[-1][1]
+    file = PATCHES[-1][1]
+    path = tmp_path / file
     path.write_text(damage(path.read_text()))
     before = _texts(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="base.py of sglang 0.5.23 .* times instead of once"):
+    with pytest.raises(ValueError, match=f"{file} of sglang 0.5.23 .* times instead of once"):
         _patcher().patch()
     assert _texts(tmp_path) == before
 
