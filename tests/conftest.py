@@ -59,10 +59,17 @@ LONGEST = (
     "test_run.py",
     "test_loop.py",
     "test_routing.py",
+    "test_streams.py",
     "test_grpo.py",
     "test_models.py",
+    "test_policy_explorer.py",
     "test_sharding.py",
     "test_multiprocess.py",
+    "test_attention.py",
+    "test_moe.py",
+    "test_logprobs.py",
+    "test_hf_io.py",
+    "test_plan.py",
     "test_pretrain.py",
 )
 

@@ -6,6 +6,7 @@ for one: what is compared with them bit by bit comes from a process of its own. 
 """
 
 import functools
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What a run of experiments/main.py imports, at its start and later.
 RUN = "coevolve_jax.train", "coevolve_jax.explorers.scripted", "bfcl_eval", "scipy.stats", "tensorboardX"
+LATE = "XLA_FLAGS", "NPROC"  # variables that JAX reads when its backend starts: one zygote serves all values
 
 
 class Start:
@@ -32,9 +34,10 @@ class Start:
         self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self._told, theirs = socket.socketpair()
         with theirs:
-            request = json.dumps([self.args, str(cwd)]).encode()
+            late = {name: env[name] for name in LATE if name in env}
+            request = json.dumps([self.args, late, str(cwd)]).encode()
             files = [theirs.fileno(), *(file.fileno() for file in self._files)]
-            channel, _ = _zygote(tuple(sorted(env.items())))
+            channel, _ = _zygote(tuple(sorted((k, v) for k, v in env.items() if k not in LATE)))
             socket.send_fds(channel, [request], files)
         self.pid = self._next()
 
@@ -92,6 +95,7 @@ def _serve(channel: socket.socket) -> None:
     del sys.path[0]  # this folder
     for module in RUN:
         importlib.import_module(module)
+    gc.freeze()  # what is imported is not searched for garbage in each start, and so not copied
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who waits for a start is not waited for
     while True:
         request, files, _, _ = socket.recv_fds(channel, 2**16, 3)
@@ -104,7 +108,7 @@ def _serve(channel: socket.socket) -> None:
             os.close(file)
 
 
-def _start(arguments: list[str], cwd: str, told: int, out: int, err: int) -> None:
+def _start(arguments: list[str], late: dict[str, str], cwd: str, told: int, out: int, err: int) -> None:
     """Tells the process id of the start and, when it has ended, its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
@@ -116,6 +120,7 @@ def _start(arguments: list[str], cwd: str, told: int, out: int, err: int) -> Non
     os.close(told)
     os.dup2(out, 1)
     os.dup2(err, 2)
+    os.environ.update(late)
     os.chdir(cwd)
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))

@@ -1,13 +1,8 @@
-"""The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together.
-
-As a program, this file is experiments/main.py; its first argument says how many seconds it waits for the dead.
-"""
+"""The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together."""
 
 import json
 import os
-import runpy
 import signal
-import sys
 import time
 from types import SimpleNamespace
 
@@ -19,9 +14,10 @@ from test_multiprocess import free_address
 from test_train import ROOT, command, rows
 
 from coevolve_jax import checkpoint, preemption
-from coevolve_jax.distributed import hosts, sharding
+from coevolve_jax.distributed import hosts
 from coevolve_jax.models import hf_io
 
+PROGRAM = ROOT / "tests" / "patient_main.py"
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
 THREADS = {"NPROC": "16"}
 FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once or twice are not optimised
@@ -33,16 +29,13 @@ def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60)
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS}
     address, processes = free_address(), []
-    path = os.pathsep.join((str(ROOT), environ["PYTHONPATH"]))
     # Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one in
     # each process, and gloo mixes them up.
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
-        program = [__file__, str(patience), f"--processes={address},2,{index}", *options]
-        processes.append(
-            forked.Start(program, {**environ, "PYTHONPATH": path, "XLA_FLAGS": flags}, folders[index])
-        )
+        program = [PROGRAM, str(patience), f"--processes={address},2,{index}", *options]
+        processes.append(forked.Start(program, {**environ, "XLA_FLAGS": flags}, folders[index]))
     return processes
 
 
@@ -192,9 +185,3 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         ["update", {"old_logprobs": None}, ["state", "batch"], None],
         ["update", {}, ["state", "batch", "old_logprobs"], [["int32", (3,)]]],
     ]
-
-
-if __name__ == "__main__":
-    sharding.PATIENCE = int(sys.argv.pop(1))
-    sys.argv[0] = str(ROOT / "experiments" / "main.py")
-    runpy.run_path(sys.argv[0], run_name="__main__")
