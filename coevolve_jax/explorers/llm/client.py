@@ -156,8 +156,7 @@ class Client:
             "seed": question.seed,
         }
         if c.json_schema:
-            schema = {"name": form.__name__, "schema": form.model_json_schema()}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+            request["response_format"] = _response_format(form)
         for again in (False, True):
             reply = await self._reply(server, under_way, request)
             dialogue.answers.append(reply["text"])
@@ -208,8 +207,9 @@ class Client:
         kind, detail, wait = "unreachable", "", 0.0
         try:
             async with asyncio.timeout(self._config.timeout):  # around all of it: bytes may come one by one
-                raw = await server.chat.completions.with_raw_response.create(**request)
-                return condense(self._without_key(raw.http_response.text))
+                # As it is: chat.completions.create would look through the schema at every request.
+                reply = await server.post("/chat/completions", body=request, cast_to=httpx2.Response)
+                return condense(self._without_key(reply.text))
         except Fault:
             raise
         except (TimeoutError, openai.APITimeoutError):
@@ -237,6 +237,11 @@ class Client:
         if kind not in self._said:
             self._said.add(kind)
             print(sentence, file=sys.stderr)
+
+
+@functools.cache
+def _response_format(form: type[Form]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": form.__name__, "schema": form.model_json_schema()}}
 
 
 def condense(body: str) -> dict:
