@@ -63,7 +63,7 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
     learner, params, config = make_learner(folder, setting)
     batch = make_batch(case, data, trajectories(data), config)
     micros = [learners._micro(batch, i) for i in range(int(batch.used))]
-    model, c = learner._model, learner._model.config
+    model, c = learner._programs.model, learner._programs.model.config
     draw = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
     heads = [
         draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)

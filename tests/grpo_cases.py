@@ -72,6 +72,11 @@ def make_learner(params, **changes) -> Learner:
     return Learner(MODEL, learner_config(**changes), params, temperature=1.0, mesh=sharding.make_mesh())
 
 
+def programs_of(learner) -> int:
+    """How many programs of the update it has compiled, for itself and for learners of equal settings."""
+    return learner._programs.update._cache_size()
+
+
 def init_params():
     return jax.jit(Qwen(MODEL).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
 

@@ -348,7 +348,7 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
     largest = {}
     for chunk in (16, 64):
         learner = make_learner(params, logprob_chunk=chunk)
-        traced = learner._update.trace(state, params, batch, batch.sampler_logprobs)
+        traced = learner._programs.update.trace(state, params, batch, batch.sampler_logprobs)
         text = traced.lower().compile().as_text()
         compiled = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
         shapes = [s for s in [*intermediate_sizes(traced.jaxpr.jaxpr), *compiled] if MODEL.vocab_size in s]

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from grpo_cases import init_params, make_learner, samples, trajectory
+from grpo_cases import init_params, make_learner, programs_of, samples, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,7 +99,7 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
     rng = np.random.default_rng(1)
     params = init_params()
     learner = make_learner(params, kl_coef=0.0)
-    state, used = learner.init(params), set()
+    state, used, compiled = learner.init(params), set(), programs_of(learner)
     for _ in range(100):
         trajectories = [
             trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, 33, rng.integers(1, 9))
@@ -113,7 +113,7 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
         used.add(int(batch.used))
         state, _ = learner.update(state, batch)
     assert len(used) >= 4
-    assert learner._update._cache_size() == 1
+    assert programs_of(learner) - compiled <= 1
 
 
 def both(rng, n: int, **changes) -> Sample:

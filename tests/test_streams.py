@@ -30,14 +30,14 @@ def packed(found, max_rows=8):
 
 
 @functools.cache
-def program(learner):
-    return jax.jit(learner.gradients)
+def program(gradients):
+    return jax.jit(gradients)
 
 
 def gradient(learner, start, reference, batch, old="sampler"):
     """Gradient and metrics. old: what the ratio compares with, or "sampler"."""
     old = batch.sampler_logprobs if isinstance(old, str) else old
-    grads, metrics = jax.device_get(program(learner)(start, reference, batch, old))
+    grads, metrics = jax.device_get(program(learner.gradients)(start, reference, batch, old))
     return grads, {name: value.item() for name, value in metrics.items()}
 
 

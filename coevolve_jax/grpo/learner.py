@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora, losses, operations
@@ -79,25 +80,7 @@ class Learner:
         seed: int = 0,
     ):
         moe.check_trainable(model_config, sharding.platform(mesh))
-        self._model = Qwen(
-            model_config,
-            dtype=jnp.dtype(config.dtype),
-            param_dtype=jnp.dtype(config.param_dtype),
-            remat=config.remat,
-            attention=config.attention,
-            mesh=mesh,
-            platform=sharding.platform(mesh),
-        )
-        self._config = config
-        self._temperature = temperature
-        self._seed = seed
-        self._optimizer = make_optimizer(config)
-        self._reference = reference
-        self._lora = bool(config.lora_rank)
-        self._uses_kl = config.kl != "none" and config.kl_coef > 0
-        self.scores = config.tis_cap > 0 and config.epochs > 1
-
-        if self._lora and model_config.dense_layers and model_config.sparse_layers:
+        if config.lora_rank and model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
                 "config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
                 "such layers cannot have adapters."
@@ -108,44 +91,17 @@ class Learner:
             )
         layers_and_experts = len(model_config.sparse_layers), model_config.num_experts_per_tok
         self.routing = layers_and_experts if config.replay_routing else (0, 0)
-        abstract = jax.eval_shape(self._fresh, reference)
-        everywhere = sharding.replicated(mesh)
-        whole = sharding.param_shardings(mesh, jax.eval_shape(lambda params: params, reference))
-        if self._lora:
-            tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
-            lora.check_reached(lambda p: self._model.apply({"params": p}, tokens), reference, abstract.params)
-            shardings = jax.tree.map(lambda _: everywhere, abstract)
-        else:
-            shardings = sharding.param_shardings(mesh, abstract)
-        rows = sharding.batch_sharding(mesh, axis=1)
-        batch = Batch._make(everywhere if name == "used" else rows for name in Batch._fields)
-        self._mesh, self._shardings = mesh, shardings
-        self.init = jax.jit(self._fresh, out_shardings=shardings)
-        self._update = jax.jit(
-            self._update_step,
-            in_shardings=(shardings, whole, batch, rows),
-            out_shardings=(shardings, everywhere),
-            donate_argnums=0,
-        )
-        self._score = jax.jit(
-            self._score_step, in_shardings=(shardings.params, whole, batch), out_shardings=rows
-        )
-        self._merge = jax.jit(self._merged, in_shardings=(shardings.params, whole), out_shardings=whole)
-        self.abstract_state = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
-        )
-
-    def _fresh(self, params: Any) -> TrainState:
-        c = self._config
-        if self._lora:
-            params = lora.init(jax.random.key(self._seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
-        else:  # copied, since the state is donated and the reference kept
-            params = jax.tree.map(lambda p: jnp.array(p, c.param_dtype, copy=True), params)
-        return TrainState(params, self._optimizer.init(params), jnp.zeros((), jnp.int32))
+        self.scores = config.tis_cap > 0 and config.epochs > 1
+        self._reference, self._mesh, self._own_logprobs = reference, mesh, config.tis_cap > 0
+        shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
+        settings = FrozenConfigDict(config)
+        self._programs = _Programs(model_config, settings, tree, tuple(shapes), temperature, mesh, seed)
+        self.init, self.gradients = self._programs.init, self._programs.gradients
+        self.abstract_state = self._programs.abstract_state
 
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters, for the engine and for export: LoRA's adapters are merged into the base."""
-        return self._merge(state.params, self._reference) if self._lora else state.params
+        return self._programs.policy(state.params, self._reference)
 
     def operations(self, batch: Batch[np.ndarray], updates: int) -> float:
         """That so many updates on the batch ask for, with `score` and the reference where they need them."""
@@ -156,7 +112,8 @@ class Learner:
     def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them; 0 where not
         batch.mask. Needed where `scores`."""
-        return self._score(state.params, self._reference, sharding.place_batch(self._mesh, batch, axis=1))
+        batch = sharding.place_batch(self._mesh, batch, axis=1)
+        return self._programs.score(state.params, self._reference, batch)
 
     def update(
         self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None
@@ -173,20 +130,91 @@ class Learner:
         norm of the new parameters is not finite. Metrics are scalars on the device.
         """
         batch = sharding.place_batch(self._mesh, batch, axis=1)
-        old = batch.sampler_logprobs if old_logprobs is None and not self._config.tis_cap else old_logprobs
-        return self._update(state, self._reference, batch, old)
+        old = batch.sampler_logprobs if old_logprobs is None and not self._own_logprobs else old_logprobs
+        return self._programs.update(state, self._reference, batch, old)
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
         """The update's program for batches of this shape; `.compile().memory_analysis()` is its memory.
 
         Neither the batch nor the reference need hold numbers: shapes and types do.
         """
-        old = batch.sampler_logprobs if self.scores or not self._config.tis_cap else None
-        return self._update.lower(self.abstract_state, self._reference, batch, old)
+        old = batch.sampler_logprobs if self.scores or not self._own_logprobs else None
+        return self._programs.update.lower(self.abstract_state, self._reference, batch, old)
 
     def lower_score(self, batch: Batch) -> jax.stages.Lowered:
         """The program of `score`, as `lower` has the update's."""
-        return self._score.lower(self.abstract_state.params, self._reference, batch)
+        return self._programs.score.lower(self.abstract_state.params, self._reference, batch)
+
+
+@functools.lru_cache(8)
+class _Programs:
+    """The jitted functions of a learner, and what they compute. Learners of equal settings share them, traced and
+    compiled: they hold no parameters.
+
+    tree, shapes: structure and leaves of the reference, a jax.tree_util.PyTreeDef and jax.ShapeDtypeStruct.
+    """
+
+    def __init__(
+        self,
+        model_config: QwenConfig,
+        config: FrozenConfigDict,
+        tree: Any,
+        shapes: tuple[jax.ShapeDtypeStruct, ...],
+        temperature: float,
+        mesh: Mesh,
+        seed: int,
+    ):
+        self.model = Qwen(
+            model_config,
+            dtype=jnp.dtype(config.dtype),
+            param_dtype=jnp.dtype(config.param_dtype),
+            remat=config.remat,
+            attention=config.attention,
+            mesh=mesh,
+            platform=sharding.platform(mesh),
+        )
+        self._config, self._temperature, self._seed = config, temperature, seed
+        self._optimizer, self._lora = make_optimizer(config), bool(config.lora_rank)
+        self._uses_kl = config.kl != "none" and config.kl_coef > 0
+        reference = jax.tree.unflatten(tree, shapes)
+        abstract = jax.eval_shape(self._fresh, reference)
+        everywhere = sharding.replicated(mesh)
+        whole = sharding.param_shardings(mesh, reference)
+        if self._lora:
+            tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
+            lora.check_reached(lambda p: self.model.apply({"params": p}, tokens), reference, abstract.params)
+            shardings = jax.tree.map(lambda _: everywhere, abstract)
+        else:
+            shardings = sharding.param_shardings(mesh, abstract)
+        rows = sharding.batch_sharding(mesh, axis=1)
+        batch = Batch._make(everywhere if name == "used" else rows for name in Batch._fields)
+        self._mesh, self._shardings = mesh, shardings
+        self.init = jax.jit(self._fresh, out_shardings=shardings)
+        self.update = jax.jit(
+            self._update_step,
+            in_shardings=(shardings, whole, batch, rows),
+            out_shardings=(shardings, everywhere),
+            donate_argnums=0,
+        )
+        self.score = jax.jit(
+            self._score_step, in_shardings=(shardings.params, whole, batch), out_shardings=rows
+        )
+        self._merge = jax.jit(self._merged, in_shardings=(shardings.params, whole), out_shardings=whole)
+        self.abstract_state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
+        )
+
+    def _fresh(self, params: Any) -> TrainState:
+        c = self._config
+        if self._lora:
+            params = lora.init(jax.random.key(self._seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
+        else:  # copied, since the state is donated and the reference kept
+            params = jax.tree.map(lambda p: jnp.array(p, c.param_dtype, copy=True), params)
+        return TrainState(params, self._optimizer.init(params), jnp.zeros((), jnp.int32))
+
+    def policy(self, params: Any, reference: Any) -> Any:
+        """The whole parameters: with LoRA those of the reference, with the adapters `params` merged into them."""
+        return self._merge(params, reference) if self._lora else params
 
     def gradients(
         self, params: Any, reference: Any, batch: Batch[jax.Array], old_logprobs: jax.Array | None
@@ -222,7 +250,7 @@ class Learner:
             jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), self._shardings.params
         )
         sums = (*SUMS, CE) if learns_ce else SUMS
-        start = no_grads, zeros(sums), zeros(PEAKS), moe.no_routing(self._model.config)
+        start = no_grads, zeros(sums), zeros(PEAKS), moe.no_routing(self.model.config)
         grads, sums, peaks, routing = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
         routers = moe.router_metrics(routing) if routing else {}
         return grads, {**sums, **peaks, **routers, "policy_tokens": policy_tokens}
@@ -249,7 +277,7 @@ class Learner:
         """[R, L] log-probabilities of the targets, and entropies, where the mask is True, else 0; and what the routers
         did, if there are any."""
         variables = {"params": params}
-        hidden, told = self._model.apply(
+        hidden, told = self.model.apply(
             variables,
             micro.tokens,
             micro.positions,
@@ -260,7 +288,7 @@ class Learner:
         )
         # Rows of a device as one, from which the positions that are trained on are gathered.
         joined = lambda x: x.reshape(sharding.row_parts(self._mesh), -1, *x.shape[2:])
-        unembedding, axis = self._model.apply(variables, method=Qwen.unembedding)
+        unembedding, axis = self.model.apply(variables, method=Qwen.unembedding)
         scores = token_logprobs(
             joined(hidden),
             unembedding,
