@@ -116,6 +116,8 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):  # most are
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
