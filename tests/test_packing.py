@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from grpo_cases import init_params, make_learner, programs_of, samples, trajectory
+from grpo_cases import init_params, make_learner, moved, programs_of, samples, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +114,8 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program():
         state, _ = learner.update(state, batch)
     assert len(used) >= 4
     assert programs_of(learner) - compiled <= 1
+    assert programs_of(make_learner(moved(params), kl_coef=0.0)) == programs_of(learner)  # it is theirs too
+    assert programs_of(make_learner(params, kl_coef=0.0123)) == 0
 
 
 def both(rng, n: int, **changes) -> Sample:
