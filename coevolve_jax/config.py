@@ -67,6 +67,7 @@ LATER = {
     "rollout.calls": "json",
     "engine.sharded": False,
     "checkpoint.folder": "",
+    "learner.share_prompts": False,
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.

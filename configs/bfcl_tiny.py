@@ -128,6 +128,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.group_filter = False  # leave out groups of unusually small spread
     c.learner.row_length = 512  # tokens of a packed row
     c.learner.rows_per_microbatch = 4
+    c.learner.share_prompts = False  # one copy of the prompt for the rollouts of a group that lie in one row
     c.learner.logprob_chunk = 4096  # tokens whose logits exist at once, at most; a CPU takes fewer
     c.learner.attention = "auto"  # by platform; or plain, chunked, flash (NVIDIA GPU), splash (TPU)
     c.learner.remat = False  # recompute layers in the backward pass

@@ -53,6 +53,7 @@ def learner_config(**changes) -> ConfigDict:
                 replay_routing=False,
                 row_length=32,
                 rows_per_microbatch=2,
+                share_prompts=False,
                 logprob_chunk=16,
                 remat=False,
                 dtype="float32",

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses
 from coevolve_jax.grpo.advantages import group_advantages
+from coevolve_jax.grpo.layout import assign_rows
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
-from coevolve_jax.grpo.packing import assign_rows, pack
+from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.qwen import Qwen
 
 

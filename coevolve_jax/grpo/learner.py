@@ -283,6 +283,7 @@ class _Programs:
             micro.positions,
             micro.segment_ids,
             routing,
+            micro.parents if micro.parents.size else None,
             method=Qwen.hidden,
             mutable=["intermediates"],
         )

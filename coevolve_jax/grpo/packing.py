@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
 
+from coevolve_jax.grpo import layout
 from coevolve_jax.types import Sample, Trajectory
 
 # What holds a batch's numbers: np.ndarray as packed, jax.Array on devices and in programs.
@@ -22,13 +23,15 @@ def _none(axes: int, dtype: type) -> Any:
 class Batch(NamedTuple, Generic[Array]):
     """M micro-batches of R rows of L tokens.
 
-    positions: from 0 in each segment. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
-    segment. mask: the target is a token that the policy sampled, of a sample with advantages.
+    positions: from 0 in each trajectory. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
+    trajectory. mask: the target is a token that the policy sampled, of a sample with advantages.
     sampler_logprobs, advantages, ce_weights, ref_logprobs: of the target, as in `Sample`; the first two are 0 where
     not mask. ce_weights and ref_logprobs have no elements where no sample has any.
     used: the first `used` micro-batches hold data; the rest is padding.
     routing: the experts that the sampler's A sparse layers used for the token, K of each, -1 on padding;
     without elements where the learner replays none.
+    parents: the segment that is before a token's own in its trajectory: a prompt that it shares with others. Else its
+    own. Without elements where every segment is a whole trajectory.
     """
 
     tokens: Int32[Array, "M R L"]
@@ -42,26 +45,7 @@ class Batch(NamedTuple, Generic[Array]):
     routing: Int16[Array, "M R L A K"] = _none(5, np.int16)
     ce_weights: Float32[Array, "M R L"] = _none(3, np.float32)
     ref_logprobs: Float32[Array, "M R L"] = _none(3, np.float32)
-
-
-def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the items in each row. Items longer than a row raise ValueError."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if lengths[i] > row_length:
-            raise ValueError(
-                f"A trajectory of {lengths[i]} tokens does not fit a row of {row_length}: raise "
-                "config.learner.row_length to at least config.rollout.max_length."
-            )
-        row = next((r for r in range(len(rows)) if room[r] >= lengths[i]), None)
-        if row is None:
-            rows.append([])
-            room.append(row_length)
-            row = len(rows) - 1
-        rows[row].append(i)
-        room[row] -= lengths[i]
-    return rows
+    parents: Int32[Array, "M R L"] = _none(3, np.int32)
 
 
 def pack(
@@ -71,6 +55,7 @@ def pack(
     rows_per_microbatch: int,
     max_rows: int,
     routing: tuple[int, int] = (0, 0),
+    share_prompts: bool = False,
 ) -> Batch[np.ndarray]:
     """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows.
 
@@ -80,6 +65,7 @@ def pack(
         the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
         shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
+      share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
 
     Raises:
       ValueError: a trajectory is invalid, longer than row_length or lacks the routing; numbers of a sample are not
@@ -93,7 +79,12 @@ def pack(
             f"{sum(pulled)} of {len(pulled)} samples with advantages have ref_logprobs: give them to every one, or to "
             "none and all are pulled to the frozen reference."
         )
-    rows = assign_rows([len(s.trajectory.ids) for s in samples], row_length)
+    trajectories = [s.trajectory for s in samples]
+    if share_prompts:
+        pieces = layout.shared_prompts(trajectories, row_length, replayed=routing != (0, 0))
+    else:
+        pieces = layout.alone(trajectories)
+    rows = layout.assign_rows([layout.length(piece) for piece in pieces], row_length)
     micro = max(1, -(-max_rows // rows_per_microbatch))
     while micro * rows_per_microbatch < len(rows):
         micro *= 2
@@ -111,31 +102,45 @@ def pack(
         routing=np.full((*shape, *routing), -1, np.int16),
         ce_weights=zeros(np.float32, any(s.ce_weights is not None for s in samples)),
         ref_logprobs=zeros(np.float32, any(pulled)),
+        parents=zeros(np.int32, share_prompts),
     )
     for r, row in enumerate(rows):
-        start = 0
-        for segment, k in enumerate(row, start=1):
-            sample, t = samples[k], samples[k].trajectory
-            n = len(t.ids)
-            here, predicts = slice(start, start + n), slice(start, start + n - 1)
-            sampled = t.mask[1:]
-            batch.tokens[r, here] = t.ids
-            batch.positions[r, here] = np.arange(n)
-            batch.segment_ids[r, here] = segment
-            batch.targets[r, predicts] = t.ids[1:]
-            if sample.advantages is not None:
-                batch.mask[r, predicts] = sampled
-                batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[1:], 0)
-                batch.advantages[r, predicts] = np.where(sampled, sample.advantages[1:], 0)
-                if sample.ref_logprobs is not None:
-                    batch.ref_logprobs[r, predicts] = np.where(sampled, sample.ref_logprobs[1:], 0)
-            if sample.ce_weights is not None:
-                batch.ce_weights[r, predicts] = np.where(sampled, sample.ce_weights[1:], 0)
-            if batch.routing.size:
-                batch.routing[r, here] = _routing(t, routing)
-            start += n
+        start = segment = 0
+        for piece in (pieces[k] for k in row):
+            parent = segment + 1  # the first of a piece is before all others of it
+            for span in piece:
+                segment += 1
+                here = slice(start, start + layout.length([span]))
+                _write(batch, r, here, samples[span.trajectory], span, segment)
+                if share_prompts:
+                    batch.parents[r, here] = parent
+                start = here.stop
     split = lambda x: x.reshape(micro, rows_per_microbatch, *x.shape[1:]) if x.ndim else x
     return Batch(*map(split, batch))
+
+
+def _write(
+    batch: Batch[np.ndarray], r: int, here: slice, sample: Sample, span: layout.Span, segment: int
+) -> None:
+    """Puts a span of a sample into row r of a batch [rows, L, ...], with the targets of its tokens."""
+    t = sample.trajectory
+    own, following = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
+    sampled = t.mask[following]
+    predicts = slice(here.start, here.start + len(sampled))
+    batch.tokens[r, here] = t.ids[own]
+    batch.positions[r, here] = np.arange(span.start, span.stop)
+    batch.segment_ids[r, here] = segment
+    batch.targets[r, predicts] = t.ids[following]
+    if sample.advantages is not None:
+        batch.mask[r, predicts] = sampled
+        batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[following], 0)
+        batch.advantages[r, predicts] = np.where(sampled, sample.advantages[following], 0)
+        if sample.ref_logprobs is not None:
+            batch.ref_logprobs[r, predicts] = np.where(sampled, sample.ref_logprobs[following], 0)
+    if sample.ce_weights is not None:
+        batch.ce_weights[r, predicts] = np.where(sampled, sample.ce_weights[following], 0)
+    if batch.routing.size:
+        batch.routing[r, here] = _routing(t, batch.routing.shape[2:])[own]
 
 
 def _check(sample: Sample) -> None:

@@ -57,6 +57,7 @@ def learn(
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
+        share_prompts=c.share_prompts,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None
     mismatch: dict[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +38,15 @@ def attention(
     mesh: Mesh | None = None,
     *,
     platform: str,
+    parents: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention within packed rows.
 
     q: [B, L, H, D]; k, v: [B, L, K, D] with H a multiple of K. segment_ids: int [B, L]; tokens attend
     to themselves and to earlier tokens of their own segment. Padding is segment 0: no token of another
-    segment attends to it, and its outputs are finite. None: a row is one segment. Returns [B, L, H, D].
+    segment attends to it, and its outputs are finite. None: a row is one segment. parents: int [B, L], the segment
+    that a token attends to besides, which lies before its own: a prompt that several segments share. Its own
+    where there is none; None: nowhere is one. Returns [B, L, H, D].
 
     implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
     takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
@@ -58,12 +61,14 @@ def attention(
             f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
+    if parents is not None and name in KERNELS:
+        name = "chunked"  # whose blocks go to both segments
     attend = IMPLEMENTATIONS[name]
     if name == "chunked" and platform != "cpu":
         attend = functools.partial(attend, size=LARGE_BLOCK)
     if name in KERNELS and mesh is not None and mesh.size > 1:
         attend = on_each_device(attend, mesh)
-    return attend(q, k, v, segment_ids)
+    return attend(q, k, v, segment_ids) if parents is None else attend(q, k, v, segment_ids, parents)
 
 
 def choose(platform: str, length: int) -> str:
@@ -72,7 +77,9 @@ def choose(platform: str, length: int) -> str:
     return accelerated.get(platform) or ("plain" if length <= PLAIN_LENGTH else "chunked")
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def plain(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, parents: jax.Array | None = None
+) -> jax.Array:
     """`attention` as products of whole matrices; fastest where these are small."""
     L = q.shape[1]
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -81,63 +88,86 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> j
     for start in range(0, L, size):
         end = min(start + size, L)
         mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
-        mask = mask & (segment_ids[:, start:end, None] == segment_ids[:, None, :end])
+        before = None if parents is None else parents[:, start:end, None]
+        mask = mask & _sees(segment_ids[:, start:end, None], before, segment_ids[:, None, :end])
         outputs.append(_attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
     return jnp.concatenate(outputs, axis=1)
 
 
 def chunked(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, size: int = SEGMENT_BLOCK
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    parents: jax.Array | None = None,
+    size: int = SEGMENT_BLOCK,
 ) -> jax.Array:
     """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
 
-    Blocks are `size` tokens square; those above the diagonal and those before a row's segment are skipped, so
-    memory grows with L, and time with the length of the segments.
+    Blocks are `size` tokens square; those above the diagonal and those of other segments are skipped, so memory grows
+    with L, and time with the length of the segments and of what they share.
     """
     L = q.shape[1]
     size = min(size, L)
     q, k, v, segment_ids = _pad_rows(size, q, k, v, segment_ids)
     B, padded, K, D = k.shape
     split = lambda x: x.reshape(B, -1, size, K, x.shape[2] // K, D).transpose(1, 0, 3, 4, 2, 5)
-    segments = segment_ids.reshape(B, -1, size).swapaxes(0, 1)
+    blocks = lambda x: x.reshape(B, -1, size).swapaxes(0, 1)
+    segments = _Segments(blocks(segment_ids), None if parents is None else blocks(*_pad_rows(size, parents)))
     out = _blockwise(split(q), split(k)[:, :, :, 0], split(v)[:, :, :, 0], segments)
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(B, padded, -1, D)[:, :L]
 
 
+class _Segments(NamedTuple):
+    """int [n, B, C] both; parents None where no token has another segment's."""
+
+    ids: jax.Array
+    parents: jax.Array | None
+
+
 @jax.custom_vjp
-def _blockwise(q, k, v, segments):
-    """q [n, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]; segments [n, B, C]."""
+def _blockwise(q, k, v, segments: _Segments):
+    """q [n, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]."""
     return _blockwise_forward(q, k, v, segments)[0]
 
 
-def _block_scores(q, k, segments, i, j):
+def _block_scores(q, k, segments: _Segments, i, j):
     """Scores of query block i with key block j, float32 [B, K, G, C, C]; masked ones are MASKED."""
     C, D = q.shape[-2:]
     scores = jnp.einsum("bkgcd,bksd->bkgcs", q[i], k[j], preferred_element_type=jnp.float32) * D**-0.5
     mask = i * C + jnp.arange(C)[:, None] >= j * C + jnp.arange(C)
-    mask = mask & (segments[i][:, :, None] == segments[j][:, None])
+    before = None if segments.parents is None else segments.parents[i][:, :, None]
+    mask = mask & _sees(segments.ids[i][:, :, None], before, segments.ids[j][:, None])
     return jnp.where(mask[:, None, None], scores, MASKED)
 
 
-def _first_keys(segments):
-    """[n], for each block of queries the first block of keys that can hold a token of the same segment in any row.
+def _visited(segments: _Segments) -> tuple[jax.Array, jax.Array]:
+    """For each block of queries [n, n], the blocks of keys that hold a token that it sees in any row, in order and
+    before all others; and their number [n].
 
     It goes by the range of a block's segments, with padding, which is at a row's end, as the largest: exact where
-    segments lie one after the other as `grpo/packing.py` lays them, and never too late.
+    segments lie as `grpo/packing.py` lays them, and never too few.
     """
-    segments = jnp.where(segments == 0, jnp.iinfo(jnp.int32).max, segments)
-    low, high = segments.min(axis=2), segments.max(axis=2)
-    meets = (low[:, None] <= high) & (low <= high[:, None])
-    return jnp.argmax(jnp.any(meets, axis=2), axis=1)
+    end = jnp.iinfo(jnp.int32).max
+    ids = jnp.where(segments.ids == 0, end, segments.ids)
+    low, high = ids.min(axis=2), ids.max(axis=2)
+    meets = lambda low_q, high_q: jnp.any((low_q[:, None] <= high) & (low <= high_q[:, None]), axis=2)
+    seen = meets(low, high)
+    if segments.parents is not None:
+        other = segments.parents != segments.ids
+        first, last = jnp.where(other, segments.parents, end), jnp.where(other, segments.parents, -1)
+        seen |= meets(first.min(axis=2), last.max(axis=2))
+    seen = jnp.tril(seen)
+    return jnp.argsort(~seen, axis=1, stable=True), seen.sum(axis=1)
 
 
 def _blockwise_forward(q, k, v, segments):
     n, *rows, D = q.shape
-    first = _first_keys(segments)
+    order, count = _visited(segments)
 
     def queries(i):
-        def keys(j, carry):
-            total, norm, peak = carry
+        def keys(turn, carry):
+            j, (total, norm, peak) = order[i, turn], carry
             scores = _block_scores(q, k, segments, i, j)
             higher = jnp.maximum(peak, scores.max(-1))
             weights, fade = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
@@ -147,7 +177,7 @@ def _blockwise_forward(q, k, v, segments):
             return total * fade[..., None] + part, norm * fade + weights.sum(-1), higher
 
         start = jnp.zeros((*rows, D)), jnp.zeros(rows), jnp.full(rows, MASKED)
-        total, norm, peak = jax.lax.fori_loop(first[i], i + 1, keys, start)
+        total, norm, peak = jax.lax.fori_loop(0, count[i], keys, start)
         return (total / norm[..., None]).astype(v.dtype), peak + jnp.log(norm)
 
     out, logsumexp = jax.lax.map(queries, jnp.arange(n))
@@ -158,14 +188,14 @@ def _blockwise_backward(saved, d_out):
     q, k, v, segments, out, logsumexp = saved
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scale = q.shape[-1] ** -0.5
-    first = _first_keys(segments)
+    order, count = _visited(segments)
 
     def queries(carry, i):
         d = d_out[i]
         drift = jnp.sum(d.astype(jnp.float32) * out[i].astype(jnp.float32), -1, keepdims=True)
 
-        def keys(j, carry):
-            dq, dk, dv = carry
+        def keys(turn, carry):
+            j, (dq, dk, dv) = order[i, turn], carry
             weights = jnp.exp(_block_scores(q, k, segments, i, j) - logsumexp[i][..., None])
             d_scores = weights * (product("bkgcd,bksd->bkgcs", d, v[j]) - drift) * scale
             weights, d_scores = weights.astype(v.dtype), d_scores.astype(v.dtype)
@@ -173,7 +203,7 @@ def _blockwise_backward(saved, d_out):
             dk = dk.at[j].add(product("bkgcs,bkgcd->bksd", d_scores, q[i]))
             return dq + product("bkgcs,bksd->bkgcd", d_scores, k[j]), dk, dv
 
-        dq, dk, dv = jax.lax.fori_loop(first[i], i + 1, keys, (jnp.zeros(q.shape[1:]), *carry))
+        dq, dk, dv = jax.lax.fori_loop(0, count[i], keys, (jnp.zeros(q.shape[1:]), *carry))
         return (dk, dv), dq.astype(q.dtype)
 
     zeros = jnp.zeros(k.shape), jnp.zeros(v.shape)
@@ -305,6 +335,12 @@ def _cached_attention(q, k, v, keys, values, positions):
     values = values.at[rows, :, positions].set(v.astype(values.dtype), mode="drop")
     mask = jnp.arange(values.shape[2]) <= positions[:, :, None]
     return _attend(q, keys, values, mask, "bkds"), keys, values
+
+
+def _sees(segments: jax.Array, parents: jax.Array | None, keys: jax.Array) -> jax.Array:
+    """Where a key's segment is a query's own or its parent. segments, parents: [B, T, 1]; keys: [B, 1, S]."""
+    own = segments == keys
+    return own if parents is None else own | (parents == keys)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:

@@ -189,10 +189,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
         self.mlp: Any = MoE(self.config, *args, self.mesh) if self.sparse else MLP(self.config, *args)
 
-    def __call__(self, x, cos, sin, segment_ids, routing):
+    def __call__(self, x, cos, sin, segment_ids, parents, routing):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        heads = attention(q, k, v, segment_ids, self.attention, self.mesh, platform=self.platform)
+        heads = attention(
+            q, k, v, segment_ids, self.attention, self.mesh, platform=self.platform, parents=parents
+        )
         x = x + self.self_attn.output(heads)
         return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
@@ -255,7 +257,7 @@ class Qwen(nn.Module):
             block,
             variable_axes={"params": 0},
             split_rngs={"params": True},
-            in_axes=(*[nn.broadcast] * 3, 0),
+            in_axes=(*[nn.broadcast] * 4, 0),
             length=length,
         )
         own = sparse, self.attention, self.mesh, self.platform
@@ -268,36 +270,38 @@ class Qwen(nn.Module):
 
         def stack(key, sparse, length):
             scan = self._scan(sparse, length, parent=None)
-            return scan.init(key, x, *rope(positions, c), None, None)["params"]
+            return scan.init(key, x, *rope(positions, c), None, None, None)["params"]
 
         keys = jax.random.split(key, 3)
         both = [stack(keys[0], False, len(c.dense_layers)), stack(keys[1], True, len(c.sparse_layers))]
         return stack(keys[2], False, c.num_hidden_layers) | {"mlp": both[0]["mlp"] | both[1]["mlp"]}
 
-    def __call__(self, tokens, positions=None, segment_ids=None, routing=None):
+    def __call__(self, tokens, positions=None, segment_ids=None, routing=None, parents=None):
         """tokens: int32 [B, L] -> logits, float32 [B, L, V]. See `hidden`."""
-        return self.unembed(self.hidden(tokens, positions, segment_ids, routing))
+        return self.unembed(self.hidden(tokens, positions, segment_ids, routing, parents))
 
-    def hidden(self, tokens, positions=None, segment_ids=None, routing=None):
+    def hidden(self, tokens, positions=None, segment_ids=None, routing=None, parents=None):
         """Hidden states after the final norm, [B, L, D].
 
         tokens: int32 [B, L]. positions: int32 [B, L], by default counted from each segment's start.
         segment_ids: int32 [B, L], 0 on padding; None where each row is one sequence. routing: int32 [A, B, L,
         K], the experts that each sparse layer uses for each token, such as those that the sampler used
         (arXiv 2510.11370), in place of the router's choice; their weights still are the router's, with
-        gradient. -1 leaves the choice to the router.
+        gradient. -1 leaves the choice to the router. parents: int32 [B, L], the segments that tokens attend to beside
+        their own, as of `attention`; a token's position then goes on from its parent's.
         """
         if positions is None:
             positions = default_positions(tokens, segment_ids)
         cos, sin = rope(positions, self.config)
-        x, routed = self._layers(self.embed_tokens(tokens.reshape(-1)), cos, sin, segment_ids, routing)
+        x = self.embed_tokens(tokens.reshape(-1))
+        x, routed = self._layers(x, cos, sin, segment_ids, parents, routing)
         self._tell(routed, tokens.shape)
         return self.norm(x).reshape(*tokens.shape, -1)
 
-    def _layers(self, x, cos, sin, segment_ids, routing):
+    def _layers(self, x, cos, sin, segment_ids, parents, routing):
         c = self.config
         if not (c.dense_layers and c.sparse_layers):
-            return self.layers(x, cos, sin, segment_ids, routing)
+            return self.layers(x, cos, sin, segment_ids, parents, routing)
         parts = []
         start, first = 0, {False: 0, True: 0}  # of all layers, and of those of each kind
         for sparse, run in itertools.groupby(i in c.sparse_layers for i in range(c.num_hidden_layers)):
@@ -306,7 +310,7 @@ class Qwen(nn.Module):
             params = _part(self.layers, sparse, slice(start, start + count), own)
             scan = self._scan(sparse, count, parent=None)
             given = routing[own] if sparse and routing is not None else None
-            x, routed = scan.apply({"params": params}, x, cos, sin, segment_ids, given)
+            x, routed = scan.apply({"params": params}, x, cos, sin, segment_ids, parents, given)
             parts += [routed] if sparse else []
             start, first[sparse] = start + count, own.stop
         return x, jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from coevolve_jax.grpo.packing import Batch, assign_rows, pack
+from coevolve_jax.grpo.layout import assign_rows
+from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.types import Sample, Trajectory
 
 
