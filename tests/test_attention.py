@@ -29,20 +29,22 @@ VARIANTS = {
 }
 
 
-def formula(q, k, v, segment_ids):
+def formula(q, k, v, segment_ids, parents=None):
     """softmax(q k / sqrt(D)) v with every head and the whole mask written out."""
+    parents = segment_ids if parents is None else parents
     L, D = q.shape[1], q.shape[3]
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    seen = (segment_ids[:, :, None] == segment_ids[:, None]) & (jnp.arange(L)[:, None] >= jnp.arange(L))
+    seen = (segment_ids[:, :, None] == segment_ids[:, None]) | (parents[:, :, None] == segment_ids[:, None])
+    seen = seen & (jnp.arange(L)[:, None] >= jnp.arange(L))
     scores = jnp.einsum("blhd,bshd->bhls", q, k) / math.sqrt(D)
     return jnp.einsum("bhls,bshd->blhd", jax.nn.softmax(jnp.where(seen[:, None], scores, -jnp.inf)), v)
 
 
 def with_gradient(f):
-    """jitted (q, k, v, segment_ids, weight) -> output and gradients of its product with weight."""
+    """jitted (q, k, v, segment_ids, weight[, parents]) -> output and gradients of its product with weight."""
 
-    def run(q, k, v, segment_ids, weight):
-        out, pull = jax.vjp(lambda *x: f(*x, segment_ids), q, k, v)
+    def run(q, k, v, segment_ids, weight, *parents):
+        out, pull = jax.vjp(lambda *x: f(*x, segment_ids, *parents), q, k, v)
         return out, pull(weight.astype(out.dtype))
 
     return jax.jit(run)
@@ -97,12 +99,55 @@ def test_any_packing_of_segments(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
+@pytest.mark.parametrize("name", ["chunked", "splash"])
+@pytest.mark.parametrize("shape", [(23, 6, 2, 12), (300, 2, 1, 32)], ids=str)
+def test_prompts_that_several_segments_share(name, shape):
+    """Two prompts with three branches and one, a segment of its own and padding; and a row where nothing is shared."""
+    q, k, v, segments, weight = inputs(*shape)
+    part = shape[0] // 23
+    row = np.repeat([1, 2, 3, 4, 5, 6, 7, 0], np.array([7, 3, 1, 4, 2, 2, 3, 0]) * part)
+    segments[0] = np.pad(row, (0, shape[0] - len(row)))
+    parents = np.stack([np.array([0, 1, 1, 1, 1, 5, 5, 7])[segments[0]], segments[1]]).astype(np.int32)
+    want, want_grads = with_gradient(formula)(q, k, v, segments, weight, parents)
+    got, grads = with_gradient(VARIANTS[name])(q, k, v, segments, weight, parents)
+    for a, b in zip((got, *grads), (want, *want_grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+    assert np.abs(want - with_gradient(formula)(q, k, v, segments, weight)[0]).max() > 0.1
+
+
+@settings(max_examples=25, deadline=None)
+@given(CASES)
+def test_any_packing_of_segments_that_share(case):
+    """A segment's parent is any earlier one of its row, or itself."""
+    lengths, seed = case
+    q, k, v, segments, weight = inputs(23, 6, 2, 12, seed)
+    segments[1] = np.pad(np.repeat(np.arange(1, len(lengths) + 1), lengths), (0, 23))[:23]
+    rng = np.random.default_rng(seed)
+    before = np.array([0, *(rng.integers(1, s + 1) for s in range(1, 24))])
+    parents = before[segments].astype(np.int32)
+    want, want_grads = REFERENCE(q, k, v, segments, weight, parents)
+    for f in JITTED.values():
+        got, grads = f(q, k, v, segments, weight, parents)
+        for a, b in zip((got, *grads), (want, *want_grads), strict=True):
+            np.testing.assert_allclose(a, b, atol=3e-5)
+
+
 def test_chunked_does_not_visit_blocks_of_other_segments():
     """A NaN among the values, which no mask keeps out of a product, would show it."""
     q, k, v, _, _ = inputs(23, 6, 2, 12)
     segments = np.array([[1] * 8 + [2] * 12 + [0] * 3, [1] * 3 + [2] * 5 + [4] * 12 + [0] * 3], np.int32)
     out = attn.chunked(q, k, np.where((np.arange(23) < 8)[:, None, None], np.nan, v), segments, size=8)
     assert np.isnan(out[:, :8]).all() and np.isfinite(out[:, 8:20]).all()
+
+
+@pytest.mark.parametrize("name, size", [("chunked", 8), ("splash", 512)])
+def test_blocks_between_a_segment_and_what_it_shares_are_not_visited(name, size):
+    q, k, v, _, _ = inputs(4 * size, 2, 1, 8)
+    segments = np.repeat([[1, 2, 3, 4]] * 2, size, 1).astype(np.int32)
+    parents = np.repeat([[1, 1, 1, 4]] * 2, size, 1).astype(np.int32)
+    out = VARIANTS[name](q, k, np.where(segments[..., None, None] == 2, np.nan, v), segments, parents)
+    out = out.reshape(2, 4, -1)
+    assert np.isnan(out[:, 1]).all() and np.isfinite(out[:, [0, 2, 3]]).all()
 
 
 @pytest.mark.parametrize("name", ["chunked", "flash", "splash"])

@@ -1,0 +1,136 @@
+"""Attention of packed rows by JAX's splash kernel for TPUs.
+
+Where a token sees a prompt besides its own segment, the kernel runs once for each and skips the blocks that do not meet;
+the two are merged by their log-sum-exp. The backward pass of each takes the merged output and log-sum-exp, with which it
+gives its part of the gradient.
+
+B: rows; L: tokens of a row; H: query heads; K: key-value heads; D: head dimension; n: blocks of a row.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
+
+from coevolve_jax.models.packed import Segments, meeting_blocks, pad_heads, pad_rows
+
+
+def splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    parents: jax.Array | None = None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """`attention` by splash. interpret: run it on a CPU, slowly."""
+    L, D = q.shape[1], q.shape[3]
+    size = min(512, -(-L // 128) * 128)  # lanes are 128 wide
+    q, k, v = pad_heads(-(-D // 128) * 128, q * D**-0.5, k, v)
+    q, k, v, segment_ids = pad_rows(size, q, k, v, segment_ids)
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    if parents is None:
+        attend: Any = _kernel(q.shape[1], q.shape[2], size, interpret)
+        row = lambda q, k, v, s: attend(q, k, v, kernels.SegmentIds(s, s))
+        out = jax.vmap(row)(q, k, v, segment_ids)
+    else:
+        (parents,) = pad_rows(size, parents)
+        rows: list[Any] = [_of_two(*row, size, interpret) for row in zip(q, k, v, segment_ids, parents)]
+        out = jnp.stack(rows)
+    return out.swapaxes(1, 2)[:, :L, :, :D]
+
+
+def _kernel(
+    heads: int, length: int, size: int, interpret: bool, residuals: bool = False
+) -> kernels.SplashAttentionKernel:
+    # Computed block by block inside the kernel; what is above the diagonal is never visited.
+    causal = splash_attention_mask.CausalMask((length, length))
+    return kernels.make_splash_mha(
+        splash_attention_mask.MultiHeadMask([causal] * heads),
+        block_sizes=_blocks(size),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+        save_residuals=residuals,
+    )
+
+
+def _blocks(size: int) -> kernels.BlockSizes:
+    names = (
+        "block_q",
+        "block_kv",
+        "block_kv_compute",
+        "block_q_dkv",
+        "block_kv_dkv",
+        "block_kv_dkv_compute",
+        "block_q_dq",
+        "block_kv_dq",
+    )
+    return kernels.BlockSizes(**dict.fromkeys(names, size))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _of_two(q, k, v, segment_ids, parents, size: int, interpret: bool):
+    """One row: q [H, L, D], k and v [K, L, D], segment_ids and parents [L] -> [H, L, D]."""
+    return _of_two_forward(q, k, v, segment_ids, parents, size, interpret)[0]
+
+
+def _of_two_forward(q, k, v, segment_ids, parents, size, interpret):
+    own, prompt = _parts(q, segment_ids, parents, size, interpret)
+    (out, (logsumexp,)), (out_prompt, (logsumexp_prompt,)) = (
+        part(q, k, v, ids) for part, ids in (own, prompt)
+    )
+    both = parents != segment_ids  # elsewhere the second run means nothing
+    merged = jnp.where(both, jnp.logaddexp(logsumexp, logsumexp_prompt), logsumexp)
+    weigh = lambda x, part: x.astype(jnp.float32) * jnp.exp(part - merged)[..., None]
+    out = weigh(out, logsumexp) + jnp.where(both[:, None], weigh(out_prompt, logsumexp_prompt), 0)
+    out = out.astype(q.dtype)
+    return out, (q, k, v, segment_ids, parents, out, merged)
+
+
+def _of_two_backward(size, interpret, saved, d_out):
+    q, k, v, segment_ids, parents, out, logsumexp = saved
+    grads = []
+    for part, ids in _parts(q, segment_ids, parents, size, interpret):
+        given = (q, k, v, ids, None, out, logsumexp, part.dq_mask_info, part.dkv_mask_info)
+        grads.append(kernels._splash_attention_bwd(**part.kwargs, res=given, do=d_out)[3:6])
+    return *map(jnp.add, *grads), None, None
+
+
+_of_two.defvjp(_of_two_forward, _of_two_backward)
+
+
+def _parts(q, segment_ids, parents, size: int, interpret: bool):
+    """The kernel of a token's own segment and that of its parent, each with the segments of queries and keys."""
+    kernel = _kernel(q.shape[0], q.shape[1], size, interpret, residuals=True)
+    meetings = meeting_blocks(Segments(segment_ids[None], parents[None]).blocks(size))
+    alone = jnp.where(parents == segment_ids, -1, parents)  # which no key is
+    for meets, ids in zip(meetings, (segment_ids, alone)):
+        yield _visiting(kernel, meets), kernels.SegmentIds(ids, segment_ids)
+
+
+def _visiting(kernel, meets: Any) -> kernels.SplashAttentionKernel:
+    """The kernel with only those blocks visited that meet, bool [n, n] by queries and keys."""
+    of_queries = _visits(meets)
+    of_keys = _visits(meets.T)
+    change = lambda info, next: info._replace(block_mask=meets[None].astype(jnp.int32), data_next=next[None])
+    return kernels.SplashAttentionKernel(
+        change(kernel.fwd_mask_info, of_queries),
+        change(kernel.dq_mask_info, of_queries),
+        change(kernel.dkv_mask_info, of_keys.T),
+        **kernel.kwargs,
+    )
+
+
+def _visits(meets: jax.Array) -> jax.Array:
+    """int [n, n], for each turn of a grid that takes the rows one after the other: the column of the next block that is
+    visited, this one included. The kernel fetches it ahead."""
+    n = len(meets)
+    places = jnp.where(meets, jnp.arange(n * n).reshape(n, n), n * n - 1).reshape(-1)
+    return (jax.lax.cummin(places, reverse=True) % n).reshape(n, n)
