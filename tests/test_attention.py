@@ -99,7 +99,7 @@ def test_any_packing_of_segments(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked", "splash"])
+@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
 @pytest.mark.parametrize("shape", [(23, 6, 2, 12), (300, 2, 1, 32)], ids=str)
 def test_prompts_that_several_segments_share(name, shape):
     """Two prompts with three branches and one, a segment of its own and padding; and a row where nothing is shared."""
@@ -140,7 +140,7 @@ def test_chunked_does_not_visit_blocks_of_other_segments():
     assert np.isnan(out[:, :8]).all() and np.isfinite(out[:, 8:20]).all()
 
 
-@pytest.mark.parametrize("name, size", [("chunked", 8), ("splash", 512)])
+@pytest.mark.parametrize("name, size", [("chunked", 8), ("flash", 128), ("splash", 512)])
 def test_blocks_between_a_segment_and_what_it_shares_are_not_visited(name, size):
     q, k, v, _, _ = inputs(4 * size, 2, 1, 8)
     segments = np.repeat([[1, 2, 3, 4]] * 2, size, 1).astype(np.int32)

@@ -81,7 +81,8 @@ def compile_programs(
     )
     rows = size.rows * sharding.row_parts(mesh)
     micros = -(-config.rollout.tasks_per_step * config.rollout.group_size // rows)
-    batch = abstract_batch((micros, rows, size.length), learner.routing)
+    shape = micros, rows, size.length
+    batch = abstract_batch(shape, learner.routing, share_prompts=config.learner.share_prompts)
     programs = {"update": learner.lower}
     if learner.scores:
         programs["score"] = learner.lower_score
@@ -116,8 +117,11 @@ def compile_programs(
     return accounts
 
 
-def abstract_batch(shape: tuple[int, int, int], routing: tuple[int, int]) -> Batch[Any]:
+def abstract_batch(
+    shape: tuple[int, int, int], routing: tuple[int, int], *, share_prompts: bool = False
+) -> Batch[Any]:
     """A batch of micro-batches, rows and tokens of that number, without numbers. routing: as of `Learner`."""
+    shared = {"parents": jax.ShapeDtypeStruct(shape, jnp.int32)} if share_prompts else {}
     array = lambda dtype, *more: jax.ShapeDtypeStruct((*shape, *more), dtype)
     return Batch(
         tokens=array(jnp.int32),
@@ -129,6 +133,7 @@ def abstract_batch(shape: tuple[int, int, int], routing: tuple[int, int]) -> Bat
         advantages=array(jnp.float32),
         used=jax.ShapeDtypeStruct((), jnp.int32),
         routing=array(jnp.int16, *routing),
+        **shared,
     )
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.gpu import attention as gpu_kernel
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.blockwise import LARGE_BLOCK, chunked
-from coevolve_jax.models.packed import MASKED, pad_heads, pad_rows, sees
+from coevolve_jax.models.flash import flash
+from coevolve_jax.models.packed import MASKED, sees
 from coevolve_jax.models.splash import splash
 
 # `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
@@ -59,8 +58,6 @@ def attention(
             f"Attention {name!r} (config.learner.attention) is unknown: use auto, "
             f"{', '.join(IMPLEMENTATIONS)}."
         )
-    if parents is not None and name == "flash":
-        name = "chunked"  # the kernel knows one segment only
     attend = IMPLEMENTATIONS[name]
     if name == "chunked" and platform != "cpu":
         attend = functools.partial(attend, size=LARGE_BLOCK)
@@ -90,19 +87,6 @@ def plain(
         mask = mask & sees(segment_ids[:, start:end, None], before, segment_ids[:, None, :end])
         outputs.append(_attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
     return jnp.concatenate(outputs, axis=1)
-
-
-def flash(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
-) -> jax.Array:
-    """`attention` by JAX's Pallas (Triton) kernel for NVIDIA GPUs. interpret: run it on a CPU, slowly."""
-    L, D = q.shape[1], q.shape[3]
-    # The kernel has no groups of heads, and its products take head dimensions of 16, 32, 64, ...
-    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    q, k, v = pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
-    q, k, v, segment_ids = pad_rows(128, q, k, v, segment_ids)
-    out: Any = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
-    return out[:, :L, :, :D]
 
 
 KERNELS = {"flash": flash, "splash": splash}

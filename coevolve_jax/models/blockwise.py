@@ -60,7 +60,7 @@ def _visited(segments: Segments) -> tuple[jax.Array, jax.Array]:
     """For each block of queries [n, n], the blocks of keys that meet it, in order and before all others; and their number
     [n]."""
     own, parents = meeting_blocks(segments)
-    seen = own if parents is None else own | parents
+    seen = own | parents
     return jnp.argsort(~seen, axis=1, stable=True), seen.sum(axis=1)
 
 

@@ -33,9 +33,9 @@ def sees(segments: jax.Array, parents: jax.Array | None, keys: jax.Array) -> jax
     return own if parents is None else own | (parents == keys)
 
 
-def meeting_blocks(segments: Segments) -> tuple[jax.Array, jax.Array | None]:
+def meeting_blocks(segments: Segments) -> tuple[jax.Array, jax.Array]:
     """bool [n, n] both, from segments in blocks: whether in any row a token of a block of queries may see one of a block
-    of keys that is of its own segment, and one of its parent (None without parents).
+    of keys that is of its own segment, and one of its parent, where that is another.
 
     It goes by the range of a block's segments, with padding, which is at a row's end, as the largest: exact where
     segments lie as `grpo/packing.py` lays them (but where a block has branches of several prompts), and never too few.
@@ -45,7 +45,7 @@ def meeting_blocks(segments: Segments) -> tuple[jax.Array, jax.Array | None]:
     low, high = ids.min(axis=2), ids.max(axis=2)
     meet = lambda first, last: jnp.tril(jnp.any((first[:, None] <= high) & (low <= last[:, None]), axis=2))
     if segments.parents is None:
-        return meet(low, high), None
+        return meet(low, high), jnp.zeros((len(ids), len(ids)), bool)
     other = segments.parents != segments.ids
     first, last = jnp.where(other, segments.parents, end), jnp.where(other, segments.parents, -1)
     return meet(low, high), meet(first.min(axis=2), last.max(axis=2))

@@ -115,7 +115,7 @@ def _parts(q, segment_ids, parents, size: int, interpret: bool):
         yield _visiting(kernel, meets), kernels.SegmentIds(ids, segment_ids)
 
 
-def _visiting(kernel, meets: Any) -> kernels.SplashAttentionKernel:
+def _visiting(kernel, meets: jax.Array) -> kernels.SplashAttentionKernel:
     """The kernel with only those blocks visited that meet, bool [n, n] by queries and keys."""
     of_queries = _visits(meets)
     of_keys = _visits(meets.T)
