@@ -72,12 +72,13 @@ def test_equals_the_formula_forward_and_backward(name, shape):
 @pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
 def test_bfloat16_stays_close_and_keeps_its_type(name):
     q, k, v, segments, weight = inputs(23, 6, 2, 12)
-    want, want_grads = with_gradient(formula)(q, k, v, segments, weight)
     half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
-    got, grads = with_gradient(VARIANTS[name])(*half, segments, weight)
-    assert {x.dtype for x in (got, *grads)} == {jnp.dtype(jnp.bfloat16)}
-    for a, b in zip((got, *grads), (want, *want_grads), strict=True):
-        np.testing.assert_allclose(a.astype(np.float32), b, atol=0.12)
+    for parents in ([], [np.where(segments > 1, 1, segments)]):
+        want, want_grads = with_gradient(formula)(q, k, v, segments, weight, *parents)
+        got, grads = with_gradient(VARIANTS[name])(*half, segments, weight, *parents)
+        assert {x.dtype for x in (got, *grads)} == {jnp.dtype(jnp.bfloat16)}
+        for a, b in zip((got, *grads), (want, *want_grads), strict=True):
+            np.testing.assert_allclose(a.astype(np.float32), b, atol=0.12)
 
 
 CASES = st.tuples(st.lists(st.integers(1, 23), min_size=1, max_size=8), st.integers(0, 2**31))
@@ -182,13 +183,15 @@ def largest_tensor(text: str) -> int:
 def test_lowers_for_its_platform_without_an_l_by_l_array(f, platform, kernel):
     """Qwen3-4B's heads and 16,384 tokens, forward and backward; `plain` shows that the measure sees them."""
     L, shape = 16384, lambda heads: jax.ShapeDtypeStruct((1, 16384, heads, 128), jnp.bfloat16)
-    args = shape(32), shape(8), shape(8), jax.ShapeDtypeStruct((1, L), jnp.int32), shape(32)
-    text = with_gradient(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
-    assert (kernel or "") in text
-    if f is attn.plain:
-        assert largest_tensor(text) >= L * L
-    else:
-        assert largest_tensor(text) <= L * 32 * 128 < L * L
+    segments = jax.ShapeDtypeStruct((1, L), jnp.int32)
+    args = shape(32), shape(8), shape(8), segments, shape(32)
+    for parents in ([], [segments]):
+        text = with_gradient(f).trace(*args, *parents).lower(lowering_platforms=(platform,)).as_text()
+        assert (kernel or "") in text
+        if f is attn.plain:
+            assert largest_tensor(text) >= L * L
+        else:
+            assert largest_tensor(text) <= L * 32 * 128 < L * L
 
 
 def test_auto_takes_the_platforms_own():
@@ -232,21 +235,23 @@ from coevolve_jax.models import attention as attn
 rng = np.random.default_rng(0)
 q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))
 segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0]], 4, 0)
-def run(f):
+parents = np.minimum(segments, 1)
+def run(f, *parents):
     def both(q, k, v):
-        out, pull = jax.vjp(lambda *x: f(*x, segments), q, k, v)
+        out, pull = jax.vjp(lambda *x: f(*x, segments, *parents), q, k, v)
         return out, pull(w)
     return both
-want = jax.jit(run(attn.plain))(q, k, v)
 mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
 args = jax.device_put((q, k, v), sharding.head_sharding(mesh))
 kernels = [functools.partial(f, interpret=True) for f in (attn.flash, attn.splash)]
 for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernels]):
-    got = jax.jit(run(f))(*args)
-    assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+    for given in ([], [parents]):
+        got, want = jax.jit(run(f, *given))(*args), jax.jit(run(attn.plain, *given))(q, k, v)
+        assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
-    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, platform="cpu"))
+    given = dict(platform="cpu", parents=parents)
+    spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, **given))
     text = spread.trace(*args).lower(lowering_platforms=(platform,)).as_text()
     assert call in text and "manual_computation" in text, text
 with pytest.raises(ValueError, match="2 key-value heads .*tensor axis of 4"):
