@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -196,3 +196,31 @@ def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
     rows = ("data", "fsdp")
     rows = P(rows) if tokens % math.prod(mesh.shape[axis] for axis in rows) == 0 else P()
     return rows, P("expert", None, "tensor"), P("expert", "tensor"), ("expert", "tensor")
+
+
+class LogprobAxes(NamedTuple):
+    """How `grpo/logprobs.py` lies on a mesh.
+
+    blocks: spec of arrays [N, rows * columns, ...]. gathered: of the unembedding as the loops use it. own: of the
+    parameter, and of its gradient. vocabulary, fsdp, others: the axes that split the vocabulary, and beside it the
+    parameter; and those over which its gradient is only added.
+    """
+
+    blocks: P
+    gathered: P
+    own: P
+    vocabulary: str
+    fsdp: str
+    others: tuple[str, ...]
+
+
+def logprob_axes(vocab_axis: int) -> LogprobAxes:
+    """vocab_axis: the unembedding's, 0 of [V, D] or 1 of [D, V]."""
+    own = P("tensor", "fsdp") if vocab_axis == 0 else P("fsdp", "tensor")
+    gathered = P(*(axis if axis == "tensor" else None for axis in own))
+    return LogprobAxes(P(None, ROWS), gathered, own, "tensor", "fsdp", ("data", "expert"))
+
+
+def vocabulary_parts(mesh: Mesh) -> int:
+    """Into how many parts the vocabulary is split."""
+    return mesh.shape["tensor"]

@@ -298,9 +298,9 @@ class _Programs:
             mask=joined(mask),
             temperature=self._temperature,
             chunk=self._config.logprob_chunk,
-            whole=self._mesh.size > 1,
             frozen=self._lora,
             platform=sharding.platform(self._mesh),
+            mesh=self._mesh if self._mesh.size > 1 else None,
         )
         logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")

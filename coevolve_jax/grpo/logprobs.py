@@ -4,6 +4,10 @@ Logits exist for one block of positions and one tile of the vocabulary at a time
 maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135); the backward pass computes each
 tile's logits again.
 
+On a mesh each device goes through its own positions, and its part of the vocabulary where that is split, and meets the
+others before and after the loop only: the unembedding is gathered in the type of the computation, its gradient reduced in
+float32, and parts of the vocabulary are put together as tiles are.
+
 R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
 T: entries of a tile.
 """
@@ -11,14 +15,19 @@ T: entries of a tile.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Float32, Int
 
-# On one CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary, which may
-# be spread over devices, is one tile: products are so fast there that fewer and larger ones are better.
+from coevolve_jax.distributed import sharding
+
+# On a CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary is one tile:
+# products are so fast there that fewer and larger ones are better.
 CPU_BLOCK, CPU_TILE = 256, 2048
 SCOPE = "logprobs"  # of its loops in compiled programs
 LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a number
@@ -26,7 +35,7 @@ LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a num
 
 class _Plan(NamedTuple):
     """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits. frozen: the unembedding
-    gets no gradient. platform: that the program is for."""
+    gets no gradient. platform: that the program is for. mesh: over which rows or vocabulary are spread, if they are."""
 
     columns: int
     tile: int
@@ -34,6 +43,7 @@ class _Plan(NamedTuple):
     temperature: float
     frozen: bool
     platform: str
+    mesh: Mesh | None
 
 
 def token_logprobs(
@@ -45,9 +55,9 @@ def token_logprobs(
     mask: Bool[Array, "*rows L"] | None = None,
     temperature: float = 1.0,
     chunk: int = 2048,
-    whole: bool = False,
     frozen: bool = False,
     platform: str = "cpu",
+    mesh: Mesh | None = None,
 ) -> tuple[Float32[Array, "*rows L"], Float32[Array, "*rows L"]]:
     """log p(target) and the entropy at each position, in nats.
 
@@ -62,9 +72,9 @@ def token_logprobs(
       mask: what is returned where it is False is 0. None: True everywhere.
       temperature: logits are divided by it, as the sampler does.
       chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
-      whole: never divide the vocabulary, for an unembedding that lies on several devices.
       frozen: the unembedding is not trained: its gradient, a third of the backward pass, is zeros.
       platform: that the program is for (cpu, gpu, tpu), by which its blocks have their sizes.
+      mesh: where rows and unembedding lie on several devices, that mesh, whose parts divide the rows.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy).
@@ -78,18 +88,19 @@ def token_logprobs(
             mask=None if mask is None else mask[None],
             temperature=temperature,
             chunk=chunk,
-            whole=whole,
             frozen=frozen,
             platform=platform,
+            mesh=mesh,
         )
         return single[0][0], single[1][0]
 
     rows, length, _ = hidden.shape
-    columns, tile = block_columns(rows, length, chunk, platform), unembedding.shape[vocab_axis]
+    columns = block_columns(rows, length, chunk, platform)
+    tile = unembedding.shape[vocab_axis] // (1 if mesh is None else sharding.vocabulary_parts(mesh))
     if platform == "cpu":
-        tile = tile if whole else _even(tile, CPU_TILE)
+        tile = _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
-    plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform)
+    plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform, mesh)
     return _masked_logprobs(plan, hidden, unembedding, targets, mask)
 
 
@@ -110,10 +121,24 @@ def _masked_logprobs(plan: _Plan, hidden: jax.Array, matrix: jax.Array, targets:
     return _forward(plan, hidden, matrix, targets, mask)[0]
 
 
-@jax.named_scope(SCOPE)
 def _forward(plan: _Plan, hidden, matrix, targets, mask):
     order, back, used = _order(plan.columns, mask)
-    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
+    blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
+    loop, gathered = functools.partial(_statistics, plan), matrix
+    if plan.mesh is not None:
+        loop, gathered = _spread_statistics(plan), _gather(plan, matrix.astype(hidden.dtype))
+    peak, total, surprise, picked = loop(used, gathered, blocks)
+    logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
+    outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
+    outputs = tuple(jnp.where(mask, _unblock(x, back), 0) for x in outputs)
+    return outputs, (hidden, matrix, gathered, targets, mask, logz)
+
+
+@jax.named_scope(SCOPE)
+def _statistics(plan: _Plan, used, matrix, blocks):
+    """Of each position, [N, n] each: the largest logit; and, of logits below that, the sum of exponentials, the sum of
+    exponential times logit, and the target's."""
+    h_NxnxD, t_Nxn = blocks
 
     def one_tile(i, stats):
         start, first, tile = _tile(plan, matrix, i)
@@ -147,19 +172,25 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
         nothing,
         nothing + jnp.nan,
     )  # a target outside the vocabulary is never picked
-    peak, total, surprise, picked = _each_tile(plan, matrix, one_tile, stats)
-    logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
-    outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
-    outputs = tuple(jnp.where(mask, _unblock(x, back), 0) for x in outputs)
-    return outputs, (hidden, matrix, targets, mask, logz)
+    return _each_tile(plan, matrix, one_tile, stats)
+
+
+def _backward(plan: _Plan, residuals, cotangents):
+    hidden, matrix, gathered, targets, mask, logz = residuals
+    order, back, used = _order(plan.columns, mask)
+    blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
+    g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
+    loop = functools.partial(_gradients, plan) if plan.mesh is None else _spread_gradients(plan)
+    d_hidden, d_matrix = loop(used, gathered, (*blocks, g_Nxn, logz))
+    # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
+    d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
+    return d_hidden, None if plan.frozen else d_matrix.astype(matrix.dtype), None, None
 
 
 @jax.named_scope(SCOPE)
-def _backward(plan: _Plan, residuals, cotangents):
-    hidden, matrix, targets, mask, logz = residuals
-    order, back, used = _order(plan.columns, mask)
-    h_NxnxD, t_Nxn = (_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
-    g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
+def _gradients(plan: _Plan, used, matrix, blocks):
+    """By the hidden states, [N, n, D], and by the matrix, None where it is frozen."""
+    h_NxnxD, t_Nxn, g_Nxn, logz = blocks
 
     def one_tile(i, carry):
         d_hidden, d_matrix = carry
@@ -182,16 +213,62 @@ def _backward(plan: _Plan, residuals, cotangents):
         d_hidden, d_tile = jax.lax.fori_loop(0, used, one_block, (d_hidden, d_tile))
         return d_hidden, None if plan.frozen else _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
 
-    tiles = matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
-    d_hidden = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else hidden.dtype)
-    d_matrix = None if plan.frozen else jnp.zeros_like(matrix)  # None: no gradient
-    d_hidden, d_matrix = _each_tile(plan, matrix, one_tile, (d_hidden, d_matrix))
-    # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
-    d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
-    return d_hidden, d_matrix, None, None
+    split = plan.mesh is not None and sharding.vocabulary_parts(plan.mesh) > 1
+    tiles = split or matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
+    d_hidden = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else h_NxnxD.dtype)
+    d_matrix = None if plan.frozen else jnp.zeros(matrix.shape, jnp.float32)
+    return _each_tile(plan, matrix, one_tile, (d_hidden, d_matrix))
 
 
 _masked_logprobs.defvjp(_forward, _backward)
+
+
+def _gather(plan: _Plan, matrix: jax.Array) -> jax.Array:
+    where = sharding.logprob_axes(plan.axis).gathered
+    return jax.lax.with_sharding_constraint(matrix, NamedSharding(plan.mesh, where))
+
+
+def _spread_statistics(plan: _Plan) -> Callable:
+    """`_statistics` on a mesh."""
+    axes = sharding.logprob_axes(plan.axis)
+
+    def one_device(used, part, blocks):
+        peak, total, surprise, picked = _statistics(plan, used, part, _own(axes, plan, part, blocks))
+        highest = jax.lax.pmax(peak, axes.vocabulary)
+        rise = peak - highest
+        shrink = jnp.exp(rise)
+        here = ~jnp.isnan(picked)
+        add = functools.partial(jax.lax.psum, axis_name=axes.vocabulary)
+        picked = jnp.where(add(here) > 0, add(jnp.where(here, picked + rise, 0)), jnp.nan)
+        return highest, add(shrink * total), add(shrink * (surprise + rise * total)), picked
+
+    return _shard_map(plan, one_device, axes.blocks)
+
+
+def _spread_gradients(plan: _Plan) -> Callable:
+    """`_gradients` on a mesh."""
+    axes = sharding.logprob_axes(plan.axis)
+
+    def one_device(used, part, blocks):
+        d_hidden, d_part = _gradients(plan, used, part, _own(axes, plan, part, blocks))
+        if not plan.frozen:
+            d_part = jax.lax.psum_scatter(d_part, axes.fsdp, scatter_dimension=1 - plan.axis, tiled=True)
+            d_part = jax.lax.psum(d_part, axes.others)
+        return jax.lax.psum(d_hidden, axes.vocabulary), d_part
+
+    return _shard_map(plan, one_device, (axes.blocks, axes.own))
+
+
+def _shard_map(plan: _Plan, one_device: Callable, results) -> Callable:
+    axes = sharding.logprob_axes(plan.axis)
+    given = P(), axes.gathered, axes.blocks
+    return jax.shard_map(one_device, mesh=plan.mesh, in_specs=given, out_specs=results, check_vma=False)
+
+
+def _own(axes: sharding.LogprobAxes, plan: _Plan, part: jax.Array, blocks: tuple) -> tuple:
+    """The blocks with targets counted from the first entry of the device's part of the vocabulary."""
+    h_NxnxD, t_Nxn, *others = blocks
+    return h_NxnxD, t_Nxn - jax.lax.axis_index(axes.vocabulary) * part.shape[plan.axis], *others
 
 
 def _each_tile(plan: _Plan, matrix: jax.Array, body, carry):
