@@ -138,6 +138,9 @@ assert set(update.loops) == {"once", "micro-batch", "layer", "vocabulary"}, upda
 # The weights of a layer are whole in the layers' loop alone, each time; their gradients are added there.
 layer = update.loops["layer"].collectives
 assert layer["all-gather"][0] >= 2 and {"reduce-scatter", "all-reduce"} & set(layer), layer
+# The unembedding is gathered and its gradient reduced once for a micro-batch, not for each block.
+assert not any(account.loops["vocabulary"].collectives for account in accounts.values())
+assert update.loops["micro-batch"].collectives["reduce-scatter"][0] == 1
 # Products with a layer's matrices: forward twice, one of them again, and backward; and the reference's. Attention is beside.
 weights = sum(a * b for a, b in ((16, 16), (16, 8), (16, 8), (16, 16), (16, 24), (16, 24), (24, 16)))
 once = 2 * 64 * weights

@@ -1,7 +1,11 @@
-"""Blocks of positions and tiles of the vocabulary give what the whole softmax gives."""
+"""Blocks of positions and tiles of the vocabulary give what the whole softmax gives, on one device and on eight."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from coevolve_jax.aot import work
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 21, 5, 37
@@ -158,3 +164,65 @@ def test_no_array_holds_a_block_of_the_whole_vocabulary_on_a_cpu(monkeypatch):
     text = jax.jit(f).lower(hidden, table).compile().as_text()
     shapes = set(re.findall(rf"f32\[([\d,]*\b{VOCABULARY}\b[\d,]*)\]", text))
     assert shapes == {f"{WIDTH},{VOCABULARY}"}
+
+
+def test_on_a_mesh_the_loop_over_blocks_has_no_collective_and_nothing_else_changes():
+    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    root = Path(__file__).parents[1]
+    environment = os.environ | {
+        "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8",
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")]),
+        "NPROC": "16",  # threads, for collectives that wait
+    }
+    program = "import test_logprobs; test_logprobs.check_meshes()"
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+def check_meshes():
+    logprobs.CPU_BLOCK, logprobs.CPU_TILE = (
+        16,
+        16,
+    )  # half of the vocabulary is two tiles, of which one repeats entries
+    rows, length, width, vocabulary = 8, 11, 8, 38
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    targets = rng.integers(0, vocabulary, (rows, length))
+    mask = rng.random((rows, length)) < np.linspace(0, 1, rows)[:, None]
+    given = draw(rows, length, width), draw(vocabulary, width), targets, mask, draw(rows, length)
+    meshes = dict(data=8), dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=2, expert=2, tensor=2)
+    for sizes, axis, frozen in zip(meshes, (0, 1, 0, 1), (False, False, False, True)):
+        mesh = sharding.make_mesh(**sizes)
+        table = given[1] if axis == 0 else given[1].T
+        arguments = given[0], table, *given[2:]
+        own = jax.NamedSharding(mesh, sharding.logprob_axes(axis).own)
+        place = sharding.batch_sharding(mesh)
+        spread = [jax.device_put(x, own if i == 1 else place) for i, x in enumerate(arguments)]
+        f = functools.partial(scores_and_gradients, axis, frozen)
+        want = jax.jit(functools.partial(f, None))(*arguments)
+        program = jax.jit(functools.partial(f, mesh)).lower(*spread).compile()
+        for got, exact in zip(jax.tree.leaves(program(*spread)), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(got, exact, atol=2e-5, err_msg=str(sizes))
+        found = work.by_loop(program.as_text(), lambda path: path)
+        inside = {loops: part.collectives for loops, part in found.items() if loops and part.operations}
+        assert len(inside) == 2 and not any(inside.values()), (sizes, inside)
+        outside = found[()].collectives
+        gathered, reduced = (outside.get(name, (0, 0))[0] for name in ("all-gather", "reduce-scatter"))
+        assert (gathered, reduced) == (1, not frozen), (sizes, outside)
+
+
+def scores_and_gradients(axis, frozen, mesh, hidden, table, targets, mask, weights):
+    def total(hidden, table):
+        both = logprobs.token_logprobs(
+            hidden,
+            table,
+            targets,
+            vocab_axis=axis,
+            mask=mask,
+            temperature=0.7,
+            chunk=32,
+            frozen=frozen,
+            mesh=mesh,
+        )
+        return jnp.sum(both[0] * weights), both
+
+    return jax.grad(total, argnums=(0, 1), has_aux=True)(hidden, table)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Float32, Int
 
@@ -126,7 +126,7 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
     blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     loop, gathered = functools.partial(_statistics, plan), matrix
     if plan.mesh is not None:
-        loop, gathered = _spread_statistics(plan), _gather(plan, matrix.astype(hidden.dtype))
+        loop, gathered = _spread_statistics(plan), _gather(plan, matrix, hidden.dtype)
     peak, total, surprise, picked = loop(used, gathered, blocks)
     logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
     outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
@@ -223,9 +223,14 @@ def _gradients(plan: _Plan, used, matrix, blocks):
 _masked_logprobs.defvjp(_forward, _backward)
 
 
-def _gather(plan: _Plan, matrix: jax.Array) -> jax.Array:
-    where = sharding.logprob_axes(plan.axis).gathered
-    return jax.lax.with_sharding_constraint(matrix, NamedSharding(plan.mesh, where))
+def _gather(plan: _Plan, matrix: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Cast before it is gathered: left to itself the compiler may do it afterwards."""
+    axes = sharding.logprob_axes(plan.axis)
+    gather = lambda part: jax.lax.all_gather(part.astype(dtype), axes.fsdp, axis=1 - plan.axis, tiled=True)
+    spread = jax.shard_map(
+        gather, mesh=plan.mesh, in_specs=axes.own, out_specs=axes.gathered, check_vma=False
+    )
+    return spread(matrix)
 
 
 def _spread_statistics(plan: _Plan) -> Callable:
@@ -251,10 +256,13 @@ def _spread_gradients(plan: _Plan) -> Callable:
 
     def one_device(used, part, blocks):
         d_hidden, d_part = _gradients(plan, used, part, _own(axes, plan, part, blocks))
-        if not plan.frozen:
-            d_part = jax.lax.psum_scatter(d_part, axes.fsdp, scatter_dimension=1 - plan.axis, tiled=True)
-            d_part = jax.lax.psum(d_part, axes.others)
-        return jax.lax.psum(d_hidden, axes.vocabulary), d_part
+        d_hidden = jax.lax.psum(d_hidden, axes.vocabulary)
+        if plan.frozen:
+            return d_hidden, None
+        d_part = jax.lax.psum_scatter(d_part, axes.fsdp, scatter_dimension=1 - plan.axis, tiled=True)
+        d_part = jax.lax.psum(d_part, axes.others)
+        # Now, not after the backward pass of the layers, through which it would be kept whole.
+        return jax.lax.optimization_barrier((d_hidden, d_part))
 
     return _shard_map(plan, one_device, (axes.blocks, axes.own))
 
