@@ -18,11 +18,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs, names
-from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
-from coevolve_jax.models import hf_io, moe
+from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
@@ -42,15 +41,12 @@ class Policy:
     chat: Chat
 
 
-def policy(folder: str | os.PathLike, mesh: Mesh | None = None) -> Policy:
-    """Loads a model folder. mesh: where it is to be trained, if it is.
+def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Policy:
+    """Loads a model folder. mesh: where it is to be trained, if it is. dtype: of the parameters.
 
-    Raises ValueError, in one sentence, where it is no such folder, its parts do not match, or the mesh's devices
-    cannot train it; that before any weights are read.
+    Raises ValueError, in one sentence, where it is no such folder or its parts do not match.
     """
-    if mesh is not None:
-        moe.check_trainable(hf_io.load_config(folder), sharding.platform(mesh))
-    model_config, params = hf_io.load(folder, mesh=mesh)
+    model_config, params = hf_io.load(folder, dtype, mesh)
     tokenizer = load_tokenizer(folder)
     hf_io.check_tokenizer(model_config, tokenizer)
     return Policy(model_config, params, tokenizer, Chat(tokenizer))

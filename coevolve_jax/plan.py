@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import hf_io, moe
+from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
@@ -95,7 +95,7 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     activations, work = _activations(model, learner, mesh, rows * length)
     return Plan(
         parameters=shard_bytes(mesh, params),
-        reference=shard_bytes(mesh, hf_io.abstract_params(model)),  # loaded in float32
+        reference=shard_bytes(mesh, hf_io.abstract_params(model, jnp.dtype(learner.dtype))),
         optimizer=shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients) + shard_bytes(mesh, params),
         activations=activations,
@@ -208,8 +208,8 @@ def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int
 
 
 def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:
-    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device; below it what the
-    topologies ask for. A model that a topology cannot train at all has "refused" there and no numbers."""
+    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device; below it what GPUs
+    ask for."""
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan)]
@@ -228,27 +228,12 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         )
     for name in topologies:
         topology = TOPOLOGIES[name]
-        refusal = _refusal(model, topology)
-        if refusal and refusal not in notes:
-            notes.append(refusal)
         mesh = make_mesh(topology, config.mesh)
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
         for length in lengths:
-            if refusal:
-                cells, fits = ["-"] * (len(names) + 1), "refused"
-            else:
-                p = plan(model, learner, mesh, rows=rows, length=length)
-                cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
-                fits = "yes" if p.fits(topology) else "no"
+            p = plan(model, learner, mesh, rows=rows, length=length)
+            cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
+            fits = "yes" if p.fits(topology) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join([*lines, *(line for note in notes for line in ("", note))])
-
-
-def _refusal(model: QwenConfig, topology: Topology) -> str | None:
-    """Why a topology cannot train a model at all, in one sentence; None where it can."""
-    try:
-        moe.check_trainable(model, topology.platform)
-    except ValueError as error:
-        return str(error)
-    return None

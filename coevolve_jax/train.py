@@ -60,7 +60,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
-    policy = build.policy(c.model, mesh)
+    # In the type of the computation, to which every product with the reference would cast it.
+    policy = build.policy(c.model, mesh, c.learner.dtype)
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )

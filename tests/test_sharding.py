@@ -224,8 +224,8 @@ def test_experts_are_split_over_their_axis():
     }
     tree = kernels(8)
     shapes = jax.tree.map(lambda s, p: s.shard_shape(p.shape), sharding.param_shardings(mesh, tree), tree)
-    assert jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple)) == [(3, 2, 12, 8), (3, 2, 8, 12)]
-    with pytest.raises(ValueError, match="experts/down_proj/kernel .* expert axis of 4"):
+    assert jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple)) == [(3, 1, 12, 16), (3, 1, 16, 12)]
+    with pytest.raises(ValueError, match=r"experts/down_proj/kernel .* expert \* fsdp axis of 8"):
         sharding.param_shardings(mesh, kernels(6))
 
 

@@ -75,7 +75,7 @@ def compile_programs(
     usable: share of a GPU's memory that a program may take; TPU compilers know their own limit.
     Raises ValueError as `Learner` does.
     """
-    reference = hf_io.abstract_params(model)
+    reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
     learner = Learner(
         model, config.learner, reference, temperature=config.rollout.temperature, mesh=mesh, seed=config.seed
     )

@@ -9,7 +9,6 @@ from coevolve_jax import plan
 from coevolve_jax.aot import decoding as decode
 from coevolve_jax.aot import devices, programs
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models import moe
 from coevolve_jax.topologies import GB, TOPOLOGIES
 
 
@@ -21,7 +20,6 @@ def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
     allow it.
     """
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
-    moe.check_trainable(model, topology.platform)
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
     planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length)

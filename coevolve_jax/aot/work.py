@@ -52,7 +52,13 @@ def by_loop(text: str, kinds: Callable[[str], str]) -> dict[tuple[Loop, ...], Wo
     entry, computations = parse(text)
     types = {i.name: i.type for body in computations.values() for i in body}
     found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
+    chains: set[str] = set()
     for loops, instruction, fused in walk(computations, entry, (), kinds):
+        # On TPUs a collective may go on beside several products, each of which then names it: it counts where it starts.
+        if chain := instruction.attribute(r'\bchain_id="(\d+)"'):
+            if chain in chains:
+                continue
+            chains.add(chain)
         found[loops].append(_one(instruction, fused, types, computations))
     return {loops: total((1, part) for part in parts) for loops, parts in found.items()}
 

@@ -24,12 +24,12 @@ AXES = ("data", "fsdp", "expert", "tensor")  # tensor last: its devices, which t
 ROWS = ("data", "fsdp", "expert")  # that the rows of a batch are split over
 
 # Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis,
-# those of experts a second one.
+# those of experts a second one, along which they are gathered: no compiler has to turn them over for that.
 RULES = (
     (r"embed_tokens/embedding", P("tensor", "fsdp")),
     (r"lm_head/kernel", P("fsdp", "tensor")),
-    (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, "expert", "fsdp", "tensor")),
-    (r"layers/.*/experts/down_proj/kernel", P(None, "expert", "tensor", "fsdp")),
+    (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, ("expert", "fsdp"), None, "tensor")),
+    (r"layers/.*/experts/down_proj/kernel", P(None, ("expert", "fsdp"), "tensor")),
     (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, "fsdp", "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
     (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", "fsdp")),
@@ -104,11 +104,13 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
         raise ValueError(
             f"No rule of coevolve_jax/distributed/sharding.py matches parameter {path!r}; add one to RULES."
         )
-    for size, axis in zip(shape, spec):
-        if axis is not None and size % mesh.shape[axis]:
+    for size, axes in zip(shape, spec):
+        axes = (axes,) if isinstance(axes, str) else axes or ()
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if size % parts:
             raise ValueError(
-                f"Parameter {path} of shape {shape} does not divide by the mesh's {axis} axis "
-                f"of {mesh.shape[axis]}; choose a size of that axis that divides {size}."
+                f"Parameter {path} of shape {shape} does not divide by the mesh's {' * '.join(axes)} axis "
+                f"of {parts}; choose a size of that axis that divides {size}."
             )
     return NamedSharding(mesh, spec)
 

@@ -55,7 +55,8 @@ class Learner:
     Args:
       model_config: the policy's architecture.
       config: the `learner` section of the run's config.
-      reference: frozen parameters: what the KL term pulls to and what LoRA adapts (the policy before RL).
+      reference: frozen parameters: what the KL term pulls to and what LoRA adapts (the policy before RL); in
+        config.dtype they are as good as in float32, but for norms and routers whose weights that rounds.
       temperature: that of the sampler; logits are divided by it, so that ratios compare equals.
       mesh: where it runs. Parameters and optimiser state follow distributed/sharding.py's rules; adapters are on every device.
       seed: of LoRA's first adapters.
@@ -65,8 +66,8 @@ class Learner:
       scores: the updates on a batch compare with what `score` gave before the first of them.
 
     Raises:
-      ValueError: config.lora_targets names nothing, or what cannot be adapted; config.replay_routing is on
-        and the model has no experts; or the model has experts and the mesh lies on GPUs.
+      ValueError: config.lora_targets names nothing, or what cannot be adapted; or config.replay_routing is on
+        and the model has no experts.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class Learner:
         mesh: Mesh,
         seed: int = 0,
     ):
-        moe.check_trainable(model_config, sharding.platform(mesh))
         if config.lora_rank and model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
                 "config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "

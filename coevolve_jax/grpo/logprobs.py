@@ -227,10 +227,9 @@ def _gather(plan: _Plan, matrix: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Cast before it is gathered: left to itself the compiler may do it afterwards."""
     axes = sharding.logprob_axes(plan.axis)
     gather = lambda part: jax.lax.all_gather(part.astype(dtype), axes.fsdp, axis=1 - plan.axis, tiled=True)
-    spread = jax.shard_map(
-        gather, mesh=plan.mesh, in_specs=axes.own, out_specs=axes.gathered, check_vma=False
+    return jax.shard_map(gather, mesh=plan.mesh, in_specs=axes.own, out_specs=axes.gathered, check_vma=False)(
+        matrix
     )
-    return spread(matrix)
 
 
 def _spread_statistics(plan: _Plan) -> Callable:

@@ -15,19 +15,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.config import QwenConfig
-
-
-def check_trainable(config: QwenConfig, platform: str) -> None:
-    """Raises ValueError for a model with experts on GPUs. platform: of the mesh's devices, as JAX names it.
-
-    XLA has no grouped product for GPUs and expands it into a dense one (docs/memory.md has the compiler's figures).
-    """
-    if config.sparse_layers and platform in ("gpu", "cuda", "rocm"):
-        raise ValueError(
-            f"config.model has {config.num_experts} experts and the mesh lies on {platform} devices, for which XLA "
-            "makes their grouped product a dense one that at full size fits none: train a model without experts, "
-            "or this one on TPUs."
-        )
+from coevolve_jax.models.grouped_product import grouped_product
 
 
 class Routing(NamedTuple):
@@ -117,6 +105,7 @@ class MoE(nn.Module):
     dtype: Any
     param_dtype: Any
     mesh: Mesh | None = None
+    platform: str = "cpu"
 
     def setup(self):
         c = self.config
@@ -141,7 +130,7 @@ class MoE(nn.Module):
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
         experts = jnp.where(real[:, None], experts, -1)
         kernels = [k.astype(self.dtype) for k in self.experts()]
-        out = mix(x.astype(self.dtype), weights, experts, *kernels, mesh=self.mesh)
+        out = mix(x.astype(self.dtype), weights, experts, *kernels, mesh=self.mesh, platform=self.platform)
         return out, _statistics(probs, logits, experts, real)
 
 
@@ -153,7 +142,7 @@ def _statistics(probs, logits, experts, real) -> Routing:
     return Routing(experts, load, counted @ probs, counted @ entropy, jnp.sum(counted))
 
 
-def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax.Array:
+def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platform: str = "cpu") -> jax.Array:
     """The weighted sum of each token's experts: y_n = sum_k weights[n, k] * MLP_{experts[n, k]}(x_n).
 
     x: [N, D]. weights: float32 [N, K]. experts: int32 [N, K], negative for none. gate, up: [E, D, F]; down:
@@ -165,25 +154,27 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None) -> jax
     of [N / data shards, D] per layer and pass, where an all-to-all would move only what is routed elsewhere,
     and room for N * K pairs on each device though about N * K / expert shards are its own.
 
-    The grouped products are jax.lax.ragged_dot: an instruction of its own on TPU; on CPU a masked product that
-    costs E times the operations; on GPU one that also needs E times the memory, which `check_trainable` refuses.
+    The grouped products are jax.lax.ragged_dot, an instruction of its own on TPU and on CPU a masked product that
+    costs E times the operations; on GPU, where that would take E times the memory too, they are the kernels of
+    `grouped_product`. platform: that the program is for, as JAX names it.
     """
+    product = grouped_product if platform == "gpu" else jax.lax.ragged_dot
     if mesh is None:
-        return _mix(x, weights, experts, gate, up, down)
+        return _mix(product, x, weights, experts, gate, up, down)
     rows, wide, narrow, shards = sharding.expert_specs(mesh, len(x))
 
     def one_device(x, weights, experts, *kernels):
         # Each shard has its own part of x's gradient: they are to be added here, where they are [N, D].
         x = jax.lax.pcast(x, shards, to="varying")
         first = jax.lax.axis_index(shards[0]) * len(kernels[0])
-        return jax.lax.psum(_mix(x, weights, experts - first, *kernels), shards)
+        return jax.lax.psum(_mix(product, x, weights, experts - first, *kernels), shards)
 
     return jax.shard_map(
         one_device, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows
     )(x, weights, experts, gate, up, down)
 
 
-def _mix(x, weights, experts, gate, up, down) -> jax.Array:
+def _mix(product, x, weights, experts, gate, up, down) -> jax.Array:
     """`mix` for the experts 0 to E - 1 that are given; what is for others adds nothing."""
     E, K = gate.shape[0], experts.shape[1]
     group = jnp.where((experts >= 0) & (experts < E), experts, E).reshape(-1)
@@ -193,8 +184,8 @@ def _mix(x, weights, experts, gate, up, down) -> jax.Array:
     # What a grouped product gives for rows beyond its groups is not defined, neither forward nor backward.
     ours = (jnp.arange(len(order)) < jnp.sum(sizes))[:, None]
     rows = jnp.where(ours, _permute(jnp.repeat(x, K, axis=0), order, inverse), 0)
-    hidden = nn.silu(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-    out = jnp.where(ours, jax.lax.ragged_dot(hidden, down, sizes), 0)
+    hidden = nn.silu(product(rows, gate, sizes)) * product(rows, up, sizes)
+    out = jnp.where(ours, product(hidden, down, sizes), 0)
     out = _permute(out, inverse, order).reshape(*experts.shape, -1)
     return jnp.einsum("nkd,nk->nd", out, weights, preferred_element_type=jnp.float32).astype(x.dtype)
 

@@ -187,7 +187,8 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
         self.self_attn = Attention(self.config, *args)
         self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
-        self.mlp: Any = MoE(self.config, *args, self.mesh) if self.sparse else MLP(self.config, *args)
+        own = self.config, *args
+        self.mlp: Any = MoE(*own, self.mesh, self.platform) if self.sparse else MLP(*own)
 
     def __call__(self, x, cos, sin, segment_ids, parents, routing):
         """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
@@ -355,7 +356,8 @@ class Qwen(nn.Module):
         written, parts = [], []
         for i, layer in enumerate(zip(*cache, strict=True)):
             sparse = i in c.sparse_layers
-            block = Block(c, self.dtype, self.param_dtype, sparse, mesh=self.mesh, parent=None)
+            own_layer = sparse, self.attention, self.mesh, self.platform
+            block = Block(c, self.dtype, self.param_dtype, *own_layer, parent=None)
             variables = {"params": own[i]}
             x, routed, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
             written.append(layer)
