@@ -52,7 +52,9 @@ def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: in
     given = per_row(np.int32), per_row(np.int32), per_row(np.uint32), per_row(np.float32), per_row(np.int32)
     quota = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
     compiled = programs.decode.lower(params, cache, key, *given, per_row(np.int32, STOP_IDS), quota).compile()
-    loops = works.by_loop(str(compiled.as_text()), lambda path: "token" if path.count("while") == 1 else "inner")
+    loops = works.by_loop(
+        str(compiled.as_text()), lambda path: "token" if path.count("while") == 1 else "inner"
+    )
     token = works.total((1, work) for around, work in loops.items() if around and around[0].kind == "token")
     memory: Any = compiled.memory_analysis()
     held = lambda tree: sum(map(_size, jax.tree.leaves(tree)))

@@ -105,9 +105,10 @@ class Learner:
 
     def operations(self, batch: Batch[np.ndarray], updates: int) -> float:
         """That so many updates on the batch ask for, with `score` and the reference where they need them."""
-        pulls = self._uses_kl and not batch.ref_logprobs.size
-        passes = updates * ((2 if self._lora else 3) + pulls) + self.scores
-        return passes * operations.of_batch(self._model.config, batch)
+        made = self._programs
+        pulls = made.uses_kl and not batch.ref_logprobs.size
+        passes = updates * ((2 if made.lora else 3) + pulls) + self.scores
+        return passes * operations.of_batch(made.model.config, batch)
 
     def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
         """[M, R, L] log-probabilities of the batch's targets under the state, as the update computes them; 0 where not
@@ -174,13 +175,13 @@ class _Programs:
             platform=sharding.platform(mesh),
         )
         self._config, self._temperature, self._seed = config, temperature, seed
-        self._optimizer, self._lora = make_optimizer(config), bool(config.lora_rank)
-        self._uses_kl = config.kl != "none" and config.kl_coef > 0
+        self._optimizer, self.lora = make_optimizer(config), bool(config.lora_rank)
+        self.uses_kl = config.kl != "none" and config.kl_coef > 0
         reference = jax.tree.unflatten(tree, shapes)
         abstract = jax.eval_shape(self._fresh, reference)
         everywhere = sharding.replicated(mesh)
         whole = sharding.param_shardings(mesh, reference)
-        if self._lora:
+        if self.lora:
             tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
             lora.check_reached(lambda p: self.model.apply({"params": p}, tokens), reference, abstract.params)
             shardings = jax.tree.map(lambda _: everywhere, abstract)
@@ -206,7 +207,7 @@ class _Programs:
 
     def _fresh(self, params: Any) -> TrainState:
         c = self._config
-        if self._lora:
+        if self.lora:
             params = lora.init(jax.random.key(self._seed), params, c.lora_rank, c.lora_targets, c.param_dtype)
         else:  # copied, since the state is donated and the reference kept
             params = jax.tree.map(lambda p: jnp.array(p, c.param_dtype, copy=True), params)
@@ -214,7 +215,7 @@ class _Programs:
 
     def policy(self, params: Any, reference: Any) -> Any:
         """The whole parameters: with LoRA those of the reference, with the adapters `params` merged into them."""
-        return self._merge(params, reference) if self._lora else params
+        return self._merge(params, reference) if self.lora else params
 
     def gradients(
         self, params: Any, reference: Any, batch: Batch[jax.Array], old_logprobs: jax.Array | None
@@ -259,7 +260,7 @@ class _Programs:
         """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters; with the
         sampler's routing, where there is one (arXiv 2510.11370). The KL's reference is left to its own router."""
         routing = jnp.moveaxis(micro.routing, 2, 0).astype(jnp.int32) if micro.routing.size else None
-        if not self._lora:
+        if not self.lora:
             return self._logprobs(params, micro, mask, routing)
         with lora.adapted(self._scale):
             return self._logprobs(lora.attach(reference, params), micro, mask, routing)
@@ -298,7 +299,7 @@ class _Programs:
             mask=joined(mask),
             temperature=self._temperature,
             chunk=self._config.logprob_chunk,
-            frozen=self._lora,
+            frozen=self.lora,
             platform=sharding.platform(self._mesh),
             mesh=self._mesh if self._mesh.size > 1 else None,
         )
@@ -337,14 +338,14 @@ class _Programs:
         if c.tis_cap:
             surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())
-        if self._uses_kl:
+        if self.uses_kl:
             pulled_to = micro.ref_logprobs
             if not pulled_to.size:
                 pulled_to, *_ = self._logprobs(reference, micro, micro.mask)
             # Where no token counts the two are made equal: an overflow there would be 0 * inf in the gradient.
             pulled_to = jnp.where(micro.mask, jax.lax.stop_gradient(pulled_to), frozen)
             kl = loss_of(losses.kl(logprobs, pulled_to, c.kl, c.kl_bound))
-        loss = policy_loss + c.kl_coef * kl if self._uses_kl else policy_loss
+        loss = policy_loss + c.kl_coef * kl if self.uses_kl else policy_loss
         if ce is not None:
             loss += ce
         if routing:
@@ -376,7 +377,7 @@ class _Programs:
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        pulls = batch.mask if self._uses_kl else batch.mask & (batch.advantages != 0)
+        pulls = batch.mask if self.uses_kl else batch.mask & (batch.advantages != 0)
         if batch.ce_weights.size:
             pulls |= batch.ce_weights != 0
         applied = finite & jnp.any(pulls)

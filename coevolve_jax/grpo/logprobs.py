@@ -184,7 +184,7 @@ def _backward(plan: _Plan, residuals, cotangents):
     d_hidden, d_matrix = loop(used, gathered, (*blocks, g_Nxn, logz))
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
     d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
-    return d_hidden, None if plan.frozen else d_matrix.astype(matrix.dtype), None, None
+    return d_hidden, None if d_matrix is None else d_matrix.astype(matrix.dtype), None, None
 
 
 @jax.named_scope(SCOPE)
