@@ -1,6 +1,7 @@
 """The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -309,6 +310,14 @@ def test_a_policy_that_overflows_in_the_next_rollouts_does_too(tmp_path):
     with pytest.raises(FloatingPointError, match="not finite"):
         train(config, tmp_path / "run")
     assert any((tmp_path / "run" / "checkpoints").glob("step_*"))
+
+
+def test_programs_are_kept_where_a_user_says_so(tmp_path, environ):
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "XLA_FLAGS": os.environ["XLA_FLAGS"]}
+    program = [sys.executable, *command(tmp_path / "run"), "--until=0"]
+    done = subprocess.run(program, cwd=ROOT, env={**environ, **kept}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list((tmp_path / "compiled").glob("jit_*-cache"))
 
 
 def test_resuming_a_finished_run_changes_no_result(finished, environ):

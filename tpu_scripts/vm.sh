@@ -131,6 +131,7 @@ server() {
 
 learner() {
   take_chips "$1"
+  export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$SHARED/compiled} # a resumed run compiles nothing
   start learner "$HOME/venv-learner/bin/python" experiments/main.py "${@:2}"
   local second
   for ((second = 0; second < ${SETTLE:-15}; second++)); do # an option that is wrong shows soon
