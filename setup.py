@@ -28,6 +28,7 @@ setup(
         "flax>=0.12",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12",
+        "etils[epath]>=1.13",
         "jaxtyping>=0.3",
         "transformers>=5.0",
         "safetensors>=0.8",
@@ -50,6 +51,7 @@ setup(
         "test": ["pytest", "hypothesis", "playwright", "nbclient", "ipykernel"],
         # The parity tests compare with transformers' own Qwen on torch (CPU build).
         "torch": ["torch==2.13.0"],
+        "wandb": ["wandb>=0.25"],  # config.logging.trackers
         "ray": ["ray>=2.55"],  # environment workers on other machines
         "cuda": ["jax[cuda13]>=0.10"],
         "tpu": ["jax[tpu]>=0.10"],

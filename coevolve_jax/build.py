@@ -28,6 +28,7 @@ from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.strategies.base import Strategy
+from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.types import Task
 
 
@@ -100,6 +101,11 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
     own = saved["strategy"] if saved else {}
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
+
+
+def trackers(config: ConfigDict, workdir: Path) -> list[Tracker]:
+    """What config.logging.trackers names; Run closes them. Raises ValueError where one cannot be had."""
+    return [module.make(config, workdir) for module in configs.trackers(config)]
 
 
 def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | None = None) -> Roles:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -68,6 +69,7 @@ LATER = {
     "engine.sharded": False,
     "checkpoint.folder": "",
     "learner.share_prompts": False,
+    "logging.trackers": "tensorboard",
 }
 
 # Where and how a run is served, not what it computes: they may change when a run goes on.
@@ -95,6 +97,7 @@ SERVING = (
     "explorer.cache",
     "explorer.offline",
     "checkpoint.folder",
+    "logging.trackers",
 )
 
 
@@ -163,6 +166,16 @@ def asks_policy(config: ConfigDict) -> bool:
         return False
     module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], remedy=REMEDY)
     return getattr(module, "ASKS_POLICY", False)
+
+
+def trackers(config: ConfigDict) -> list[ModuleType]:
+    """The modules that config.logging.trackers names, separated by commas."""
+    told = config.logging.get("trackers", LATER["logging.trackers"])
+    remedy = "install it (pip install 'coevolve_jax[wandb]'), or leave it out"
+    return [
+        names.module("trackers", name, "logging.trackers", ["make"], remedy)
+        for name in filter(None, told.split(","))
+    ]
 
 
 def _named(room: str, name: str, key: str) -> ConfigDict:
@@ -340,6 +353,7 @@ def check(config: ConfigDict) -> None:
         "evaluation.balanced_candidates",
         f"at least config.evaluation.balanced_tasks ({config.evaluation.balanced_tasks}), better five times as many",
     )
+    trackers(config)
     require(config.checkpoint.every >= 1, "checkpoint.every", "at least 1")
     require(
         config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor"

@@ -1,4 +1,4 @@
-"""What a run writes about itself while it goes on: JSON lines that a resumed run continues, and TensorBoard scalars."""
+"""What a run writes about itself while it goes on: JSON lines that a resumed run continues, and numbers for trackers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from coevolve_jax.trackers.base import Tracker
 
 METRICS, SIGNALS, EXPLORATIONS = "metrics.jsonl", "signals.jsonl", "explorations.jsonl"
 DIALOGUES, COSTS = "dialogues.jsonl", "costs.jsonl"  # only where the explorer is a model
@@ -18,26 +20,25 @@ TRAJECTORIES = re.compile(r"step_(\d+)\.jsonl")  # names of the files in traject
 
 
 class MetricsWriter:
-    """Append-only JSONL logs of a workdir, and TensorBoard scalars under workdir/tensorboard.
+    """Append-only JSONL logs of a workdir, and the numbers of each step for trackers, which it closes.
 
     resume_sizes: what `sizes` returned when the checkpoint was saved; the logs are cut back to it, so that
     a resumed run writes the bytes that an unbroken one would have. None starts the logs anew.
     """
 
-    def __init__(self, workdir: str | os.PathLike, resume_sizes: Mapping[str, int] | None = None):
-        import tensorboardX  # it imports torch where there is one: seconds that reading a run should not cost
-
-        self._dir = pathlib.Path(workdir)
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        resume_sizes: Mapping[str, int] | None = None,
+        trackers: Sequence[Tracker] = (),
+    ):
+        self._dir, self._trackers = pathlib.Path(workdir), trackers
         self._dir.mkdir(parents=True, exist_ok=True)
         sizes = {METRICS: 0, SIGNALS: 0, EXPLORATIONS: 0, **(resume_sizes or {})}
         self._last = truncate(self._dir, sizes)
         self._begun = set(sizes)
         for name in sizes:
             (self._dir / name).touch()
-        events = self._dir / "tensorboard"
-        # purge_step hides what an interrupted run wrote after the checkpoint.
-        purge = self._last + 1 if events.exists() else None
-        self._events = tensorboardX.SummaryWriter(str(events), purge_step=purge, flush_secs=10)
 
     def write_step(self, row: Mapping[str, Any]) -> None:
         """Logs one GRPO step. Raises ValueError where row["step"] does not follow the last one."""
@@ -48,8 +49,8 @@ class MetricsWriter:
             )
         self.append(METRICS, [row])
         self._last = row["step"]
-        for name, value in flatten(row):
-            self._events.add_scalar(name, value, self._last)
+        for tracker in self._trackers:
+            tracker.log(self._last, dict(flatten(row)))
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends JSON lines to workdir/name, one flush per line.
@@ -77,7 +78,8 @@ class MetricsWriter:
         return sizes
 
     def close(self) -> None:
-        self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:

@@ -6,7 +6,8 @@ metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to
 explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
 dialogues.jsonl  costs.jsonl                     where the explorer is a model: what it was asked and answered (dialogues.py), and what
                                                  it has cost, by evolution
-checkpoints/    tensorboard/     policy/         a Hugging Face folder, at the end
+checkpoints/    policy/          a Hugging Face folder, at the end
+tensorboard/    wandb/           what trackers keep here, where config.logging.trackers names them
 summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
 """
 
@@ -41,6 +42,7 @@ from coevolve_jax.strategies.base import Findings, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.timing import throughput, timed
+from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.types import Group, Sample, Task, Trajectory
 
 FED = -2  # stands for the policy version of tokens that no policy sampled
@@ -95,11 +97,19 @@ class RunState:
 
 
 class Run:
-    """A workdir that is being written to. saved: the JSON of the checkpoint that it goes on from, if any."""
+    """A workdir that is being written to. saved: the JSON of the checkpoint that it goes on from, if any. trackers: of the
+    numbers of each step; it closes them."""
 
-    def __init__(self, config: ConfigDict, workdir: Path, state: RunState, saved: Mapping | None):
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Path,
+        state: RunState,
+        saved: Mapping | None,
+        trackers: Sequence[Tracker],
+    ):
         self.config, self.workdir, self.state = config, workdir, state
-        self._logs = MetricsWriter(workdir, saved and saved["sizes"])
+        self._logs = MetricsWriter(workdir, saved and saved["sizes"], trackers)
         self._packer = Packer(
             read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
         )

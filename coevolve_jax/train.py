@@ -72,6 +72,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     learner = hosts.Leader(learner, policy, engine_device=on_one_device)
     scenarios = build.scenarios(c)
     claim(workdir, c)
+    trackers = build.trackers(c, workdir)
 
     with (
         closing(learner),  # the last checkpoint is on disk when it ends
@@ -94,7 +95,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
         # ---- The loop ------------------------------------------------------------------------------
         last = c.steps if until is None else min(c.steps, until)
-        with closing(Run(c, workdir, begun, saved)) as run:
+        with closing(Run(c, workdir, begun, saved, trackers)) as run:
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)

@@ -197,10 +197,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 5  # GRPO steps
     c.checkpoint.keep = 2
-    c.checkpoint.folder = (
-        ""  # of this run's checkpoints: gs://BUCKET/RUN, or any path; "": checkpoints/ of the workdir
-    )
+    c.checkpoint.folder = ""  # where they lie, e.g. gs://BUCKET/RUN; "": checkpoints/ of the workdir
     c.logging = ConfigDict()
     c.logging.trajectories_every = 10  # steps between trajectory files
     c.logging.trajectories = 8  # trajectories per file
+    c.logging.trackers = "tensorboard"  # tensorboard,wandb or dotted paths of modules
     return c

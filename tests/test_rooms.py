@@ -60,7 +60,8 @@ ROOMS = {
     "plan": ("topologies", "grpo", "models", "distributed.sharding"),
     "aot": ("topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),
-    "logs": ("types",),
+    "trackers": (),
+    "logs": ("types", "trackers.base"),
     "analysis": ("types", "analysis.stats", "logs", "dialogues", "envs.base", "envs.family", "health"),
     "tfds_tasks": ("types", "analysis.loading"),
     "distributed.hosts": (
