@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coevolve_jax import preemption
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison import cells, plan, results
 from coevolve_jax.comparison.arms import ARMS, arm
@@ -309,6 +310,16 @@ def compare(workdir, *flags):
         *(f"--set={text}" for text in SMALL),
     ]
     return subprocess.run(script, capture_output=True, text=True, timeout=900)
+
+
+def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
+    code = (
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not asked.exists();"
+        f"asked.touch(); first and sys.exit({preemption.STATUS}); (folder / 'summary.json').touch()"
+    )
+    monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
+    (tmp_path / "cell").mkdir()
+    assert cells._run(tmp_path / "cell", tmp_path) is None
 
 
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):

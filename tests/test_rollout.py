@@ -19,7 +19,7 @@ from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.writing import parse_calls, render_call
-from coevolve_jax.run import readable, segments
+from coevolve_jax.transcripts import readable, segments
 from coevolve_jax.types import Call, Group, Sample, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"

@@ -61,6 +61,7 @@ ROOMS = {
     "aot": ("topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),
     "trackers": (),
+    "transcripts": ("types", "rollout.chat", "strategies.base"),
     "logs": ("types", "trackers.base"),
     "analysis": ("types", "analysis.stats", "logs", "dialogues", "envs.base", "envs.family", "health"),
     "tfds_tasks": ("types", "analysis.loading"),
