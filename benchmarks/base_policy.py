@@ -2,7 +2,7 @@
 
 python benchmarks/base_policy.py --config=configs/bfcl_tiny.py
 python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set
-python benchmarks/base_policy.py --config=configs/textworld_tiny.py
+python benchmarks/base_policy.py --config=configs/textworld_tiny.py   # or tau2_tiny.py
 
 The table by tool is there where weak ones were planted: of the balanced set (config.evaluation.balanced_tasks), in which
 rare tools come about as often as others, or where there is none of the same tasks as before. How often exploration
