@@ -25,13 +25,8 @@ ARGUMENT = re.compile(r'": "([^"\\]{2,})"')  # a text in a call, or in an answer
 QUERY = re.compile(r"user\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
-@functools.cache
-def _family():
-    return envs.load("tau2", PYTHON)
-
-
 def tools(task: Task) -> list[dict]:
-    return _family().tools(task)
+    return envs.load("tau2", PYTHON).tools(task)
 
 
 def action(call: Call) -> str:
@@ -51,7 +46,7 @@ def _documented() -> dict[str, dict[str, dict]]:
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
     """Validated tasks from unguided exploration of the states of the train split."""
-    family = _family()
+    family = envs.load("tau2", PYTHON)
     states, roles = family.scenarios("train", DOMAINS), scripted.make(None, family)
     tasks: dict[str, Task] = {}
     made = 0
