@@ -189,7 +189,7 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.0)
     )
-    updates, _ = optimizer.update(want_grads, optimizer.init(start), start)
+    updates, _ = jax.jit(optimizer.update)(want_grads, optimizer.init(start), start)
     want = optax.apply_updates(start, updates)
     batch = pack(
         samples(trajectories, advantages),
