@@ -78,6 +78,36 @@ def test_the_tpu_compilers_text_is_read():
         works.by_loop("nothing", lambda _: "")
 
 
+CHAIN = """HloModule jit_h, is_scheduled=true
+
+%begin (p0: bf16[16,32]) -> (bf16[16,32], bf16[64,32]) {
+  %p0 = bf16[16,32]{1,0} parameter(0)
+  %ag.1 = bf16[64,32]{1,0} all-gather(%p0), channel_id=1, dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %cc.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) custom-call(%ag.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%go_on (p1: bf16[16,32], p2: bf16[64,32]) -> (bf16[64,32], bf16[64,32]) {
+  %p1 = bf16[16,32]{1,0} parameter(0)
+  %p2 = bf16[64,32]{1,0} parameter(1)
+  %two = bf16[64,32]{1,0} add(%p2, %p2)
+  %ag.2 = bf16[64,32]{1,0} all-gather(%p1), channel_id=1, dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %t = (bf16[64,32]{1,0}, bf16[64,32]{1,0}) tuple(%two, %ag.2)
+}
+
+ENTRY %main (a: bf16[16,32]) -> (bf16[64,32], bf16[64,32]) {
+  %a = bf16[16,32]{1,0} parameter(0)
+  %f.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) fusion(%a), kind=kCustom, calls=%begin
+  %b = bf16[64,32]{1,0} get-tuple-element(%f.1), index=1
+  ROOT %f.2 = (bf16[64,32]{1,0}, bf16[64,32]{1,0}) fusion(%a, %b), kind=kOutput, calls=%go_on
+}
+"""
+
+
+def test_a_collective_that_goes_on_beside_other_work_counts_once():
+    (found,) = works.by_loop(CHAIN, lambda _: "").values()
+    assert found.collectives == {"all-gather": (1, 64 * 32 * 2)}
+
+
 WINDOWED = """HloModule jit_g, is_scheduled=true
 
 %body (p: (u32[], bf16[100,64], bf16[8,32,64])) -> (u32[], bf16[100,64], bf16[8,32,64]) {
@@ -197,7 +227,7 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
 
 def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
     model, mesh = plan.load_model(four.model), plan.make_mesh(TOPOLOGIES["v6e-4"], {})
-    pattern = r"needs about 43\.\d GB of each device, and 40\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    pattern = r"needs about 41\.\d GB of each device, and 40\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
     with pytest.raises(ValueError, match=pattern):
         plan.check_fits(four, model, mesh, 40 * GB)
     plan.check_fits(four, model, mesh, 80 * GB)

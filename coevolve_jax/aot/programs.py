@@ -92,7 +92,7 @@ def compile_programs(
         "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state),
     }
     times = _times(config, model, mesh, size, micros)
-    work = lambda text: _add_attention(_by_kind(works.by_loop(text, kind)), model, mesh, size)
+    work = lambda text: _add_kernels(_by_kind(works.by_loop(text, kind)), model, mesh, size)
     accounts = {}
     for name, lower in programs.items():
         try:
@@ -189,15 +189,25 @@ def _times(config: ConfigDict, model: QwenConfig, mesh: Mesh, size: Size, micros
     return {ONCE: 1, MICROBATCH: micros, LAYER: micros * layers, VOCABULARY: micros * blocks}
 
 
-def _add_attention(
+def _add_kernels(
     loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size
 ) -> dict[str, works.Work]:
-    """Adds the operations of attention kernels: half of all pairs of tokens of a row meet, whatever its
-    segments."""
-    heads = model.num_attention_heads // mesh.shape["tensor"]
-    product = size.rows * heads * model.head_dim * size.length**2  # 2 operations for half of the pairs
-    count = lambda path: next((n for word, n in _PRODUCTS if word in path), 0)
-    extra = lambda work: product * sum(calls * count(path) for path, calls in work.kernels.items())
+    """Adds the operations of kernels. In attention half of all pairs of tokens of a row meet, whatever its
+    segments; a grouped product takes each token as often as it has experts."""
+    tensor, tokens = mesh.shape["tensor"], size.rows * size.length
+    # 2 operations for half of the pairs, and for each weight of an expert.
+    attention = tokens * size.length * model.num_attention_heads * model.head_dim // tensor
+    experts = 0
+    if model.sparse_layers:
+        width = model.hidden_size * model.moe_intermediate_size // tensor
+        experts = 2 * tokens * model.num_experts_per_tok * width
+
+    def operations(path: str) -> float:
+        if "grouped_product" in path:
+            return experts
+        return attention * next((n for word, n in _PRODUCTS if word in path), 0)
+
+    extra = lambda work: sum(calls * operations(path) for path, calls in work.kernels.items())
     return {name: work._replace(operations=work.operations + extra(work)) for name, work in loops.items()}
 
 

@@ -4,9 +4,7 @@ Logits exist for one block of positions and one tile of the vocabulary at a time
 maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135); the backward pass computes each
 tile's logits again.
 
-On a mesh each device goes through its own positions, and its part of the vocabulary where that is split, and meets the
-others before and after the loop only: the unembedding is gathered in the type of the computation, its gradient reduced in
-float32, and parts of the vocabulary are put together as tiles are.
+On a mesh each device does so for its own positions (`spread_loops.py`).
 
 R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
 T: entries of a tile.
@@ -15,16 +13,15 @@ T: entries of a tile.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo import spread_loops
 
 # On a CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary is one tile:
 # products are so fast there that fewer and larger ones are better.
@@ -126,7 +123,8 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
     blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     loop, gathered = functools.partial(_statistics, plan), matrix
     if plan.mesh is not None:
-        loop, gathered = _spread_statistics(plan), _gather(plan, matrix, hidden.dtype)
+        gathered = spread_loops.gather(plan.mesh, plan.axis, matrix, hidden.dtype)
+        loop = spread_loops.statistics(plan.mesh, plan.axis, loop)
     peak, total, surprise, picked = loop(used, gathered, blocks)
     logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
     outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
@@ -166,12 +164,8 @@ def _statistics(plan: _Plan, used, matrix, blocks):
         return jax.lax.fori_loop(0, used, one_block, stats)
 
     nothing = jnp.zeros(t_Nxn.shape)
-    stats = (
-        nothing + LOWEST,
-        nothing,
-        nothing,
-        nothing + jnp.nan,
-    )  # a target outside the vocabulary is never picked
+    # A target outside the vocabulary is never picked.
+    stats = nothing + LOWEST, nothing, nothing, nothing + jnp.nan
     return _each_tile(plan, matrix, one_tile, stats)
 
 
@@ -180,7 +174,9 @@ def _backward(plan: _Plan, residuals, cotangents):
     order, back, used = _order(plan.columns, mask)
     blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
-    loop = functools.partial(_gradients, plan) if plan.mesh is None else _spread_gradients(plan)
+    loop = functools.partial(_gradients, plan)
+    if plan.mesh is not None:
+        loop = spread_loops.gradients(plan.mesh, plan.axis, loop)
     d_hidden, d_matrix = loop(used, gathered, (*blocks, g_Nxn, logz))
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
     d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
@@ -221,61 +217,6 @@ def _gradients(plan: _Plan, used, matrix, blocks):
 
 
 _masked_logprobs.defvjp(_forward, _backward)
-
-
-def _gather(plan: _Plan, matrix: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Cast before it is gathered: left to itself the compiler may do it afterwards."""
-    axes = sharding.logprob_axes(plan.axis)
-    gather = lambda part: jax.lax.all_gather(part.astype(dtype), axes.fsdp, axis=1 - plan.axis, tiled=True)
-    return jax.shard_map(gather, mesh=plan.mesh, in_specs=axes.own, out_specs=axes.gathered, check_vma=False)(
-        matrix
-    )
-
-
-def _spread_statistics(plan: _Plan) -> Callable:
-    """`_statistics` on a mesh."""
-    axes = sharding.logprob_axes(plan.axis)
-
-    def one_device(used, part, blocks):
-        peak, total, surprise, picked = _statistics(plan, used, part, _own(axes, plan, part, blocks))
-        highest = jax.lax.pmax(peak, axes.vocabulary)
-        rise = peak - highest
-        shrink = jnp.exp(rise)
-        here = ~jnp.isnan(picked)
-        add = functools.partial(jax.lax.psum, axis_name=axes.vocabulary)
-        picked = jnp.where(add(here) > 0, add(jnp.where(here, picked + rise, 0)), jnp.nan)
-        return highest, add(shrink * total), add(shrink * (surprise + rise * total)), picked
-
-    return _shard_map(plan, one_device, axes.blocks)
-
-
-def _spread_gradients(plan: _Plan) -> Callable:
-    """`_gradients` on a mesh."""
-    axes = sharding.logprob_axes(plan.axis)
-
-    def one_device(used, part, blocks):
-        d_hidden, d_part = _gradients(plan, used, part, _own(axes, plan, part, blocks))
-        d_hidden = jax.lax.psum(d_hidden, axes.vocabulary)
-        if plan.frozen:
-            return d_hidden, None
-        d_part = jax.lax.psum_scatter(d_part, axes.fsdp, scatter_dimension=1 - plan.axis, tiled=True)
-        d_part = jax.lax.psum(d_part, axes.others)
-        # Now, not after the backward pass of the layers, through which it would be kept whole.
-        return jax.lax.optimization_barrier((d_hidden, d_part))
-
-    return _shard_map(plan, one_device, (axes.blocks, axes.own))
-
-
-def _shard_map(plan: _Plan, one_device: Callable, results) -> Callable:
-    axes = sharding.logprob_axes(plan.axis)
-    given = P(), axes.gathered, axes.blocks
-    return jax.shard_map(one_device, mesh=plan.mesh, in_specs=given, out_specs=results, check_vma=False)
-
-
-def _own(axes: sharding.LogprobAxes, plan: _Plan, part: jax.Array, blocks: tuple) -> tuple:
-    """The blocks with targets counted from the first entry of the device's part of the vocabulary."""
-    h_NxnxD, t_Nxn, *others = blocks
-    return h_NxnxD, t_Nxn - jax.lax.axis_index(axes.vocabulary) * part.shape[plan.axis], *others
 
 
 def _each_tile(plan: _Plan, matrix: jax.Array, body, carry):
