@@ -1,7 +1,7 @@
 """The mesh, where each array lies on it, and what each process holds. The only file that names mesh axes.
 
-data: rows of the batch. fsdp: rows of the batch and one axis of every matrix. expert: rows of the batch and
-the experts of sparse layers. tensor: heads, the hidden layer of the MLP, the vocabulary.
+data: rows of the batch. fsdp: rows of the batch and one axis of every matrix, of experts their number. expert:
+rows of the batch and the experts of sparse layers. tensor: heads, the hidden layer of the MLP, the vocabulary.
 
 A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
 memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
