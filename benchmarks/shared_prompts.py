@@ -1,9 +1,10 @@
 """What one copy of a group's prompt saves of an update: operations and seconds on this machine.
 
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 JAX_PLATFORMS=cpu python benchmarks/shared_prompts.py
+    JAX_PLATFORMS=cpu python benchmarks/shared_prompts.py --config=configs/bfcl_qwen3_4b.py --repeats=0
 
 A made-up batch with the lengths of BFCL's trajectories along their reference calls: prompts of 1,500 to 3,800 tokens (2,600 in
-the mean), and after each in --group_size rollouts 430 sampled tokens and 280 of tools, in turns. Model and learner are those
+the mean), and after each in --group_size rollouts 430 sampled tokens and 270 of tools, in turns. Model and learner are those
 of --config. Operations are those of matrix products in the compiled program, each loop's as often as it runs.
 """
 
@@ -25,13 +26,16 @@ from coevolve_jax.grpo.logprobs import block_columns
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import blockwise, hf_io
 from coevolve_jax.models.packed import Segments
+from coevolve_jax.plan import load_model
 from coevolve_jax.types import Outcome, Sample, Trajectory
 
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_tiny.py", "Whose model and learner.")
-_GROUPS = flags.DEFINE_integer("groups", 6, "Prompts.", lower_bound=1)
+_GROUPS = flags.DEFINE_integer("groups", 3, "Prompts.", lower_bound=1)
 _SIZE = flags.DEFINE_integer("group_size", 8, "Rollouts of each.", lower_bound=2)
-_ROW = flags.DEFINE_integer("row_length", 8192, "Tokens of a row; a micro-batch is one.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Updates of each kind that are timed.", lower_bound=1)
+_ROW = flags.DEFINE_integer("row_length", 25600, "Tokens of a row; a micro-batch is one.")
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 3, "Updates of each kind; 0: none, for which weights need not be there."
+)
 
 
 def rollouts(vocabulary: int) -> list[Sample]:
@@ -94,7 +98,8 @@ def key_blocks(batch: Batch, i: int) -> float:
 def main(_) -> None:
     config = load_file(_CONFIG.value)
     config.learner.row_length, config.learner.rows_per_microbatch = _ROW.value, 1
-    model, params = hf_io.load(config.model)
+    model = load_model(config.model)
+    params = hf_io.load(config.model)[1] if _REPEATS.value else hf_io.abstract_params(model)
     learner = Learner(model, config.learner, params, temperature=1.0, mesh=sharding.make_mesh())
     found = rollouts(model.vocab_size)
     batches = {
@@ -104,7 +109,7 @@ def main(_) -> None:
         for share in (False, True)
     }
     seconds: dict[bool, list[tuple[float, float]]] = {share: [] for share in batches}
-    for _ in range(_REPEATS.value + 1):
+    for _ in range(_REPEATS.value + 1 if _REPEATS.value else 0):
         for share, batch in batches.items():
             state = jax.block_until_ready(learner.init(params))
             clock, processor = time.perf_counter(), time.process_time()
@@ -117,11 +122,14 @@ def main(_) -> None:
         "| prompts | tokens computed | rows | operations | seconds | of processors |\n|---|---:|---:|---:|---:|---:|"
     )
     for share, batch in batches.items():
-        clock, processor = map(statistics.median, zip(*seconds[share][1:]))
-        print(
-            f"| {'once for a group' if share else 'in every rollout'} | {np.sum(batch.segment_ids > 0):,} | {int(batch.used)} | "
-            f"{operations(learner, batch, config.learner.logprob_chunk):.3g} | {clock:.1f} | {processor:.1f} |"
-        )
+        cells = [
+            "once for a group" if share else "in every rollout",
+            f"{np.sum(batch.segment_ids > 0):,}",
+            f"{int(batch.used)}",
+            f"{operations(learner, batch, config.learner.logprob_chunk):.3g}",
+            *([f"{statistics.median(times):.1f}" for times in zip(*seconds[share][1:])] or ["-", "-"]),
+        ]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
