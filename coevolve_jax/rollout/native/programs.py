@@ -28,7 +28,8 @@ class Programs:
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
         self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
-        self._model = Qwen(config, dtype=dtype, mesh=mesh)
+        platform = sharding.platform(mesh) if mesh else jax.default_backend()
+        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=platform)
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
