@@ -47,6 +47,7 @@ COMMANDS = (
     Command("configs/appworld_qwen3_30b_a3b.py", "appworld_qwen3_30b_a3b", "v6e-64", 1),
     Command("configs/appworld_qwen3_30b_a3b.py", "appworld_qwen3_30b_a3b", "h100-16", 1),
     Command("docs/llm_explorer.md", "bfcl_qwen3_4b", "h100-4", 2),
+    Command("docs/serving.md", "bfcl_qwen3_4b", "h100-4", 2),
     Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
     Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "h100-16", 1),

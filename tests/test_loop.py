@@ -165,7 +165,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
     )
     engine = lambda config, policy, workdir: loop_fakes.Engine(policy.params, batches, tell)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(build, "policy", lambda folder, mesh: policy)
+        m.setattr(build, "policy", lambda folder, mesh, dtype: policy)
         m.setattr(build, "env_pool", lambda config: loop_fakes.Worlds())
         m.setattr(build, "explorer", lambda *arguments: loop_fakes.Lamplighter(tell).roles())
         m.setattr(build, "engine", engine)

@@ -161,6 +161,7 @@ class Scored:
     def __init__(self, learner):
         self.learner, self.asked = learner, []
         self.routing, self.scores, self.update = learner.routing, learner.scores, learner.update
+        self.operations = learner.operations
 
     def score(self, state, batch):
         self.asked.append(batch)

@@ -85,7 +85,7 @@ def test_a_run_of_one_step_shows_it(visit, tmp_path):
     report.write_report(path)
     found = visit(address(path))
     plots = found.locator("#panels canvas")
-    assert plots.count() == 21
+    assert plots.count() == 26
     blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
     blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
     assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10

@@ -60,6 +60,9 @@ const healthPanels = (run) => {
   });
 };
 
+const PHASES = { rollout: "--boundary", update: "--forgetting", push: "--random", evolution: "--rare" };
+const phases = (run) => Object.keys(PHASES).filter((n) => measured(run, `seconds/${n}`));
+
 const TIME = [
   {
     title: "Time by phase",
@@ -77,11 +80,10 @@ const TIME = [
   {
     title: "Time per step",
     reading: "Seconds of a step; evolution makes some longer than others.",
-    has: (run) => measured(run, "seconds/step"),
+    has: (run) => phases(run).length > 0,
     missing: "No step is finished yet.",
     draw: (host, run) => {
-      const colours = { rollout: "--boundary", update: "--forgetting", push: "--random", evolution: "--rare" };
-      const names = Object.keys(colours).filter((n) => measured(run, `seconds/${n}`));
+      const names = phases(run);
       const { x, values } = binned(
         run,
         names.map((n) => metric(run, `seconds/${n}`)),
@@ -89,7 +91,7 @@ const TIME = [
       const series = names.map((label, k) => ({
         label,
         values: values[k],
-        colour: colours[label],
+        colour: PHASES[label],
       }));
       const sums = stacked(series, { bars: {} });
       chart(host, {
