@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai_server import OpenAIServer
 from test_rollout import Script
 from transformers import AutoTokenizer
 
+from coevolve_jax import build, envs
 from coevolve_jax import config as configs
-from coevolve_jax import envs
 from coevolve_jax.envs import appworld
 from coevolve_jax.envs.appworld import calls, own_tasks
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -24,6 +25,7 @@ from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import synthesize
 from coevolve_jax.testing.environment import check_environment
+from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
 
 ROOT = Path(__file__).parents[1]
@@ -213,6 +215,29 @@ def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
         assert (task := verdict.task) is not None
         _, outcome = play(pool, task, *[t.calls[:-1] for t in task.turns])
         assert not outcome.success
+
+
+@installed
+def test_a_language_model_works_in_all_four_roles_here(family, pool):
+    scenarios = family.scenarios("own_train", SETTINGS)[:1]
+    with OpenAIServer() as server:
+        config = configs.load_file(ROOT / "configs" / "appworld_smoke.py", "explorer=llm")
+        config.environment.python = PYTHON
+        config.explorer.update(base_url=server.url, cache="", timeout=60.0)
+        roles = build.explorer(config)
+        check_explorer(
+            roles,
+            family.tools,
+            pool,
+            scenarios * 2,
+            deterministic=False,
+            limits=Sizes(1, max_calls=3),
+            rounds=1,
+            steps=8,
+        )
+    asked = {name.partition("/")[2] for name in roles.costs if name.startswith("llm_requests")}
+    assert asked == {"reflect", "explore", "abstract", "judge"}
+    assert not any(name.startswith("llm_faults") for name in roles.costs)
 
 
 @installed
