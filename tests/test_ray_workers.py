@@ -16,18 +16,26 @@ from coevolve_jax.types import Call
 SLOW = Call("power", {"base": 10, "exponent": 10**6})  # 0.1 to 0.3 s
 
 
+NODE = {"num_cpus": 0, "object_store_memory": 100 * 2**20}
+
+
 @pytest.fixture(scope="module")
-def cluster():
-    node = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args=node)
+def started():
+    made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
     try:
-        for _ in range(2):
-            made.add_node(num_cpus=0, object_store_memory=100 * 2**20)
         made.connect()
         yield made
     finally:
         ray.shutdown()
         made.shutdown()
+
+
+@pytest.fixture
+def cluster(started):
+    """With three nodes, also where a test before has killed one."""
+    while len(started.list_all_nodes()) < 3:
+        started.add_node(**NODE)
+    return started
 
 
 def kill(cluster, node):
