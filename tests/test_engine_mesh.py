@@ -65,6 +65,22 @@ def check_shards(engine, mesh):
         assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
 
 
+def check_cast(mesh):
+    """Cast parameters lie where the learner's do, and what is used in float32 is float32, of whatever type it was."""
+    config = MODELS["qwen3_moe"]
+    params = random_params(config, seed=2)
+    params = jax.tree.map(
+        lambda x, s: jax.device_put(x.astype(jnp.bfloat16), s), params, sharding.param_shardings(mesh, params)
+    )
+    cast = Programs(config, jnp.bfloat16, True, mesh).cast(params)
+    for (path, x), before in zip(
+        jax.tree_util.tree_leaves_with_path(cast), jax.tree.leaves(params), strict=True
+    ):
+        assert x.sharding.is_equivalent_to(before.sharding, x.ndim), path
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert (x.dtype == jnp.float32) == name.endswith(("scale", "/gate/kernel")), name
+
+
 def moved_elements(mesh):
     """The numbers of elements of what the devices exchange for a token, and those of the smallest kernel's parts that
     one device would have to be sent."""
@@ -97,6 +113,7 @@ def main(folder):
         np.savez(f"{folder}/{name}.npz", **converse(config, None))
     for name, (model, sizes) in MESHES.items():
         np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], sharding.make_mesh(**sizes)))
+    check_cast(sharding.make_mesh(fsdp=2, expert=2, tensor=2))
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     with open(f"{folder}/moved.json", "w") as file:
         json.dump(moved_elements(mesh), file)

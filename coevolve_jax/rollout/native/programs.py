@@ -33,7 +33,9 @@ class Programs:
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
+        self.cast = jax.jit(self.computed)
         self.fit = jax.jit(self._fit, static_argnums=2)
+        self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
         self.copy = jax.jit(self._copy, donate_argnums=0)
         self.feed = jax.jit(self._feed, donate_argnums=1)
         self.decode = jax.jit(self._decode, donate_argnums=1)
@@ -41,23 +43,19 @@ class Programs:
 
     def empty(self, rows: int, columns: int) -> Any:
         """A cache of `columns` tokens for each of `rows` rows."""
-        init = init_recorded if self._record else init_cache
-        make = functools.partial(init, self._config, rows, columns, self._dtype)
-        # On a mesh it is made part by part, where it lies.
-        return jax.jit(lambda: self._placed(make()))() if self._mesh else make()
+        return (self._empty_on_mesh if self._mesh else self._empty)(rows, columns)
 
-    def cast(self, params: Any) -> Any:
-        """The parameters, where they lie, in the types that `computed` says."""
-        where = jax.tree.map(lambda x: x.sharding, params)
-        return jax.jit(self.computed, out_shardings=where)(params)
+    def _empty(self, rows, columns):
+        init = init_recorded if self._record else init_cache
+        return self._placed(init(self._config, rows, columns, self._dtype))
 
     def computed(self, params: Any) -> Any:
-        """The parameters in the type of the computation; those that are used in float32 as they are."""
+        """The parameters in the type of the computation, and in float32 those that are used so."""
 
         def one(path, x):
             *_, module, name = (key.key for key in path)
             used = name in ("kernel", "bias", "embedding") and module != "gate"  # the router's
-            return x.astype(self._dtype) if used else x
+            return x.astype(self._dtype if used else jnp.float32)
 
         return jax.tree_util.tree_map_with_path(one, params)
 
