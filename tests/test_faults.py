@@ -23,7 +23,7 @@ from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
-from coevolve_jax.rollout.sglang.fleet import Fault, Member
+from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
 
@@ -177,6 +177,28 @@ async def until(holds, seconds=120.0):
     while not holds():
         assert time.monotonic() < deadline, "it never came to that point"
         await asyncio.sleep(0.001)
+
+
+def test_conversations_that_lose_patience_together_all_end():
+    """The first to give up cancels the others, while their own patience ends."""
+
+    async def unwell(member):
+        raise Fault("it is gone")
+
+    async def lose():
+        fleet = Fleet([Member("one")], probe=unwell, refresh=unwell, patience=0.05, restarts=0)
+        fleet.put_out(fleet.members[0], "it is gone")
+        waiting = [asyncio.ensure_future(fleet.take(session)) for session in range(8)]
+        with pytest.raises(EngineError, match="No SGLang server has answered"):
+            await asyncio.gather(*waiting)
+        for one in waiting:
+            one.cancel()
+        async with asyncio.timeout(60):
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+        await fleet.close()
+        return ended
+
+    assert all(isinstance(end, EngineError | asyncio.CancelledError) for end in event_loop.run(lose()))
 
 
 def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from absl import logging
@@ -67,7 +66,7 @@ class Fleet:
         self.members = list(members)
         self._probe, self._refresh = probe, refresh
         self._patience, self._restarts = patience, restarts
-        self._back = asyncio.Condition()
+        self._changed = asyncio.Event()  # set when a server serves again or is lost, and then another one
         self._recoveries: set[asyncio.Task] = set()
 
     @property
@@ -93,16 +92,18 @@ class Fleet:
             member.sessions.difference_update(sessions)
 
     async def _pick(self) -> Member:
-        deadline = time.monotonic() + self._patience
-        async with self._back:
-            while not self.serving:
-                lost = all(m.process and m.restarts > self._restarts for m in self.members)
-                left = deadline - time.monotonic()
-                if lost or left <= 0:
-                    raise EngineError(self._epitaph(lost))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._back.wait(), left)
-            return min(self.serving, key=lambda m: (len(m.sessions), m.served))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience):
+                while not (self.serving or self._lost):
+                    await self._changed.wait()
+        if not self.serving:
+            raise EngineError(self._epitaph(self._lost))
+        return min(self.serving, key=lambda m: (len(m.sessions), m.served))
+
+    @property
+    def _lost(self) -> bool:
+        """No server will ever serve again."""
+        return all(m.process and m.restarts > self._restarts for m in self.members)
 
     def _epitaph(self, lost: bool) -> str:
         told = "; ".join(f"{m.url}: {m.why}" for m in self.members)
@@ -148,8 +149,8 @@ class Fleet:
                 member.why = str(fault) or type(fault).__name__
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        async with self._back:
-            self._back.notify_all()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def close(self) -> None:
         for task in self._recoveries:
