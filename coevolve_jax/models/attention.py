@@ -123,19 +123,21 @@ def cached_attention(
     values: jax.Array,
     positions: jax.Array,
     mesh: Mesh | None = None,
+    axes: str = "bkds",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Attention of new tokens to a cache whose columns are positions, which it writes them to before.
 
-    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: [B, K, D, S]; values: [B, K, S, D]; positions: int [B, T], S or more is
-    not written; a token attends to the columns up to and including its position, so what a column beyond it holds
+    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: [B, K, D, S], or [B, K, S, D] where `axes` is "bksd"; values: [B, K, S, D];
+    positions: int [B, T], S or more is not written; a token attends to the columns up to and including its position, so what a column beyond it holds
     never matters. mesh: where the cache is spread over devices, that mesh; each device has rows and heads of its own.
     Returns [B, T, H, D], and keys and values.
     """
+    attend = functools.partial(_cached_attention, axes=axes)
     if mesh is None or mesh.size == 1:
-        return _cached_attention(q, k, v, keys, values, positions)
+        return attend(q, k, v, keys, values, positions)
     heads, cache, rows = (sharding.DECODED[kind] for kind in ("heads", "cache", "rows"))
     split = jax.shard_map(
-        _cached_attention,
+        attend,
         mesh=mesh,
         in_specs=(heads, heads, heads, cache, cache, rows),
         out_specs=(heads, cache, cache),
@@ -143,12 +145,16 @@ def cached_attention(
     return split(q, k, v, keys, values, positions)
 
 
-def _cached_attention(q, k, v, keys, values, positions):
-    rows = jnp.arange(len(positions))[:, None]
-    keys = keys.at[rows, :, :, positions].set(k.astype(keys.dtype), mode="drop")
-    values = values.at[rows, :, positions].set(v.astype(values.dtype), mode="drop")
+def _cached_attention(q, k, v, keys, values, positions, axes):
+    # Every head is written by itself: of all heads at once XLA's backend for TPUs would want the heads innermost, and
+    # would copy the cache for it.
+    rows, heads = jnp.arange(len(positions))[:, None, None], jnp.arange(k.shape[2])
+    columns = positions[:, :, None]
+    place = (rows, heads, columns) if axes == "bksd" else (rows, heads, slice(None), columns)
+    keys = keys.at[place].set(k.astype(keys.dtype), mode="drop")
+    values = values.at[rows, heads, columns].set(v.astype(values.dtype), mode="drop")
     mask = jnp.arange(values.shape[2]) <= positions[:, :, None]
-    return _attend(q, keys, values, mask, "bkds"), keys, values
+    return _attend(q, keys, values, mask, axes), keys, values
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:

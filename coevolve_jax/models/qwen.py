@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -27,16 +28,23 @@ from coevolve_jax.models.config import QwenConfig
 from coevolve_jax.models.moe import MoE, Routing
 
 
-class KVCache(NamedTuple):
+@flax.struct.dataclass
+class KVCache:
     """Keys (rotated) and values; column s of row b belongs to the token at position s.
 
-    k: one array [B, num_key_value_heads, head_dim, S] per layer; v: one [B, num_key_value_heads, S, head_dim].
-    Separate arrays, each laid out as its product with a query or with weights reads it, because XLA then writes new
-    columns in place and feeds the rest to the products uncopied.
+    k: one array per layer, [B, num_key_value_heads, head_dim, S] where `axes` is "bkds", and laid out as v where it is
+    "bksd". v: one [B, num_key_value_heads, S, head_dim] per layer. Separate arrays, each laid out as its product with a
+    query or with weights reads it, because XLA then writes new columns in place and feeds the rest to the products
+    uncopied.
     """
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
+    axes: str = flax.struct.field(pytree_node=False)
+
+    @property
+    def columns(self) -> int:
+        return self.v[0].shape[2]
 
     def take(self, rows: jax.Array) -> KVCache:
         """Those `rows` [R]; a row that does not exist is zeros."""
@@ -49,7 +57,7 @@ class KVCache(NamedTuple):
     def resize(self, columns: int) -> KVCache:
         """The first `columns` columns; those beyond the last are zeros."""
         each = lambda arrays, axis: tuple(resize_axis(x, axis, columns) for x in arrays)
-        return KVCache(each(self.k, 3), each(self.v, 2))
+        return KVCache(each(self.k, self.axes.index("s")), each(self.v, 2), self.axes)
 
 
 def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
@@ -58,12 +66,17 @@ def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
-def init_cache(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32) -> KVCache:
-    """An empty cache of `capacity` columns (tokens) for each of `rows` rows."""
+def init_cache(
+    config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32, platform: str = "cpu"
+) -> KVCache:
+    """An empty cache of `capacity` columns (tokens) for each of `rows` rows, laid out for a JAX platform."""
     heads, dim = config.num_key_value_heads, config.head_dim
     # Every layer has its own buffer: one that is donated must not occur twice.
     empty = lambda *shape: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
-    return KVCache(empty(rows, heads, dim, capacity), empty(rows, heads, capacity, dim))
+    values = rows, heads, capacity, dim
+    if platform == "cpu":
+        return KVCache(empty(rows, heads, dim, capacity), empty(*values), "bkds")
+    return KVCache(empty(*values), empty(*values), "bksd")
 
 
 def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
@@ -199,16 +212,15 @@ class Block(nn.Module):
         x = x + self.self_attn.output(heads)
         return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
-    def decode(self, x, cos, sin, positions, cache):
-        """x [B * T, D] against this layer's (k, v) of the cache, which are returned updated, third."""
+    def decode(self, x, cos, sin, positions, keys, values, axes):
+        """x [B * T, D] against this layer's keys and values of a `KVCache`, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        keys, values = cache
         real = positions < values.shape[2] if self.sparse else None
-        heads, *cache = cached_attention(q, k, v, keys, values, positions, self.mesh)
+        heads, *written = cached_attention(q, k, v, keys, values, positions, self.mesh, axes)
         place = partial(sharding.place_decoded, self.mesh)
         x = place("stream", x + self.self_attn.output(place("features", heads.astype(self.dtype))))
         x, routed = self._feed_forward(x, real, None)
-        return place("stream", x), routed, cache
+        return place("stream", x), routed, written
 
     def _feed_forward(self, x, real, routing):
         normed = self.post_attention_layernorm(x)
@@ -354,16 +366,17 @@ class Qwen(nn.Module):
         x = sharding.place_decoded(self.mesh, "stream", self.embed_tokens(tokens.reshape(-1)))
         own = layers or unstack(self.variables["params"]["layers"], c)
         written, parts = [], []
-        for i, layer in enumerate(zip(*cache, strict=True)):
+        for i, kept in enumerate(zip(cache.k, cache.v, strict=True)):
             sparse = i in c.sparse_layers
             own_layer = sparse, self.attention, self.mesh, self.platform
             block = Block(c, self.dtype, self.param_dtype, *own_layer, parent=None)
-            variables = {"params": own[i]}
-            x, routed, layer = block.apply(variables, x, cos, sin, positions, layer, method=Block.decode)
+            given = x, cos, sin, positions, *kept, cache.axes
+            x, routed, layer = block.apply({"params": own[i]}, *given, method=Block.decode)
             written.append(layer)
             parts += [routed] if sparse else []
         self._tell(jax.tree.map(lambda *x: jnp.stack(x), *parts) if parts else None, tokens.shape)
-        return self.norm(x).reshape(*tokens.shape, -1), KVCache(*zip(*written))
+        keys, values = zip(*written)
+        return self.norm(x).reshape(*tokens.shape, -1), KVCache(keys, values, cache.axes)
 
 
 def unstack(layers: Any, config: QwenConfig) -> tuple[Any, ...]:

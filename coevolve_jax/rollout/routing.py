@@ -27,6 +27,10 @@ class Recorded(NamedTuple):
     kv: KVCache
     experts: jax.Array
 
+    @property
+    def columns(self) -> int:
+        return self.kv.columns
+
     def take(self, rows: jax.Array) -> Recorded:
         """As of `KVCache`."""
         return Recorded(self.kv.take(rows), self.experts.at[rows].get(mode="fill", fill_value=-1))
@@ -47,10 +51,12 @@ class Recorded(NamedTuple):
         return Recorded(kv, self.experts.at[place].set(new, mode="drop"))
 
 
-def init_recorded(config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32) -> Recorded:
+def init_recorded(
+    config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32, platform: str = "cpu"
+) -> Recorded:
     """As `init_cache`, of a model with experts."""
     shape = (rows, len(config.sparse_layers), capacity, config.num_experts_per_tok)
-    return Recorded(init_cache(config, rows, capacity, dtype), jnp.full(shape, -1, jnp.int16))
+    return Recorded(init_cache(config, rows, capacity, dtype, platform), jnp.full(shape, -1, jnp.int16))
 
 
 def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:

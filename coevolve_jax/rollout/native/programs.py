@@ -28,8 +28,8 @@ class Programs:
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
         self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
-        platform = sharding.platform(mesh) if mesh else jax.default_backend()
-        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=platform)
+        self._platform = sharding.platform(mesh) if mesh else jax.default_backend()
+        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self._platform)
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
@@ -47,7 +47,7 @@ class Programs:
 
     def _empty(self, rows, columns):
         init = init_recorded if self._record else init_cache
-        return self._placed(init(self._config, rows, columns, self._dtype))
+        return self._placed(init(self._config, rows, columns, self._dtype, self._platform))
 
     def computed(self, params: Any) -> Any:
         """The parameters in the type of the computation, and in float32 those that are used so."""
@@ -145,8 +145,7 @@ class Programs:
 
     def _next(self, params, layers, cache, tokens, positions, done, keys, temperatures, allowed=None):
         """Feeds each row's last token, and samples what follows it where the row is not done."""
-        columns = (cache.kv if self._record else cache).v[0].shape[2]
-        place = jnp.where(done, columns, positions)  # beyond the cache: ignored
+        place = jnp.where(done, cache.columns, positions)  # beyond the cache: ignored
         hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache, layers)
         noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
