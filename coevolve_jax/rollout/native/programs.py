@@ -94,8 +94,9 @@ class Programs:
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         batch, wanted = len(tokens), budgets > 0
-        # Out of the loop: XLA's CPU backend would copy every layer's parameters out of the stack for each token.
-        layers = unstack(params["layers"], self._config)
+        # Out of the loop: elsewhere than on TPUs, where products read the stack itself, XLA would copy every layer's
+        # parameters out of it for each token.
+        layers = None if self._platform == "tpu" else unstack(params["layers"], self._config)
 
         def goes_on(carry):
             stopped = jnp.sum(carry["done"] & wanted)
