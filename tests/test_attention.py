@@ -25,8 +25,9 @@ VARIANTS = {
     "plain": attn.plain,
     "chunked": functools.partial(attn.chunked, size=8),
     "flash": functools.partial(attn.flash, interpret=True),
-    "splash": functools.partial(attn.splash, interpret=True),
+    "splash": functools.partial(attn.splash, size=128, interpret=True),
 }
+KERNELS = ["chunked", "flash", "splash"]
 
 
 def formula(q, k, v, segment_ids, parents=None):
@@ -69,7 +70,7 @@ def test_equals_the_formula_forward_and_backward(name, shape):
         np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_bfloat16_stays_close_and_keeps_its_type(name):
     q, k, v, segments, weight = inputs(23, 6, 2, 12)
     half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
@@ -81,6 +82,7 @@ def test_bfloat16_stays_close_and_keeps_its_type(name):
             np.testing.assert_allclose(a.astype(np.float32), b, atol=0.12)
 
 
+LONG = 300  # several blocks of every kernel
 CASES = st.tuples(st.lists(st.integers(1, 23), min_size=1, max_size=8), st.integers(0, 2**31))
 JITTED = {name: with_gradient(VARIANTS[name]) for name in ("plain", "chunked")}
 REFERENCE = with_gradient(formula)
@@ -100,7 +102,7 @@ def test_any_packing_of_segments(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("shape", [(23, 6, 2, 12), (300, 2, 1, 32)], ids=str)
 def test_prompts_that_several_segments_share(name, shape):
     """Two prompts with three branches and one, a segment of its own and padding; and a row where nothing is shared."""
@@ -133,15 +135,47 @@ def test_any_packing_of_segments_that_share(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-def test_chunked_does_not_visit_blocks_of_other_segments():
-    """A NaN among the values, which no mask keeps out of a product, would show it."""
-    q, k, v, _, _ = inputs(23, 6, 2, 12)
-    segments = np.array([[1] * 8 + [2] * 12 + [0] * 3, [1] * 3 + [2] * 5 + [4] * 12 + [0] * 3], np.int32)
-    out = attn.chunked(q, k, np.where((np.arange(23) < 8)[:, None, None], np.nan, v), segments, size=8)
-    assert np.isnan(out[:, :8]).all() and np.isfinite(out[:, 8:20]).all()
+# Lengths of segments, as parts of a row of which the rest is padding.
+LAYOUTS = st.one_of(
+    st.just([LONG]),  # one segment is the whole row
+    st.lists(st.integers(1, 3), min_size=1, max_size=LONG),
+    st.lists(st.integers(1, LONG), min_size=1, max_size=9),
+)
+SPREAD = {name: with_gradient(VARIANTS[name]) for name in ("flash", "splash")}
 
 
-@pytest.mark.parametrize("name, size", [("chunked", 8), ("flash", 128), ("splash", 512)])
+@settings(max_examples=12, deadline=None)
+@given(st.lists(LAYOUTS, min_size=2, max_size=2), st.integers(0, 2**31))
+def test_kernels_bound_to_any_segments(layouts, seed):
+    """Several blocks in a row, whose segments begin and end anywhere."""
+    q, k, v, _, weight = inputs(LONG, 2, 1, 8, seed)
+    rows = [np.repeat(np.arange(1, len(lengths) + 1), lengths)[:LONG] for lengths in layouts]
+    segments = np.stack([np.pad(row, (0, LONG - len(row))) for row in rows]).astype(np.int32)
+    want, want_grads = REFERENCE(q, k, v, segments, weight)
+    for f in SPREAD.values():
+        got, grads = f(q, k, v, segments, weight)
+        np.testing.assert_allclose(got, want, atol=1e-5)
+        for a, b in zip(grads, want_grads, strict=True):
+            np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+BLOCKS = [("chunked", 8), ("flash", 128), ("splash", 128)]
+
+
+@pytest.mark.parametrize("name, size", BLOCKS)
+def test_blocks_of_other_segments_are_not_visited(name, size):
+    """A NaN among the values, which no mask keeps out of a product, would show it; and one among the outputs' gradients."""
+    q, k, v, _, weight = inputs(3 * size, 2, 1, 8)
+    segments = np.repeat([[1, 2, 2], [1, 2, 3]], size, 1).astype(np.int32)
+    first = (np.arange(3 * size) < size)[:, None, None]
+    out, _ = with_gradient(VARIANTS[name])(q, k, np.where(first, np.nan, v), segments, weight)
+    assert np.isnan(out[:, :size]).all() and np.isfinite(out[:, size:]).all()
+    _, grads = with_gradient(VARIANTS[name])(q, k, v, segments, np.where(first, weight, np.nan))
+    for grad in grads:
+        assert np.isfinite(grad[:, :size]).all() and np.isnan(grad[:, size:]).all()
+
+
+@pytest.mark.parametrize("name, size", BLOCKS)
 def test_blocks_between_a_segment_and_what_it_shares_are_not_visited(name, size):
     q, k, v, _, _ = inputs(4 * size, 2, 1, 8)
     segments = np.repeat([[1, 2, 3, 4]] * 2, size, 1).astype(np.int32)
@@ -151,7 +185,7 @@ def test_blocks_between_a_segment_and_what_it_shares_are_not_visited(name, size)
     assert np.isnan(out[:, 1]).all() and np.isfinite(out[:, [0, 2, 3]]).all()
 
 
-@pytest.mark.parametrize("name", ["chunked", "flash", "splash"])
+@pytest.mark.parametrize("name", KERNELS)
 def test_nothing_crosses_segments_or_comes_from_the_future(name):
     q, k, v, segments, _ = inputs(23, 6, 2, 12)
     attend = jax.jit(VARIANTS[name])

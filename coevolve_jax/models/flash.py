@@ -1,7 +1,7 @@
 """Attention of packed rows by Pallas (Triton) kernels for NVIDIA GPUs (arXiv 2307.08691).
 
-Where no prompt is shared, JAX's kernel. Else the three below (forward, gradient of queries, gradient of keys and values), whose
-mask has both of a token's segments and whose loops go over the blocks of these two only.
+Three of them: forward, gradient of queries, gradient of keys and values. Their mask has both of a token's segments, and their
+loops go over the blocks of these two only, so that a row costs what its segments need. Query heads of a group read the same keys.
 
 B: rows; L: tokens of a row; H: query heads; K: key-value heads; D: head dimension; C: tokens of a block; n: blocks of a row.
 """
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.experimental.pallas.ops.gpu import attention as gpu_kernel
 
 from coevolve_jax.models.packed import MASKED, Segments, meeting_blocks, pad_heads, pad_rows, sees
 
@@ -33,42 +32,36 @@ def flash(
 ) -> jax.Array:
     """`attention` by these kernels. interpret: run them on a CPU, slowly."""
     L, D = q.shape[1], q.shape[3]
-    if parents is None:  # JAX's kernel has no groups of heads
-        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     # Products take head dimensions of 16, 32, 64, ...
     q, k, v = pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
-    q, k, v, segment_ids = pad_rows(FORWARD_BLOCK, q, k, v, segment_ids)
-    if parents is None:
-        out: Any = gpu_kernel.mha(q, k, v, segment_ids, sm_scale=D**-0.5, causal=True, interpret=interpret)
-    else:
-        segments = Segments(segment_ids, *pad_rows(FORWARD_BLOCK, parents))
-        out = _of_two(q * D**-0.5, k, v, segments, interpret)
-    return out[:, :L, :, :D]
+    parents = segment_ids if parents is None else parents
+    q, k, v, *segments = pad_rows(FORWARD_BLOCK, q, k, v, segment_ids, parents)
+    return _flash(q, k, v, Segments(*segments), D**-0.5, interpret)[:, :L, :, :D]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _of_two(q, k, v, segments: Segments, interpret: bool):
-    """q [B, L, H, D], scaled; k, v [B, L, K, D] -> [B, L, H, D]."""
-    return _forward(q, k, v, segments, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _flash(q, k, v, segments: Segments, scale: float, interpret: bool):
+    """q [B, L, H, D]; k, v [B, L, K, D] -> [B, L, H, D]. scale: of scores."""
+    return _forward(q, k, v, segments, scale, interpret)[0]
 
 
-def _forward(q, k, v, segments, interpret):
+def _forward(q, k, v, segments, scale, interpret):
     B, L, H, _ = q.shape
     of, (turns, _) = _Specs(q, k, FORWARD_BLOCK), _visits(segments, FORWARD_BLOCK)
     out, logsumexp = pl.pallas_call(
-        _forward_kernel,
+        functools.partial(_forward_kernel, scale),
         grid=(L // FORWARD_BLOCK, B, H),
         in_specs=[of.turns, of.ids, of.ids, of.block, of.keys, of.keys],
         out_specs=[of.block, of.numbers_block],
         out_shape=[q, jax.ShapeDtypeStruct((B, H, L), jnp.float32)],
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
         interpret=interpret,
-        name="shared_forward",
+        name="flash_forward",
     )(turns, *segments, q, k, v)
     return out, (q, k, v, segments, out, logsumexp)
 
 
-def _backward(interpret, saved, d_out):
+def _backward(scale, interpret, saved, d_out):
     q, k, v, segments, out, logsumexp = saved
     B, L, H, D = q.shape
     drift = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1).swapaxes(1, 2)
@@ -79,15 +72,15 @@ def _backward(interpret, saved, d_out):
         interpret=interpret,
     )
     dq = pl.pallas_call(
-        _dq_kernel,
+        functools.partial(_dq_kernel, scale),
         in_specs=[of.turns, of.ids, of.ids, of.block, of.keys, of.keys, of.block, *[of.numbers_block] * 2],
         out_specs=of.block,
         out_shape=q,
-        name="shared_dq",
+        name="flash_dq",
         **settings,
     )(turns, *segments, q, k, v, d_out, logsumexp, drift)
     dk, dv = pl.pallas_call(
-        _dkv_kernel,
+        functools.partial(_dkv_kernel, scale),
         in_specs=[
             of.end,
             of.ids,
@@ -100,14 +93,14 @@ def _backward(interpret, saved, d_out):
         ],
         out_specs=[of.block, of.block],
         out_shape=[q, q],
-        name="shared_dkv",
+        name="flash_dkv",
         **settings,
     )(ends, *segments, q, k, v, d_out, logsumexp, drift)
     of_group = lambda x: x.reshape(B, L, k.shape[2], -1, D).astype(jnp.float32).sum(axis=3)
     return dq, of_group(dk).astype(k.dtype), of_group(dv).astype(v.dtype), None
 
 
-_of_two.defvjp(_forward, _backward)
+_flash.defvjp(_forward, _backward)
 
 
 class _Specs:
@@ -146,24 +139,24 @@ def _key_block(turns, t):
     return jnp.where(t < turns[1], turns[0] + t, turns[2] + t - turns[1])
 
 
-def _scores(q, k, ids, parents, i, j):
+def _scores(scale, q, k, ids, parents, i, j):
     """Scores [C, C] of a block of queries, the i-th, with a block of keys, the j-th; masked ones are MASKED."""
     size = len(q)
     there = pl.ds(i * size, size)
     mask = sees(ids[there][:, None], parents[there][:, None], ids[pl.ds(j * size, size)][None])
     places = jnp.arange(size)
     mask &= (i * size + places)[:, None] >= (j * size + places)[None]
-    return jnp.where(mask, triton.dot(q, k.T), MASKED)
+    return jnp.where(mask, triton.dot(q, k.T) * scale, MASKED)
 
 
-def _forward_kernel(turns, ids, parents, q, k, v, out, logsumexp):
+def _forward_kernel(scale, turns, ids, parents, q, k, v, out, logsumexp):
     i, q = pl.program_id(0), q[...]
     size = len(q)
 
     def keys(t, carry):
         (total, norm, peak), j = carry, _key_block(turns, t)
         there = pl.ds(j * size, size)
-        scores = _scores(q, k[there, :], ids, parents, i, j)
+        scores = _scores(scale, q, k[there, :], ids, parents, i, j)
         higher = jnp.maximum(peak, scores.max(axis=1))
         weights, fade = jnp.exp(scores - higher[:, None]), jnp.exp(peak - higher)
         part = triton.dot(weights.astype(v.dtype), v[there, :])
@@ -175,32 +168,33 @@ def _forward_kernel(turns, ids, parents, q, k, v, out, logsumexp):
     logsumexp[...] = peak + jnp.log(norm)
 
 
-def _dq_kernel(turns, ids, parents, q, k, v, d_out, logsumexp, drift, dq):
+def _dq_kernel(scale, turns, ids, parents, q, k, v, d_out, logsumexp, drift, dq):
     i, q, d, logsumexp, drift = pl.program_id(0), q[...], d_out[...], logsumexp[...], drift[...]
     size = len(q)
 
     def keys(t, total):
         j = _key_block(turns, t)
         there = pl.ds(j * size, size)
-        weights = jnp.exp(_scores(q, k[there, :], ids, parents, i, j) - logsumexp[:, None])
+        weights = jnp.exp(_scores(scale, q, k[there, :], ids, parents, i, j) - logsumexp[:, None])
         d_scores = weights * (triton.dot(d, v[there, :].T) - drift[:, None])
         return total + triton.dot(d_scores.astype(k.dtype), k[there, :])
 
-    dq[...] = jax.lax.fori_loop(0, turns[3], keys, jnp.zeros(q.shape, jnp.float32)).astype(dq.dtype)
+    total = jax.lax.fori_loop(0, turns[3], keys, jnp.zeros(q.shape, jnp.float32))
+    dq[...] = (total * scale).astype(dq.dtype)
 
 
-def _dkv_kernel(end, ids, parents, q, k, v, d_out, logsumexp, drift, dk, dv):
+def _dkv_kernel(scale, end, ids, parents, q, k, v, d_out, logsumexp, drift, dk, dv):
     j, k, v = pl.program_id(0), k[...], v[...]
     size = len(k)
 
     def queries(i, totals):
         here = pl.ds(i * size, size)
         d = d_out[here, :]
-        weights = jnp.exp(_scores(q[here, :], k, ids, parents, i, j) - logsumexp[here][:, None])
+        weights = jnp.exp(_scores(scale, q[here, :], k, ids, parents, i, j) - logsumexp[here][:, None])
         d_scores = weights * (triton.dot(d, v.T) - drift[here][:, None])
         d_keys = triton.dot(d_scores.astype(q.dtype).T, q[here, :])
         return totals[0] + d_keys, totals[1] + triton.dot(weights.astype(d.dtype).T, d)
 
     start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(k.shape, jnp.float32)
     d_keys, d_values = jax.lax.fori_loop(j, end[0], queries, start)
-    dk[...], dv[...] = d_keys.astype(dk.dtype), d_values.astype(dv.dtype)
+    dk[...], dv[...] = (d_keys * scale).astype(dk.dtype), d_values.astype(dv.dtype)

@@ -1,8 +1,7 @@
-"""Attention of packed rows by JAX's splash kernel for TPUs.
+"""Attention of packed rows by JAX's splash kernel for TPUs, which skips the blocks that do not meet.
 
-Where a token sees a prompt besides its own segment, the kernel runs once for each and skips the blocks that do not meet;
-the two are merged by their log-sum-exp. The backward pass of each takes the merged output and log-sum-exp, with which it
-gives its part of the gradient.
+Where a token sees a prompt besides its own segment, the kernel runs once for each; the two are merged by their
+log-sum-exp. The backward pass of each takes the merged output and log-sum-exp, with which it gives its part of the gradient.
 
 B: rows; L: tokens of a row; H: query heads; K: key-value heads; D: head dimension; n: blocks of a row.
 """
@@ -19,6 +18,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from coevolve_jax.models.packed import Segments, meeting_blocks, pad_heads, pad_rows
 
+LANES = 128  # of a vector, of which a block has whole ones
+BLOCK = 512
+
 
 def splash(
     q: jax.Array,
@@ -27,23 +29,28 @@ def splash(
     segment_ids: jax.Array,
     parents: jax.Array | None = None,
     *,
+    size: int = BLOCK,
     interpret: bool = False,
 ) -> jax.Array:
-    """`attention` by splash. interpret: run it on a CPU, slowly."""
+    """`attention` by splash. size: tokens of a block at most. interpret: run it on a CPU, slowly."""
     L, D = q.shape[1], q.shape[3]
-    size = min(512, -(-L // 128) * 128)  # lanes are 128 wide
-    q, k, v = pad_heads(-(-D // 128) * 128, q * D**-0.5, k, v)
+    size = min(size, -(-L // LANES) * LANES)
+    q, k, v = pad_heads(-(-D // LANES) * LANES, q * D**-0.5, k, v)
     q, k, v, segment_ids = pad_rows(size, q, k, v, segment_ids)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     if parents is None:
-        attend: Any = _kernel(q.shape[1], q.shape[2], size, interpret)
-        row = lambda q, k, v, s: attend(q, k, v, kernels.SegmentIds(s, s))
-        out = jax.vmap(row)(q, k, v, segment_ids)
+        rows: list[Any] = [_of_one(*row, size, interpret) for row in zip(q, k, v, segment_ids)]
     else:
         (parents,) = pad_rows(size, parents)
-        rows: list[Any] = [_of_two(*row, size, interpret) for row in zip(q, k, v, segment_ids, parents)]
-        out = jnp.stack(rows)
-    return out.swapaxes(1, 2)[:, :L, :, :D]
+        rows = [_of_two(*row, size, interpret) for row in zip(q, k, v, segment_ids, parents)]
+    return jnp.stack(rows).swapaxes(1, 2)[:, :L, :, :D]
+
+
+def _of_one(q, k, v, segment_ids, size: int, interpret: bool) -> Any:
+    """One row: q [H, L, D], k and v [K, L, D], segment_ids [L] -> [H, L, D]."""
+    meets, _ = meeting_blocks(Segments(segment_ids[None], None).blocks(size))
+    kernel = _visiting(_kernel(q.shape[0], q.shape[1], size, interpret), meets)
+    return kernel(q, k, v, kernels.SegmentIds(segment_ids, segment_ids))
 
 
 def _kernel(
@@ -77,7 +84,7 @@ def _blocks(size: int) -> kernels.BlockSizes:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _of_two(q, k, v, segment_ids, parents, size: int, interpret: bool):
-    """One row: q [H, L, D], k and v [K, L, D], segment_ids and parents [L] -> [H, L, D]."""
+    """The same with parents [L], of which some are other segments."""
     return _of_two_forward(q, k, v, segment_ids, parents, size, interpret)[0]
 
 
