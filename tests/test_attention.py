@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.models import attention as attn
+from coevolve_jax.models.packed import Segments, meeting_blocks
 from coevolve_jax.models.qwen import Qwen
 
 VARIANTS = {
@@ -42,10 +43,12 @@ def formula(q, k, v, segment_ids, parents=None):
 
 
 def with_gradient(f):
-    """jitted (q, k, v, segment_ids, weight[, parents]) -> output and gradients of its product with weight."""
+    """jitted (q, k, v, segment_ids, weight[, parents]) -> output and gradients of its product with weight, both 0 on
+    padding, whose output is any finite one."""
 
     def run(q, k, v, segment_ids, weight, *parents):
-        out, pull = jax.vjp(lambda *x: f(*x, segment_ids, *parents), q, k, v)
+        real = (segment_ids > 0)[..., None, None]
+        out, pull = jax.vjp(lambda *x: jnp.where(real, f(*x, segment_ids, *parents), 0), q, k, v)
         return out, pull(weight.astype(out.dtype))
 
     return jax.jit(run)
@@ -157,6 +160,15 @@ def test_kernels_bound_to_any_segments(layouts, seed):
         np.testing.assert_allclose(got, want, atol=1e-5)
         for a, b in zip(grads, want_grads, strict=True):
             np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_padding_costs_its_own_blocks_and_is_finite(name):
+    q, k, v, _, _ = inputs(LONG, 2, 1, 8)
+    segments = np.repeat([[1], [0]], LONG, 1).astype(np.int32)
+    assert np.isfinite(VARIANTS[name](q, k, v, segments)).all()
+    blocks = Segments(jnp.asarray(segments[1:]), None).blocks(64)
+    np.testing.assert_array_equal(meeting_blocks(blocks)[0], np.eye(5, dtype=bool))
 
 
 BLOCKS = [("chunked", 8), ("flash", 128), ("splash", 128)]

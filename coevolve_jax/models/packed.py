@@ -37,11 +37,12 @@ def meeting_blocks(segments: Segments) -> tuple[jax.Array, jax.Array]:
     """bool [n, n] both, from segments in blocks: whether in any row a token of a block of queries may see one of a block
     of keys that is of its own segment, and one of its parent, where that is another.
 
-    It goes by the range of a block's segments, with padding, which is at a row's end, as the largest: exact where
-    segments lie as `grpo/packing.py` lays them (but where a block has branches of several prompts), and never too few.
+    It goes by the range of a block's segments: exact where segments lie as `grpo/packing.py` lays them (but where a block
+    has branches of several prompts), and never too few. Padding, which is at a row's end, meets that of its own block.
     """
     end = jnp.iinfo(jnp.int32).max
-    ids = jnp.where(segments.ids == 0, end, segments.ids)
+    padding = end - len(segments.ids) + jnp.arange(len(segments.ids))[:, None, None]
+    ids = jnp.where(segments.ids == 0, padding, segments.ids)
     low, high = ids.min(axis=2), ids.max(axis=2)
     meet = lambda first, last: jnp.tril(jnp.any((first[:, None] <= high) & (low <= last[:, None]), axis=2))
     if segments.parents is None:
