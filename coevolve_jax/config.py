@@ -53,7 +53,8 @@ RENAMED = {
     "engine.slots": "engine.max_concurrency",
 }
 
-# Keys that came later than runs which are to be gone on with and compared, with the values at which nothing is new.
+# Keys that came later than runs which are to be gone on with and compared, with the values, as JSON has them, at which nothing is
+# new.
 LATER = {
     "environment.backend": "local",
     "data.initial_file": "",
@@ -69,6 +70,7 @@ LATER = {
     "engine.sharded": False,
     "checkpoint.folder": "",
     "learner.share_prompts": False,
+    "learner.row_buckets": [],
     "logging.trackers": "tensorboard",
 }
 
@@ -268,6 +270,11 @@ def check(config: ConfigDict) -> None:
         f"at least config.rollout.max_length ({config.rollout.max_length})",
     )
     learner = config.learner
+    require(
+        all(isinstance(n, int) and 0 < n < learner.row_length for n in learner.get("row_buckets", ())),
+        "learner.row_buckets",
+        f"tokens of rows, each below config.learner.row_length ({learner.row_length})",
+    )
     for name in ("epochs", "constant_length", "rows_per_microbatch", "logprob_chunk"):
         require(learner[name] >= 1, f"learner.{name}", "at least 1")
     for name in (
@@ -371,7 +378,8 @@ def numbers(config: dict) -> dict:
     kept = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
     for key in (*SERVING, *LATER):
         section, name = key.split(".")
-        if key in SERVING or kept.get(section, {}).get(name) == LATER[key]:
+        value = kept.get(section, {}).get(name)
+        if key in SERVING or (list(value) if isinstance(value, tuple) else value) == LATER[key]:
             kept.get(section, {}).pop(name, None)
     return kept
 

@@ -127,6 +127,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.dynamic_sampling = 0  # rounds, at most, in which groups without spread are replaced by others
     c.learner.group_filter = False  # leave out groups of unusually small spread
     c.learner.row_length = 512  # tokens of a packed row
+    c.learner.row_buckets = ()  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
     c.learner.rows_per_microbatch = 4
     c.learner.share_prompts = False  # one copy of the prompt for the rollouts of a group that lie in one row
     c.learner.logprob_chunk = 4096  # tokens whose logits exist at once, at most; a CPU takes fewer

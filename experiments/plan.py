@@ -37,6 +37,12 @@ _PROGRAM = flags.DEFINE_enum(
     "With --compile: what. decode is a token of the in-process engine with config.engine.sharded; --rows are then all "
     "conversations at once and --row_length the tokens of each.",
 )
+_LENGTHS = flags.DEFINE_list(
+    "lengths",
+    None,
+    "With --compile: tokens of a prompt and of what follows it in each rollout, in the mean, for which the time is "
+    "estimated, e.g. 2600,700. By default each rollout fills a row.",
+)
 flags.mark_flags_as_required(["config"])
 
 
@@ -53,12 +59,14 @@ def main(argv) -> None:
             return
         if len(names) * len(lengths) > 1:
             raise ValueError("--compile takes one machine and one length: pass --topology and --row_length.")
-        from coevolve_jax.aot import programs, report
+        from coevolve_jax.aot import batches, programs, report
 
+        rollouts = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
         if _PROGRAM.value == "decode":
             print(report.decoding(_CONFIG.value, names[0], _ROWS.value, lengths[0]))
             return
-        print(report.compiled(_CONFIG.value, names[0], programs.Size(_ROWS.value, lengths[0])))
+        size = programs.Size(_ROWS.value, lengths[0])
+        print(report.compiled(_CONFIG.value, names[0], size, rollouts))
     except ValueError as error:
         sys.exit(f"Error: {error}")
 

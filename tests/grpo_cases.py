@@ -52,6 +52,7 @@ def learner_config(**changes) -> ConfigDict:
                 router_balance=0.0,
                 replay_routing=False,
                 row_length=32,
+                row_buckets=(),
                 rows_per_microbatch=2,
                 share_prompts=False,
                 logprob_chunk=16,

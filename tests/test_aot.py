@@ -149,7 +149,7 @@ def test_a_loop_that_the_tpu_compiler_made_and_unrolled_is_counted():
 
 
 PROGRAM = """
-from coevolve_jax.aot import programs
+from coevolve_jax.aot import batches, programs
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.topologies import GB, Topology
@@ -159,7 +159,8 @@ config.learner.update(dtype="float32", epochs=2, tis_cap=2.0, remat=True, logpro
 mesh = sharding.make_mesh(fsdp=8)
 size = programs.Size(1, 64)
 machine = Topology(8, GB, "cpu", "", 1e12, 1e11, 1e10)
-accounts = programs.compile_programs(config, MODEL, mesh, machine, size, 1.0)
+load = batches.load(config, 8, *size, "cpu", None)
+accounts = programs.compile_programs(config, MODEL, mesh, machine, size, 1.0, load)
 assert list(accounts) == ["update", "score"]
 update, score = accounts["update"], accounts["score"]
 assert update.fits and update.peak == sum(update.parts.values()) <= GB

@@ -17,18 +17,28 @@ from coevolve_jax.types import Sample
     st.lists(st.tuples(st.integers(4, 30), st.booleans()), max_size=12),
     st.integers(30, 50),
     st.integers(1, 4),
+    st.lists(st.integers(1, 29), max_size=3),
     st.integers(0, 10**6),
 )
-def test_segments_are_the_trajectories_whole_and_in_order(items, row_length, rows_per_microbatch, seed):
+def test_segments_are_the_trajectories_whole_and_in_order(
+    items, row_length, rows_per_microbatch, buckets, seed
+):
     rng = np.random.default_rng(seed)
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
-    batch = pack(
+    of_length = lambda row_length, **options: pack(
         samples(trajectories, advantages),
         row_length=row_length,
         rows_per_microbatch=rows_per_microbatch,
         max_rows=12,
+        **options,
     )
+    batch = of_length(row_length, row_buckets=buckets)
+    longest = max((t.ids.size for t in trajectories if t.outcome.valid), default=0)
+    allowed = [row_length, *(n for n in buckets if n >= longest)]
+    computed = {n: int(of_length(n).used) * n for n in allowed}
+    row_length = batch.tokens.shape[2]
+    assert row_length == max(n for n in allowed if computed[n] == min(computed.values()))
     flat = type(batch)(*(x.reshape(-1, row_length) if x.ndim else x for x in batch))
     found = []
     for row in range(len(flat.tokens)):
@@ -95,25 +105,29 @@ def test_less_than_a_tenth_of_what_is_computed_is_padding(row_length, rows_per_m
     assert 1 - tokens / computed < 0.10
 
 
-def test_a_hundred_steps_of_random_lengths_compile_one_program():
+def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_of_rows():
     rng = np.random.default_rng(1)
     params = init_params()
     learner = make_learner(params, kl_coef=0.0)
-    state, used, compiled = learner.init(params), set(), programs_of(learner)
+    state, used, lengths, compiled = learner.init(params), set(), set(), programs_of(learner)
     for _ in range(100):
+        longest = rng.choice([22, 33])
         trajectories = [
-            trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, 33, rng.integers(1, 9))
+            trajectory(rng, n, valid=rng.random() < 0.9) for n in rng.integers(5, longest, rng.integers(1, 9))
         ]
         batch = pack(
             samples(trajectories, np.ones(len(trajectories))),
             row_length=32,
             rows_per_microbatch=2,
             max_rows=8,
+            row_buckets=(24,),
         )
         used.add(int(batch.used))
+        lengths.add(batch.tokens.shape[2])
         state, _ = learner.update(state, batch)
     assert len(used) >= 4
-    assert programs_of(learner) - compiled <= 1
+    assert lengths == {24, 32}
+    assert programs_of(learner) - compiled <= 2
     assert programs_of(make_learner(moved(params), kl_coef=0.0)) == programs_of(learner)  # it is theirs too
     assert programs_of(make_learner(params, kl_coef=0.0123)) == 0
 

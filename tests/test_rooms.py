@@ -58,7 +58,7 @@ ROOMS = {
     "topologies": (),
     "timing": ("types", "collect", "topologies"),
     "plan": ("topologies", "grpo", "models", "distributed.sharding"),
-    "aot": ("topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
+    "aot": ("types", "topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),
     "trackers": (),
     "transcripts": ("types", "rollout.chat", "strategies.base"),

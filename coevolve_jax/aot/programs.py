@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from coevolve_jax.aot import work as works
+from coevolve_jax.aot.batches import Load
 from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
@@ -28,9 +29,8 @@ from coevolve_jax.topologies import Topology
 
 GIB = 2**30
 ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vocabulary", "other loop"
-# Products of queries with keys, or the like, of a call of an attention kernel, by a word in its name; the
-# first that fits.
-_PRODUCTS = (("preprocess", 0), ("dkv", 4), ("dq", 3), ("backward", 5), ("fwd", 2), ("forward", 2))
+# Products of queries with keys, or the like, of an attention kernel, by a word in its name.
+_PRODUCTS = {"dkv": 4, "dq": 3, "fwd": 2, "forward": 2}
 # How the compiler for TPUs refuses a program: what it needs of what there is.
 REFUSED = re.compile(
     r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm|\(([\d.]+)([MG])\) exceeds available HBM \(([\d.]+)([MG])\)"
@@ -52,7 +52,7 @@ class Account:
     refused it. peak: the most at one time. That is the sum of the parts, but on TPUs, whose compiler lets
     what it works with lie where other things lay before, it is the compiler's own count. limit: what it may
     take. The compiler for TPUs refuses what takes more, that for GPUs nothing. loops: what is done in which
-    loop, times: how often in a whole update, with every row full and every token trained.
+    loop, times: how often in a whole update.
     """
 
     parts: dict[str, int]
@@ -67,12 +67,18 @@ class Account:
 
 
 def compile_programs(
-    config: ConfigDict, model: QwenConfig, mesh: Mesh, topology: Topology, size: Size, usable: float
+    config: ConfigDict,
+    model: QwenConfig,
+    mesh: Mesh,
+    topology: Topology,
+    size: Size,
+    usable: float,
+    load: Load,
 ) -> dict[str, Account]:
     """name -> account, of the update and, where the learner takes it, of the score. Nothing is allocated on
     any device.
 
-    usable: share of a GPU's memory that a program may take; TPU compilers know their own limit.
+    usable: share of a GPU's memory that a program may take; TPU compilers know their own limit. load: of a whole update.
     Raises ValueError as `Learner` does.
     """
     reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
@@ -91,8 +97,9 @@ def compile_programs(
         "reference": shard_bytes(mesh, reference),
         "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state),
     }
-    times = _times(config, model, mesh, size, micros)
-    work = lambda text: _add_kernels(_by_kind(works.by_loop(text, kind)), model, mesh, size)
+    layers = load.microbatches * model.num_hidden_layers
+    times = {ONCE: 1, MICROBATCH: load.microbatches, LAYER: layers, VOCABULARY: load.blocks}
+    work = lambda text: _add_kernels(_by_kind(works.by_loop(text, kind)), model, mesh, size, load)
     accounts = {}
     for name, lower in programs.items():
         try:
@@ -182,21 +189,14 @@ def _by_kind(found: Mapping[tuple[Loop, ...], works.Work]) -> dict[str, works.Wo
     return {name: works.total(some) for name, some in parts.items()}
 
 
-def _times(config: ConfigDict, model: QwenConfig, mesh: Mesh, size: Size, micros: int) -> dict[str, int]:
-    parts, tokens = sharding.row_parts(mesh), size.rows * size.length
-    columns = logprobs.block_columns(parts, tokens, config.learner.logprob_chunk, sharding.platform(mesh))
-    layers, blocks = model.num_hidden_layers, -(-tokens // columns)
-    return {ONCE: 1, MICROBATCH: micros, LAYER: micros * layers, VOCABULARY: micros * blocks}
-
-
 def _add_kernels(
-    loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size
+    loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size, load: Load
 ) -> dict[str, works.Work]:
-    """Adds the operations of kernels. In attention half of all pairs of tokens of a row meet, whatever its
-    segments; a grouped product takes each token as often as it has experts."""
+    """Adds the operations of kernels. In attention the pairs of the load meet; a grouped product takes each token as
+    often as it has experts."""
     tensor, tokens = mesh.shape["tensor"], size.rows * size.length
-    # 2 operations for half of the pairs, and for each weight of an expert.
-    attention = tokens * size.length * model.num_attention_heads * model.head_dim // tensor
+    # 2 operations for each pair, and for each weight of an expert.
+    attention = 2 * model.num_attention_heads * model.head_dim / tensor
     experts = 0
     if model.sparse_layers:
         width = model.hidden_size * model.moe_intermediate_size // tensor
@@ -205,7 +205,7 @@ def _add_kernels(
     def operations(path: str) -> float:
         if "grouped_product" in path:
             return experts
-        return attention * next((n for word, n in _PRODUCTS if word in path), 0)
+        return next((attention * _PRODUCTS[word] * n for word, n in load.pairs.items() if word in path), 0)
 
     extra = lambda work: sum(calls * operations(path) for path, calls in work.kernels.items())
     return {name: work._replace(operations=work.operations + extra(work)) for name, work in loops.items()}

@@ -6,15 +6,18 @@ import jax
 from ml_collections import ConfigDict
 
 from coevolve_jax import plan
+from coevolve_jax.aot import batches, devices, programs
 from coevolve_jax.aot import decoding as decode
-from coevolve_jax.aot import devices, programs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.topologies import GB, TOPOLOGIES
 
 
-def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
+def compiled(
+    config: ConfigDict, name: str, size: programs.Size, lengths: batches.Lengths | None = None
+) -> str:
     """Markdown: for each program its memory by part, beside the plan's; its work by loop; its estimated time;
-    and, where it does not fit, what to change. config: of a run. name: of a topology.
+    and, where it does not fit, what to change. config: of a run. name: of a topology. lengths: of the rollouts that the
+    time is estimated for; None: each fills a row.
 
     Raises ValueError where the compilers are not installed or the topology, the mesh or the model does not
     allow it.
@@ -23,10 +26,13 @@ def compiled(config: ConfigDict, name: str, size: programs.Size) -> str:
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
     planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length)
-    accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE)
+    load = batches.load(config, sharding.row_parts(mesh), size.rows, size.length, topology.platform, lengths)
+    accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE, load)
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     lines = [
-        f"{config.model} on {name} ({sizes}), {size.rows} row(s) of {size.length:,} tokens per device, GB per device"
+        f"{config.model} on {name} ({sizes}), {size.rows} row(s) of {size.length:,} tokens per device, GB per device",
+        "",
+        f"The batch: {load.rows:,} rows, {load.full:.0%} full, in {load.microbatches} micro-batch(es).",
     ]
     for program, account in accounts.items():
         lines += ["", f"**{program}**: {_verdict(account)}"]
@@ -83,7 +89,7 @@ def _memory(account: programs.Account) -> list[str]:
 
 def _work(account: programs.Account, topology, count: int) -> list[str]:
     lines = [
-        "| in | times per update, at most | operations, 10^12 | bytes, GB, at most | collectives (bytes of whole arrays, GB) |",
+        "| in | times per update | operations, 10^12 | bytes, GB, at most | collectives (bytes of whole arrays, GB) |",
         "|---|---:|---:|---:|---|",
     ]
     for name, times in account.times.items():
@@ -97,7 +103,7 @@ def _work(account: programs.Account, topology, count: int) -> list[str]:
     s = programs.seconds(account, topology, count)
     lines += [
         "",
-        f"Estimate, no measurement, at published peaks and with every row full: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
+        f"Estimate, no measurement, at published peaks: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
         f"links {s['links']:.1f} s; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
     ]
     return lines

@@ -47,6 +47,15 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
+def arrange(
+    trajectories: Sequence[Trajectory], row_length: int, *, share_prompts: bool, replayed: bool
+) -> list[list[Piece]]:
+    """The pieces of each row. replayed: the sampler's routing is. Raises ValueError where one does not fit a row."""
+    pieces = shared_prompts(trajectories, row_length, replayed) if share_prompts else alone(trajectories)
+    rows = assign_rows([length(piece) for piece in pieces], row_length)
+    return [[pieces[k] for k in row] for row in rows]
+
+
 def alone(trajectories: Sequence[Trajectory]) -> list[Piece]:
     """Each trajectory whole."""
     return [[Span(i, 0, len(t.ids))] for i, t in enumerate(trajectories)]

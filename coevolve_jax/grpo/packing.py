@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -54,16 +55,21 @@ def pack(
     row_length: int,
     rows_per_microbatch: int,
     max_rows: int,
+    row_buckets: Sequence[int] = (),
     routing: tuple[int, int] = (0, 0),
     share_prompts: bool = False,
 ) -> Batch[np.ndarray]:
-    """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows.
+    """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows, and
+    with row_buckets rows of the same length.
 
     Args:
       max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so the
         number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
         the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
         shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
+      row_buckets: other lengths that rows may have. Of these and row_length, of those that every trajectory fits, the
+        one is taken with which the fewest tokens are computed, padding up to whole micro-batches among them; the
+        longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
       share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
 
@@ -80,11 +86,13 @@ def pack(
             "none and all are pulled to the frozen reference."
         )
     trajectories = [s.trajectory for s in samples]
-    if share_prompts:
-        pieces = layout.shared_prompts(trajectories, row_length, replayed=routing != (0, 0))
-    else:
-        pieces = layout.alone(trajectories)
-    rows = layout.assign_rows([layout.length(piece) for piece in pieces], row_length)
+    longest = max((len(t.ids) for t in trajectories), default=0)
+    arrange = functools.partial(
+        layout.arrange, trajectories, share_prompts=share_prompts, replayed=routing != (0, 0)
+    )
+    layouts = {n: arrange(n) for n in (row_length, *(n for n in row_buckets if n >= longest))}
+    row_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
+    rows = layouts[row_length]
     micro = max(1, -(-max_rows // rows_per_microbatch))
     while micro * rows_per_microbatch < len(rows):
         micro *= 2
@@ -106,7 +114,7 @@ def pack(
     )
     for r, row in enumerate(rows):
         start = segment = 0
-        for piece in (pieces[k] for k in row):
+        for piece in row:
             parent = segment + 1  # the first of a piece is before all others of it
             for span in piece:
                 segment += 1

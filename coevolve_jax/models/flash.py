@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
@@ -132,6 +133,19 @@ def _visits(segments: Segments, size: int) -> tuple[jax.Array, jax.Array]:
     turns = jnp.stack([first, count, first_own, count + jnp.arange(1, n + 1) - first_own], axis=2)
     ends = n - jnp.argmax((own | prompts)[:, ::-1], axis=1)
     return turns.astype(jnp.int32), ends[:, :, None].astype(jnp.int32)
+
+
+def pairs(segments: Segments) -> dict[str, np.ndarray]:
+    """A word in a kernel's name -> int [B], pairs of a query and a key that it multiplies for one head."""
+    if segments.parents is None:
+        segments = segments._replace(parents=segments.ids)
+    (forward, _), (backward, ends) = (_visits(segments, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK))
+    blocks = forward[:, :, 3], backward[:, :, 3], ends[:, :, 0] - np.arange(ends.shape[1])
+    sizes = FORWARD_BLOCK, BACKWARD_BLOCK, BACKWARD_BLOCK
+    return {
+        word: np.asarray(n).sum(axis=1) * size**2
+        for word, n, size in zip(("forward", "dq", "dkv"), blocks, sizes)
+    }
 
 
 def _key_block(turns, t):

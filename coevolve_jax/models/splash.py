@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask
 
@@ -34,7 +35,7 @@ def splash(
 ) -> jax.Array:
     """`attention` by splash. size: tokens of a block at most. interpret: run it on a CPU, slowly."""
     L, D = q.shape[1], q.shape[3]
-    size = min(size, -(-L // LANES) * LANES)
+    size = _size(L, size)
     q, k, v = pad_heads(-(-D // LANES) * LANES, q * D**-0.5, k, v)
     q, k, v, segment_ids = pad_rows(size, q, k, v, segment_ids)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
@@ -51,6 +52,20 @@ def _of_one(q, k, v, segment_ids, size: int, interpret: bool) -> Any:
     meets, _ = meeting_blocks(Segments(segment_ids[None], None).blocks(size))
     kernel = _visiting(_kernel(q.shape[0], q.shape[1], size, interpret), meets)
     return kernel(q, k, v, kernels.SegmentIds(segment_ids, segment_ids))
+
+
+def pairs(segments: Segments) -> dict[str, np.ndarray]:
+    """A word in a kernel's name -> int [B], pairs of a query and a key that its runs multiply for one head."""
+    size = _size(segments.ids.shape[1], BLOCK)
+    of_row: Any = lambda *row: sum(
+        jnp.sum(meets) for meets in meeting_blocks(Segments(*(x[None] for x in row)).blocks(size))
+    )
+    given = segments._replace(parents=segments.ids if segments.parents is None else segments.parents)
+    return dict.fromkeys(("fwd", "dq", "dkv"), np.asarray(jax.vmap(of_row)(*given)) * size**2)
+
+
+def _size(length: int, most: int) -> int:
+    return min(most, -(-length // LANES) * LANES)
 
 
 def _kernel(

@@ -1,0 +1,114 @@
+"""Batches that an update's time is estimated for: how often its loops run on them, and what attention's kernels multiply."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.grpo import logprobs
+from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.models import flash, splash
+from coevolve_jax.models.packed import Segments
+from coevolve_jax.types import Outcome, Sample, Trajectory
+
+
+class Lengths(NamedTuple):
+    """Tokens in the mean. prompt: that a group's rollouts begin with. rest: that follow it in each."""
+
+    prompt: int
+    rest: int
+
+
+class Load(NamedTuple):
+    """What a batch asks of each device, of the one with most where they differ.
+
+    rows: that hold tokens, of the whole batch. full: the share of their tokens that is no padding. microbatches:
+    that are computed. blocks: of positions whose log-probabilities are computed, in all. pairs: a word in the name of
+    an attention kernel -> pairs of a query and a key that a call multiplies for one head, in the mean.
+    """
+
+    rows: int
+    full: float
+    microbatches: int
+    blocks: int
+    pairs: dict[str, float]
+
+
+def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[Sample]:
+    """Rollouts whose prompts differ by a fifth of the mean and what follows by a twelfth (standard deviation), as
+    BFCL's along the reference calls do, and which fit a row. All that follows is learned from."""
+    rng = np.random.default_rng(0)
+    draw = lambda mean, spread: max(1, round(rng.normal(mean, spread)))
+    found = []
+    for group in range(groups):
+        prompt = min(draw(lengths.prompt, lengths.prompt / 5), row_length - 1)
+        for _ in range(group_size):
+            rest = min(draw(lengths.rest, lengths.rest / 12), row_length - prompt)
+            found.append(_sample(group, prompt, prompt + rest))
+    return found
+
+
+def full_rows(rollouts: int, row_length: int) -> list[Sample]:
+    """As many, each of which fills a row and is learned from but for its first token."""
+    return [_sample(i, 1, row_length) for i in range(rollouts)]
+
+
+def _sample(group: int, prompt: int, length: int) -> Sample:
+    t = Trajectory(
+        task_id=str(group),
+        rollout_index=0,
+        ids=np.full(length, group, np.int32),
+        mask=np.arange(length) >= prompt,
+        logprobs=np.zeros(length, np.float32),
+        versions=np.zeros(length, np.int32),
+        turn_starts=(0,),
+        steps=(),
+        stop="done",
+        outcome=Outcome(0.0, False),
+    )
+    return Sample(t, np.ones(length, np.float32))
+
+
+def load(
+    config: ConfigDict, parts: int, rows: int, row_length: int, platform: str, lengths: Lengths | None
+) -> Load:
+    """Of a step of the config's rollouts, packed as the run packs them.
+
+    parts: devices with rows of their own. rows: of a micro-batch on each of them. platform: of the devices. lengths: of the
+    rollouts; None: each fills a row.
+    """
+    c = config.rollout
+    count = c.tasks_per_step * c.group_size
+    batch = pack(
+        full_rows(count, row_length)
+        if lengths is None
+        else made_up(c.tasks_per_step, c.group_size, lengths, row_length),
+        row_length=row_length,
+        rows_per_microbatch=rows * parts,
+        max_rows=count,
+        share_prompts=config.learner.share_prompts,
+    )
+    used = int(batch.used)
+    of_device = lambda x: x.reshape(used, parts, -1).sum(axis=2).max(axis=1)
+    columns = logprobs.block_columns(parts, rows * row_length, config.learner.logprob_chunk, platform)
+    real = batch.segment_ids[:used] > 0
+    held = int(real.any(axis=2).sum())
+    calls = 1 if platform == "gpu" else rows * (2 if config.learner.share_prompts else 1)
+    return Load(
+        rows=held,
+        full=float(real.sum()) / (held * row_length),
+        microbatches=used,
+        blocks=int(np.sum(-(-of_device(batch.mask[:used]) // columns))),
+        pairs={word: float(of_device(n).mean()) / calls for word, n in multiplied(batch, platform).items()},
+    )
+
+
+def multiplied(batch: Batch[np.ndarray], platform: str) -> dict[str, np.ndarray]:
+    """A word in the name of each attention kernel of the platform -> pairs that it multiplies for one head in each row of
+    the micro-batches that are used; nothing where the platform has none."""
+    kernels = {"gpu": flash.pairs, "tpu": splash.pairs}
+    flat = lambda x: x[: int(batch.used)].reshape(-1, x.shape[-1])
+    segments = Segments(flat(batch.segment_ids), flat(batch.parents) if batch.parents.size else None)
+    return kernels[platform](segments) if platform in kernels else {}
