@@ -37,7 +37,8 @@ def flash(
     q, k, v = pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
     parents = segment_ids if parents is None else parents
     q, k, v, *segments = pad_rows(FORWARD_BLOCK, q, k, v, segment_ids, parents)
-    return _flash(q, k, v, Segments(*segments), D**-0.5, interpret)[:, :L, :, :D]
+    out: Any = _flash(q, k, v, Segments(*segments), D**-0.5, interpret)
+    return out[:, :L, :, :D]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
