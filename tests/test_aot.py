@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from coevolve_jax import plan
-from coevolve_jax.aot import devices, programs
+from coevolve_jax.aot import batches, devices, programs
 from coevolve_jax.aot import work as works
 from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.config import load_file
@@ -148,6 +148,11 @@ def test_a_loop_that_the_tpu_compiler_made_and_unrolled_is_counted():
     assert count == 1 and size == 8 * 32 * 64 * 2
 
 
+@pytest.fixture
+def four():
+    return load_file(ROOT / "configs" / "bfcl_qwen3_4b.py")
+
+
 PROGRAM = """
 from coevolve_jax.aot import batches, programs
 from coevolve_jax.config import load_file
@@ -191,6 +196,27 @@ def test_the_update_on_eight_devices_is_accounted_for():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=ROOT, env=environment)
 
 
+def test_a_batch_is_loaded_as_the_run_packs_it(four):
+    """Rows that one rollout fills, and rows of BFCL's lengths, whose tokens meet a seventh of the keys."""
+    four.rollout.update(tasks_per_step=2, group_size=3)
+    row = 25600
+    load = lambda lengths, platform="gpu", rows=2: batches.load(four, 2, rows, row, platform, lengths)
+    full = load(None)
+    assert (full.rows, full.full, full.microbatches) == (6, 1, 2)
+    blocks = 2 * row // 128 * (row // 128 + 1) // 2  # of both rows of a device
+    assert full.pairs["forward"] == blocks * 128**2
+    by_row = load(None, "tpu", 3).pairs["fwd"]  # on TPUs a kernel is called for each row
+    assert by_row == row // 512 * (row // 512 + 1) // 2 * 512**2
+    some = load(batches.Lengths(2600, 700), rows=1)
+    assert some.rows == some.microbatches == 1 and some.blocks < full.blocks / 6
+    tokens = some.full * row
+    assert 5 * 3300 < tokens < 7 * 3300 and 3300 / 2 < some.pairs["forward"] / tokens < 12800 / 6
+    four.learner.share_prompts = True
+    shared = load(batches.Lengths(2600, 700), "tpu", 1)
+    assert shared.full < some.full / 2 and shared.blocks == some.blocks
+    assert load(None, "cpu").pairs == {}
+
+
 def test_an_estimate_is_the_published_peaks():
     work = works.Work(2e12, 4e9, {"all-reduce": (3, 1e9), "all-gather": (1, 2e9)}, {})
     account = programs.Account({}, 0, 0, {"layer": work}, {"layer": 10})
@@ -199,11 +225,6 @@ def test_an_estimate_is_the_published_peaks():
     told = programs.seconds(account, machine, 4)
     assert not account.fits  # without parts the compiler has refused it
     assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
-
-
-@pytest.fixture(scope="module")
-def four():
-    return load_file(ROOT / "configs" / "bfcl_qwen3_4b.py")
 
 
 def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.models import attention as attn
+from coevolve_jax.models import flash, splash
 from coevolve_jax.models.packed import Segments, meeting_blocks
 from coevolve_jax.models.qwen import Qwen
 
@@ -147,19 +148,38 @@ LAYOUTS = st.one_of(
 SPREAD = {name: with_gradient(VARIANTS[name]) for name in ("flash", "splash")}
 
 
+def laid(lengths, length: int) -> np.ndarray:
+    """A row's segments [1, length] of such lengths, as far as they fit."""
+    row = np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths)[:length]
+    return np.pad(row, (0, length - len(row)))[None]
+
+
 @settings(max_examples=12, deadline=None)
-@given(st.lists(LAYOUTS, min_size=2, max_size=2), st.integers(0, 2**31))
-def test_kernels_bound_to_any_segments(layouts, seed):
+@given(LAYOUTS, LAYOUTS, st.integers(0, 2**31))
+def test_kernels_bound_to_any_segments(first, second, seed):
     """Several blocks in a row, whose segments begin and end anywhere."""
     q, k, v, _, weight = inputs(LONG, 2, 1, 8, seed)
-    rows = [np.repeat(np.arange(1, len(lengths) + 1), lengths)[:LONG] for lengths in layouts]
-    segments = np.stack([np.pad(row, (0, LONG - len(row))) for row in rows]).astype(np.int32)
+    segments = np.concatenate([laid(first, LONG), laid(second, LONG)])
     want, want_grads = REFERENCE(q, k, v, segments, weight)
     for f in SPREAD.values():
         got, grads = f(q, k, v, segments, weight)
         np.testing.assert_allclose(got, want, atol=1e-5)
         for a, b in zip(grads, want_grads, strict=True):
             np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=9))
+def test_kernels_multiply_the_blocks_with_a_token_that_sees_another_and_no_more(lengths):
+    """What is counted for estimates is what their loops go over (NaNs show that, below)."""
+    segments = laid(lengths, 1536)
+    seen = np.tril((segments == segments.T) & (segments > 0))
+    counted = Segments(jnp.asarray(segments), None)
+    for pairs, sizes in ((flash.pairs, (128, 64, 64)), (splash.pairs, (512, 512, 512))):
+        for found, size in zip(pairs(counted).values(), sizes, strict=True):
+            blocks = seen.reshape(1536 // size, size, -1, size).any(axis=(1, 3))
+            # A block of padding takes its own, so that its output is a number.
+            assert found == (blocks | np.eye(len(blocks), dtype=bool)).sum() * size**2
 
 
 @pytest.mark.parametrize("name", KERNELS)
