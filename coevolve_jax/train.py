@@ -69,7 +69,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         hosts.follow(learner, policy)
         return {}
     on_one_device = c.engine.name == "native" and not c.engine.get("sharded")
-    learner = hosts.Leader(learner, policy, engine_device=on_one_device)
+    learner = hosts.Leader(learner, policy, engine_device=on_one_device, engine_dtype=c.engine.dtype)
     scenarios = build.scenarios(c)
     claim(workdir, c)
     trackers = build.trackers(c, workdir)

@@ -1,6 +1,7 @@
 """Checkpoints: round trips, transformers reading what we wrote, and what is refused."""
 
 import dataclasses
+import filecmp
 import json
 import os
 import subprocess
@@ -143,7 +144,7 @@ def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, chan
 @pytest.mark.parametrize("limit", [1, 3_000, 30_000, 10**9])
 def test_files_hold_every_tensor_once_and_no_more_than_asked(tiny_config, limit):
     entries = hf_io.entries_of(tiny_config, hf_io.abstract_params(tiny_config))
-    files = hf_io._split(entries, np.dtype(np.float32), limit)
+    files = hf_io.split(entries, np.dtype(np.float32), limit)
     names = [name for file in files for name in file]
     assert sorted(names) == sorted(name for entry in entries for name in entry.names.flat)
     size = lambda name, file: 4 * int(np.prod(file[name][0].tensor_shape))
@@ -217,6 +218,29 @@ def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
     )
     for mesh in (None, sharding.make_mesh()):
         assert_equal_trees(hf_io.load(tmp_path / "model", mesh=mesh)[1], params)
+
+
+@pytest.mark.parametrize("block", [10**9, 1_000])
+def test_a_stack_comes_from_the_device_in_blocks(tmp_path, tiny_config, monkeypatch, block):
+    """By few transfers, and to the bytes that views on arrays in host memory give, which are cast there."""
+    config = dataclasses.replace(
+        tiny_config, model_type="qwen3_moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=5
+    )
+    params, to_host, sizes = random_params(config), hf_io._to_host, []
+    hf_io.save(tmp_path / "host", config, jax.tree.map(np.asarray, params), jnp.bfloat16)
+
+    def counting(*arguments):
+        sizes.append((arguments[2], (array := to_host(*arguments)).nbytes))
+        return array
+
+    monkeypatch.setattr(hf_io, "BLOCK", block)
+    monkeypatch.setattr(hf_io, "_to_host", counting)
+    hf_io.save(tmp_path / "device", config, params, jnp.bfloat16)
+    names = ["config.json", "model.safetensors"]
+    assert filecmp.cmpfiles(tmp_path / "host", tmp_path / "device", names, shallow=False)[0] == names
+    assert all(nbytes <= block or count == 1 for count, nbytes in sizes)
+    stacks = len(jax.tree.leaves(params)) - 3 + 3 * config.num_hidden_layers  # experts come by the layer
+    assert len(sizes) == stacks if block > 1_000 else len(sizes) > stacks
 
 
 MEMORY = """

@@ -133,13 +133,17 @@ class Leader:
     travels as a name (`_held`): each has its own part of it. Alone, nobody is told anything.
 
     Made in process 0 when all followers have loaded their parts, and called from one thread. engine_device: the
-    engine computes on this process's first device and needs the parameters whole there. It raises what the
+    engine computes on this process's first device and needs the parameters whole there. engine_dtype: what it computes
+    in, if it is not here: of several processes' parameters it is given no more digits than that. It raises what the
     learner, checkpoint.py and hf_io raise, and ValueError for parameters, a state or scores that are not the ones
     that the followers hold: those of the last call that returned some.
     """
 
-    def __init__(self, learner: Learner, policy: Policy, *, engine_device: bool = True):
-        self._learner, self._policy, self._engine_device = learner, policy, engine_device
+    def __init__(
+        self, learner: Learner, policy: Policy, *, engine_device: bool = True, engine_dtype: str = "float32"
+    ):
+        self._learner, self._policy = learner, policy
+        self._engine_device, self._engine_dtype = engine_device, engine_dtype
         self.routing, self.scores, self.operations = learner.routing, learner.scores, learner.operations
         self._writer = checkpoint.Writer()
         self._held: dict[str, Any] = {"params": policy.params}
@@ -149,12 +153,12 @@ class Leader:
             turn = next(_turns)
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")
-            _tell(engine_device)
+            _tell([engine_device, engine_dtype])
 
     @_by_all
     def initial_policy(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
-        return dataclasses.replace(self._policy, params=for_engine(self._policy.params, self._engine_device))
+        return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
 
     @_by_all
     def init(self, params: Any) -> TrainState:
@@ -191,7 +195,7 @@ class Leader:
     @_by_all
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters for the engine."""
-        return for_engine(self._learner.policy(state), self._engine_device)
+        return self._for_engine(self._learner.policy(state))
 
     @_by_all
     def save(
@@ -208,6 +212,13 @@ class Leader:
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
         """Writes the policy as a Hugging Face folder, from where it lies: it is whole nowhere."""
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
+
+    def _for_engine(self, params: Any) -> Any:
+        """Whole on one device, where the engine computes on it; else as they lie, or in the leader's memory where
+        other processes hold a part of them."""
+        if self._engine_device:
+            return on_one_device(params)
+        return params if jax.process_count() == 1 else in_memory(params, self._engine_dtype)
 
     def _hold(self, name: str, value: Any) -> Any:
         """The value, which later calls may name."""
@@ -242,19 +253,12 @@ class Leader:
 def follow(learner: Learner, policy: Policy) -> None:
     """Does what the leader tells until it says that the run is over. Raises Preempted where it was asked to end."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
-    with contextlib.closing(Leader(learner, policy, engine_device=_hear())) as ours:
+    device, dtype = _hear()
+    with contextlib.closing(Leader(learner, policy, engine_device=device, engine_dtype=dtype)) as ours:
         while (call := _hear()) not in (_OVER, _PREEMPTED):
             ours._repeat(*call)
     if call == _PREEMPTED:
         raise Preempted
-
-
-def for_engine(params: Any, device: bool) -> Any:
-    """Whole on one device, where the engine computes on it; else as they lie, or in the leader's memory where
-    other processes hold a part of them."""
-    if device:
-        return on_one_device(params)
-    return params if jax.process_count() == 1 else in_memory(params)
 
 
 def on_one_device(params: Any) -> Any:
@@ -268,14 +272,15 @@ def on_one_device(params: Any) -> Any:
     return jax.tree.map(lambda x: _gather(x, jnp.copy), params)
 
 
-def in_memory(params: Any) -> Any:
-    """The parameters as numpy arrays, of processes that all call this; followers get None in their place.
+def in_memory(params: Any, dtype: str) -> Any:
+    """The parameters as numpy arrays in `dtype`, of processes that all call this; followers get None in their place.
 
-    They come layer by layer, so that no device holds all layers' experts at once.
+    They are cast where they lie and come layer by layer, so that no device holds all layers' experts at once.
     """
     leads = jax.process_index() == 0
 
     def fetch(x: jax.Array) -> np.ndarray | None:
+        x = x.astype(dtype)
         parts = [_gather(x, jnp.copy)] if x.ndim < 3 else (_gather(x, _layer, i) for i in range(len(x)))
         if leads:
             return np.stack([np.asarray(part) for part in parts]).reshape(x.shape)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +35,8 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
+BLOCK = 2**30  # bytes that come from the devices at once, at most, unless one tensor has more
+WRITERS = 4  # files that are written at once
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Parameter path -> tensor; the first match wins. The names in braces run over the parameter's leading axes:
@@ -119,8 +124,8 @@ def save(
     """Writes config.json and the weights, which transformers and SGLang load.
 
     dtype: of the tensors in the file; None keeps that of `params`. max_shard_bytes: weights that take more
-    are split over files of at most that (a larger tensor has its own) with an index; no more than one file
-    is in host memory. Everything is written to a temporary folder beside `path` and renamed, so that a reader
+    are split over files of at most that (a larger tensor has its own) with an index; no more than WRITERS + 1
+    files are in host memory, and no more than BLOCK bytes of them on a device. Everything is written to a temporary folder beside `path` and renamed, so that a reader
     sees either nothing or a whole model. In a folder that exists already the model's files are replaced and
     the others (a tokenizer) are kept; several files are replaced while the folder has no index. Parameters
     that lie on several processes: all of them call this and the first one writes.
@@ -130,16 +135,25 @@ def save(
     dtype = np.dtype(dtype or leaves[0].dtype)
     shared = any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
     writes = not shared or jax.process_index() == 0
-    with _folder_beside(path) if writes else contextlib.nullcontext() as temporary:
+    with (
+        _folder_beside(path) if writes else contextlib.nullcontext() as temporary,
+        ThreadPoolExecutor(WRITERS) as pool,
+    ):
         weight_map, total = {}, 0
-        files = _split(entries_of(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
+        writing: deque[Future] = deque()
+        files = split(entries_of(config, flax.core.unfreeze(params)), dtype, max_shard_bytes)
         for number, file in enumerate(files, start=1):
-            tensors = {name: _to_host(entry, index, dtype) for name, (entry, index) in file.items()}
+            tensors = dict(_fetch(file, dtype))
             name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(t.nbytes for t in tensors.values())
             if temporary:
-                save_file(tensors, temporary / name, metadata={"format": "pt"})
+                if len(writing) == WRITERS:
+                    writing.popleft().result()
+                writing.append(pool.submit(save_file, tensors, temporary / name, metadata={"format": "pt"}))
+            del tensors
+        for file in writing:
+            file.result()
         if temporary:
             if len(files) > 1:
                 _write_json(temporary / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -184,6 +198,17 @@ def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
             names[index] = template.format(**{axis: numbers[axis][i] for axis, i in zip(axes, index)})
         entries.append(Entry(path, leaf, names))
     return entries
+
+
+def rows(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> jax.Array | np.ndarray:
+    """[count, *entry.tensor_shape]: the tensors from `index` on, along the last of the leading axes, as the file has them.
+
+    Sliced and cast where the parameter lies, by one program, so that nothing else travels.
+    """
+    if isinstance(entry.leaf, jax.Array):
+        return _rows(entry.leaf, index, count, entry.transposed, dtype)
+    block = entry.leaf[index[:-1]][index[-1] : index[-1] + count] if index else entry.leaf[None]
+    return np.ascontiguousarray(block.swapaxes(-1, -2) if entry.transposed else block, dtype)
 
 
 # ---- Reading -------------------------------------------------------------------------------------------
@@ -274,7 +299,7 @@ def _write(part: jax.Array, tensor: jax.Array, place: tuple, transposed: bool) -
 # ---- Writing -------------------------------------------------------------------------------------------
 
 
-def _split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[str, tuple]]:
+def split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[str, tuple]]:
     """The files' contents: tensor name -> (parameter, index into it), in the tree's order."""
     files, room = [{}], max_bytes
     for entry in entries:
@@ -288,14 +313,39 @@ def _split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[s
     return files
 
 
-def _to_host(entry: Entry, index: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """One tensor as the file has it. A collective where the parameter lies on several processes."""
-    tensor = entry.leaf[index] if index else entry.leaf
-    if isinstance(tensor, jax.Array) and not tensor.is_fully_addressable:
-        tensor = multihost_utils.process_allgather(tensor, tiled=True)
-    tensor = np.asarray(tensor).astype(dtype)
-    # safetensors writes memory as it lies.
-    return np.ascontiguousarray(tensor.T if entry.transposed else tensor)
+def blocks(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[Entry, tuple[int, ...], list[str]]]:
+    """What comes from the devices at once, for one of the files of `split`: (parameter, index of the first tensor,
+    names of the tensors), which follow each other along the last of its leading axes."""
+    stack_of = lambda item: (item[1][0].path, item[1][1][:-1])
+    for _, run in itertools.groupby(file.items(), key=stack_of):
+        names, places = zip(*run)
+        entry, first = places[0]
+        most = max(1, BLOCK // (int(np.prod(entry.tensor_shape)) * dtype.itemsize))
+        for start in range(0, len(names), most):
+            index = (*first[:-1], first[-1] + start) if first else ()
+            yield entry, index, list(names[start : start + most])
+
+
+def _fetch(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a file by name, views on the blocks that they came in."""
+    for entry, index, names in blocks(file, dtype):
+        yield from zip(names, _to_host(entry, index, len(names), dtype))
+
+
+def _to_host(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> np.ndarray:
+    """As `rows` has them. A collective where the parameter lies on several processes."""
+    block = rows(entry, index, count, dtype)
+    if isinstance(block, jax.Array) and not block.is_fully_addressable:
+        block = multihost_utils.process_allgather(block, tiled=True)
+    return np.asarray(block)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _rows(leaf: jax.Array, index: tuple, count: int, transposed: bool, dtype: np.dtype) -> jax.Array:
+    inner = leaf.shape[len(index) :]
+    sizes = (*[1] * (len(index) - 1), count, *inner) if index else inner
+    block = jax.lax.dynamic_slice(leaf, (*index, *[0] * len(inner)), sizes).reshape(count, *inner)
+    return (block.swapaxes(-1, -2) if transposed else block).astype(dtype)
 
 
 @contextlib.contextmanager

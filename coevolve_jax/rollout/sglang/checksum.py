@@ -9,14 +9,17 @@ srt/managers/mm_utils.py (sha256, weights in host memory) and kernels/ops/memory
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 VOCABULARY_PADDING = 64  # rows; DEFAULT_VOCAB_PADDING_SIZE of layers/vocab_parallel_embedding.py
+THREADS = min(8, os.cpu_count() or 1)  # each with one parameter at a time in host memory
 CPU_PADDING = 32  # of the MLP's inner size on the CPU; DEFAULT_MOE_PADDING_SIZE of configs/update_config.py
 
 # A Hugging Face name -> the server's, first match wins; a parameter's parts are in the order of `_part`.
@@ -34,7 +37,7 @@ def checksums(names: Iterable[str], read: Callable[[str], np.ndarray], device: s
     """{parameter of the server: 16 hexadecimal digits}, for a server on one device.
 
     names: of the Hugging Face tensors, without an lm_head that is tied. read: gives one of them, in the
-    server's dtype. device: the server's, "cpu" or "cuda". Raises ValueError for another.
+    server's dtype, to several threads. device: the server's, "cpu" or "cuda". Raises ValueError for another.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"The checksums of a server on {device!r} are not known; verify by change instead.")
@@ -42,7 +45,9 @@ def checksums(names: Iterable[str], read: Callable[[str], np.ndarray], device: s
     for name in names:
         parameters.setdefault(_parameter(name), []).append(name)
     digest = _digest_host if device == "cpu" else digest_gpu
-    return {name: digest(_arrays(parts, read, device)) for name, parts in parameters.items()}
+    with ThreadPoolExecutor(THREADS) as pool:  # hashlib lets others run
+        hashes = pool.map(lambda parts: digest(_arrays(parts, read, device)), parameters.values())
+        return dict(zip(parameters, hashes))
 
 
 def _parameter(name: str) -> str:

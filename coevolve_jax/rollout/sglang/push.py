@@ -129,6 +129,8 @@ class Pusher:
         self._servers: dict[str, Server] = {}
         self._groups: dict[str, Any] = {}
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
+        self._hashed: Weights | None = None
+        self._expected: dict[str, asyncio.Task] = {}  # their checksums by the device of the servers
 
     def write(self, params: Any, version: int) -> Weights:
         """Prepares `params` to be pushed as `version`.
@@ -156,12 +158,11 @@ class Pusher:
             )
         del self._servers[url]  # until it is known again what it holds
         async with _paused(session, url):
-            expected = asyncio.create_task(asyncio.to_thread(_expected, server, weights, tensors))
+            expected = self._expect(server, weights, tensors)
             try:
                 await self._send(session, url, server, weights, tensors)
-                server = await self._verify(session, url, server, weights, await expected)
+                server = await self._verify(session, url, server, weights, await asyncio.shield(expected))
             except Exception as error:
-                expected.cancel()
                 await self._leave(session, url)
                 kept = await self._restore(session, url, server)
                 if not kept:  # nothing may be sampled by whatever it has now
@@ -224,6 +225,18 @@ class Pusher:
                     url,
                 )
         return known
+
+    def _expect(self, server: Server, weights: Weights, tensors: Mapping[str, Tensor]) -> asyncio.Task:
+        """Checksums of `weights`, computed once for all servers alike: the server's own where it is exact, else some
+        that tell versions apart."""
+        device = server.device if server.exact else "cpu"
+        if self._hashed is not weights:
+            self._hashed, self._expected = weights, {}
+        task = self._expected.get(device)
+        if task is None or (task.done() and task.exception()):
+            task = asyncio.create_task(asyncio.to_thread(_checksums, weights, tensors, device))
+            self._expected[device] = task
+        return task
 
     async def _send(
         self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights, tensors: Mapping
@@ -322,11 +335,9 @@ async def _checker(session: aiohttp.ClientSession, url: str) -> tuple[str, list[
         ) from error
 
 
-def _expected(server: Server, weights: Weights, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Checksums of `weights`: the server's own where it is exact, else some that tell versions apart."""
+def _checksums(weights: Weights, tensors: Mapping[str, Tensor], device: str) -> dict[str, str]:
     with weights.reader() as read:
-        array = lambda name: np.asarray(read(name))
-        return checksums.checksums(tensors, array, server.device if server.exact else "cpu")
+        return checksums.checksums(tensors, lambda name: np.asarray(read(name)), device)
 
 
 def _served_tensors(args: Mapping[str, Any], model: Path) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
+FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS of them are written at once
 LISTED = 8  # differences that a message names
 
 
@@ -94,10 +95,9 @@ class ArrayWeights:
     def _read(self, name: str) -> jax.Array:
         """On one device, contiguous."""
         entry, index = self.parts[name]
-        tensor = entry.leaf[index] if index else entry.leaf
+        (tensor,) = hf_io.rows(entry, index, 1, np.dtype(self.dtype))
         devices = tensor.devices() if isinstance(tensor, jax.Array) else jax.local_devices()
-        tensor = jax.device_put(tensor, min(devices, key=lambda device: device.id))
-        return (tensor.T if entry.transposed else tensor).astype(self.dtype)
+        return jax.device_put(tensor, min(devices, key=lambda device: device.id))
 
 
 def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
@@ -145,7 +145,7 @@ class Folders:
             self._root = _temporary_root(count * np.dtype(dtype).itemsize)
         folder = self._root / f"version-{version}"
         self._remove(folder)
-        hf_io.save(folder, config, params, dtype)
+        hf_io.save(folder, config, params, dtype, FILE)
         versions = [path for path in self._root.iterdir() if re.fullmatch(r"version-\d+", path.name)]
         for old in sorted(versions, key=lambda path: path.stat().st_mtime_ns)[:-2]:
             self._remove(old)
