@@ -174,7 +174,7 @@ def _sglang(
     from coevolve_jax.rollout.sglang.push import Pusher
     from coevolve_jax.rollout.sglang.server import Server
 
-    c, sizes = config.engine, _sizes(config)
+    c, sizes, ahead = config.engine, _sizes(config), bool(config.rollout.max_staleness)
     # Servers elsewhere see the workdir, if anything.
     shared = workdir / "weights" if workdir and c.url else None
     root = Path(c.push_folder) if c.push_folder else shared
@@ -186,6 +186,7 @@ def _sglang(
         root=root,
         exact=c.push_exact,
         timeout=c.push_timeout,
+        ahead=ahead,
     )
     members = [Member(url.strip().rstrip("/")) for url in c.url.split(",") if url.strip()]
     with contextlib.ExitStack() as undo:
@@ -229,6 +230,7 @@ def _sglang(
             restarts=c.restarts,
             record_routing=replays,
             constrains=constrains,
+            ahead=ahead,
             **sizes,
         )
         undo.pop_all()  # they are the engine's from here on

@@ -1,12 +1,14 @@
 """What servers and networks do wrong costs a request at most, and never fabricates a failure of the policy."""
 
 import asyncio
+import dataclasses
 import itertools
 import os
 import signal
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 from faults import Proxy
@@ -19,6 +21,7 @@ from test_server import started_by
 from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
@@ -56,7 +59,7 @@ def make(policy, tmp_path):
     made = []
 
     def engine(*members, **settings):
-        pusher = Pusher(policy.config, FOLDER, root=tmp_path / "push")
+        pusher = Pusher(policy.config, FOLDER, root=tmp_path / "push", ahead=settings.get("ahead", False))
         settings = {"timeout": 120.0, "probe_timeout": 10.0, "patience": 120.0, **LIMITS, **settings}
         made.append(SGLangEngine(policy.config, policy.params, members=members, pusher=pusher, **settings))
         return made[-1]
@@ -64,6 +67,63 @@ def make(policy, tmp_path):
     yield engine
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def held(make, sglang_server):
+    """An engine that lets its caller go on while the server takes weights, and the gate that its pushes wait for."""
+    engine, gate = make(Member(sglang_server.url), ahead=True), threading.Event()
+    push = engine._pusher.push
+
+    async def later(*arguments):
+        while not gate.is_set():
+            await asyncio.sleep(0.001)
+        return await push(*arguments)
+
+    engine._pusher.push = later
+    yield engine, gate
+    gate.set()
+
+
+def test_while_the_server_takes_new_weights_conversations_go_on_and_new_ones_wait(held, policy):
+    engine, gate = held
+    weights = {0: policy.params, 1: moved(policy.params), 2: moved(policy.params, 0.1)}
+    subject, other = Subject(engine, policy), np.arange(60, 90)
+    (first,) = generate(engine, [ask(0, PROMPT, stop=(), new=8)])
+    engine.update_weights(weights[1], 1)  # returns, with the gate closed
+    waiting = event_loop.start(engine.generate([ask(1, other, stop=(), new=8)]))
+    ids = np.concatenate([PROMPT, first.ids, [7, 9]])
+    (second,) = generate(engine, [ask(0, ids, stop=(), new=8)])
+    assert (first.versions == 0).all() and (second.versions == 0).all() and not waiting.done()
+    under_way = event_loop.start(engine.generate([ask(0, PROMPT, stop=(), new=64)]))
+    gate.set()
+    (new,), (across,) = waiting.result(120), under_way.result(120)
+    assert (new.versions == 1).all() and (np.diff(across.versions) >= 0).all()
+    engine.update_weights(weights[2], 2)
+    (last,) = generate(engine, [ask(2, other, stop=(), new=8)])
+    assert (last.versions == 2).all()
+    for prompt, c in ((PROMPT, first), (ids, second), (other, new), (PROMPT, across), (other, last)):
+        check_completion(subject, prompt, c, weights=weights)
+
+
+def test_weights_that_no_server_took_beside_the_rollouts_are_told(held, policy):
+    engine, gate = held
+    smaller = dataclasses.replace(policy.config, num_hidden_layers=1)
+    engine._pusher._config = smaller
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), hf_io.abstract_params(smaller))
+    engine.update_weights(params, 1)
+    gate.set()
+    with pytest.raises(ValueError, match="Version 1 is not the model that .* Nothing was sent"):
+        generate(engine, [ask(0, PROMPT)])
+    with pytest.raises(ValueError, match="Version 1 is not the model"):
+        engine.update_weights(policy.params, 2)
+
+
+def test_an_engine_that_is_closed_gives_up_a_push(held, policy):
+    engine, _ = held
+    engine.update_weights(policy.params, 1)
+    engine.close()
+    assert engine._switching.cancelled()
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])

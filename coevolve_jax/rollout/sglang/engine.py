@@ -50,6 +50,8 @@ class SGLangEngine:
       restarts: how often each launched server may be started anew.
       record_routing: completions tell which experts were used; for servers with --enable-return-routed-experts.
       constrains: requests may have a schema; for servers with a tokenizer and a grammar backend.
+      ahead: `update_weights` returns once the weights are written, and the servers take them while the caller goes on.
+        Conversations under way meet them there; those that begin wait for them.
 
     Raises:
       EngineError: a server does not answer, or has too little room.
@@ -74,6 +76,7 @@ class SGLangEngine:
         restarts: int = 5,
         record_routing: bool = False,
         constrains: bool = False,
+        ahead: bool = False,
     ):
         if model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
@@ -85,6 +88,8 @@ class SGLangEngine:
         self._timeout, self._probe_timeout, self._attempts = timeout, probe_timeout, attempts
         self._pusher = pusher
         self._weights: Weights | None = None
+        self._switching: asyncio.Task | None = None  # the last push
+        self._ahead = False  # until the servers have the first weights
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
         self.prompt_tokens = self.cached_tokens = (
@@ -97,6 +102,7 @@ class SGLangEngine:
             self.update_weights(params, 0)
             if not self._fleet.serving:
                 raise EngineError(self._fleet.members[0].why)
+            self._ahead = ahead
         except BaseException:
             self.close()
             raise
@@ -141,6 +147,8 @@ class SGLangEngine:
                 return _join(parts, "stop" if parts[-1].finish == "stop" else "length")
             if failed:
                 await asyncio.sleep(FIRST_PAUSE * 2 ** min(failed - 1, 4) * random.uniform(0.5, 1.5))
+            if not self._fleet.knows(r.session):
+                await self._switched()
             member = await self._fleet.take(r.session)
             served = member.served
             try:
@@ -278,6 +286,7 @@ class SGLangEngine:
 
     def update_weights(self, params: Any, version: int) -> None:
         """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` tells."""
+        event_loop.run(self._switched())  # a version must be read before it is the last but two
         try:
             weights = self._pusher.write(params, version)
         except OSError as error:  # said by `generate`, when the step that made these weights is whole
@@ -286,7 +295,17 @@ class SGLangEngine:
                 "config.engine.push_folder a folder with room for three versions."
             )
             return
-        event_loop.run(self._push(weights))
+        event_loop.run(self._switch(weights))
+
+    async def _switch(self, weights: Weights) -> None:
+        self._switching = asyncio.create_task(self._push(weights))
+        if not self._ahead:
+            await self._switching
+
+    async def _switched(self) -> None:
+        """Returns when the servers have the newest weights. Raises what kept all of them from it."""
+        if self._switching:
+            await asyncio.shield(self._switching)
 
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
@@ -312,6 +331,9 @@ class SGLangEngine:
         event_loop.run(self._aclose())
 
     async def _aclose(self) -> None:
+        if self._switching:
+            self._switching.cancel()
+            await asyncio.wait([self._switching])
         try:
             await self._pusher.close(self._http)
         finally:

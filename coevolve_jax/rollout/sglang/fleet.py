@@ -86,6 +86,10 @@ class Fleet:
             member.sessions.add(session)
         return member
 
+    def knows(self, session: int) -> bool:
+        """Whether a member serves this conversation, or did until it was put out."""
+        return any(session in m.sessions for m in self.members)
+
     def release(self, sessions: Iterable[int]) -> None:
         """These conversations have ended."""
         for member in self.members:

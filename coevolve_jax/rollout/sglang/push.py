@@ -103,7 +103,8 @@ class Pusher:
       without a disk (and needs torch). root: where versions are written, a folder that the servers see as
       well; None is a temporary one on this machine. exact: False for servers that keep weights in a layout
       of their own (packed for AMX, some kernels for experts), of which one can only see that they change.
-      timeout: seconds that a server may take to load the weights.
+      timeout: seconds that a server may take to load the weights. ahead: hash them before the server stops, not while
+      it loads them: it stands still for a shorter time, and has them later.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Pusher:
         root: str | os.PathLike | None = None,
         exact: bool = True,
         timeout: float = 600.0,
+        ahead: bool = False,
     ):
         if transport not in TRANSPORTS:
             raise ValueError(f"Transport {transport!r} of weights is unknown: choose one of {TRANSPORTS}.")
@@ -125,7 +127,7 @@ class Pusher:
             self._join = broadcast.Group.join
         self._config, self._model, self._dtype = config, Path(model), dtype
         self._transport, self._exact, self._timeout = transport, exact, timeout
-        self._folders = weights_lib.Folders(root)
+        self._folders, self._ahead = weights_lib.Folders(root), ahead
         self._servers: dict[str, Server] = {}
         self._groups: dict[str, Any] = {}
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
@@ -156,9 +158,11 @@ class Pusher:
                 f"Version {weights.version} is not the model that {url} serves: {'; '.join(faults)}. "
                 "Nothing was sent; launch the server with this run's model and engine.dtype."
             )
+        expected = self._expect(server, weights, tensors)
+        if self._ahead:
+            await asyncio.shield(expected)
         del self._servers[url]  # until it is known again what it holds
         async with _paused(session, url):
-            expected = self._expect(server, weights, tensors)
             try:
                 await self._send(session, url, server, weights, tensors)
                 server = await self._verify(session, url, server, weights, await asyncio.shield(expected))
