@@ -32,9 +32,12 @@ from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.types import Task
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Policy:
-    """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format."""
+    """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
+
+    params: None in a run that has begun and needs the policy before RL no more (`hosts.Leader`).
+    """
 
     config: QwenConfig
     params: Any

@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
@@ -36,7 +37,7 @@ PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
 class Plan:
     """Bytes per device of an update, when most is alive: in a backward pass or in the optimiser's step.
 
-    parameters: the policy. reference: the frozen start. optimizer: Adam's moments. gradients: the float32 sum
+    parameters: the policy. reference: the frozen start, 0 without a KL term. optimizer: Adam's moments. gradients: the float32 sum
     over micro-batches and the present one. activations: what every layer keeps for its backward pass. layer:
     the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
     gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
@@ -92,10 +93,11 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
     gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
+    reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     activations, work = _activations(model, learner, mesh, rows * length)
     return Plan(
         parameters=shard_bytes(mesh, params),
-        reference=shard_bytes(mesh, hf_io.abstract_params(model, jnp.dtype(learner.dtype))),
+        reference=shard_bytes(mesh, reference),
         optimizer=shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients) + shard_bytes(mesh, params),
         activations=activations,

@@ -60,6 +60,10 @@ def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_
     assert 8 * SIZES[name] <= whole.optimizer < 8 * SIZES[name] + 1000  # and step counters
     for part in ("parameters", "reference", "optimizer", "gradients"):  # norms are on every device
         assert getattr(split, part) == pytest.approx(getattr(whole, part) / 8, rel=0.01)
+    config.learner.kl_coef, old = 0.0, config.learner.kl_coef
+    free = plan.plan(model, config.learner, fsdp(8), rows=1, length=16384)
+    config.learner.kl_coef = old
+    assert free.reference == 0 and free.total == split.total - split.reference
     assert whole.activations == split.activations
     gathered = split.layer - whole.layer
     assert gathered > 0  # weights of one layer, whole on each device while it works

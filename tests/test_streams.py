@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
+import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from grpo_cases import init_params, learner_config, make_learner, moved, samples, trajectory
+from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, samples, trajectory
 from ml_collections import ConfigDict
 from test_grpo import pad, padded_logprobs, states_equal
 
+from coevolve_jax import build
+from coevolve_jax.distributed import hosts
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.types import Sample
@@ -82,6 +86,21 @@ def test_cross_entropy_alone_is_supervised_learning(params):
         assert_close(got, jax.device_get(want))
         assert metrics["ce"] == metrics["loss"] == pytest.approx(float(want_loss), rel=1e-5)
         assert metrics["policy_loss"] == metrics["kl"] == metrics["mismatch_max"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(kl="none"), dict(kl_coef=0.0), dict(kl_coef=0.1), dict(kl_coef=0.0, lora_rank=2)]
+)
+def test_the_policy_before_rl_is_held_where_something_asks_for_it(params, changes):
+    policy = build.Policy(MODEL, jax.tree.map(jnp.copy, params), None, None)
+    first = weakref.ref(policy.params["norm"]["scale"])
+    learner = make_learner(policy.params, **changes)
+    leader = hosts.Leader(learner, policy)
+    state = leader.init(policy.params)
+    gc.collect()
+    assert (first() is not None) == (changes.get("kl_coef") == 0.1 or "lora_rank" in changes)
+    state, metrics = leader.update(state, packed(rollouts_of(np.random.default_rng(0))))
+    assert metrics["applied"] and jax.tree.leaves(leader.policy(state))
 
 
 def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params):

@@ -94,7 +94,7 @@ def compile_programs(
         programs["score"] = learner.lower_score
     given = {
         "parameters": shard_bytes(mesh, learner.abstract_state.params),
-        "reference": shard_bytes(mesh, reference),
+        "reference": shard_bytes(mesh, reference) if learner.keeps_reference else 0,
         "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state),
     }
     layers = load.microbatches * model.num_hidden_layers

@@ -132,6 +132,8 @@ class Leader:
     A follower has one too, on which `follow` makes the leader's calls. What lies on the devices of all processes
     travels as a name (`_held`): each has its own part of it. Alone, nobody is told anything.
 
+    The policy's parameters are let go when the state is there, unless the learner keeps them as its reference.
+
     Made in process 0 when all followers have loaded their parts, and called from one thread. engine_device: the
     engine computes on this process's first device and needs the parameters whole there. engine_dtype: what it computes
     in, if it is not here: of several processes' parameters it is given no more digits than that. It raises what the
@@ -163,7 +165,9 @@ class Leader:
     @_by_all
     def init(self, params: Any) -> TrainState:
         """params: the policy before RL."""
-        return self._hold("state", self._learner.init(params))
+        state = self._hold("state", self._learner.init(params))
+        self._begun()
+        return state
 
     @_by_all
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
@@ -178,6 +182,8 @@ class Leader:
                 f"Process {us} restored the checkpoint of step {step}, process 0 that of step {theirs}: {_SHARE}"
             )
         self._hold("state", state)
+        if found:
+            self._begun()
         return found
 
     @_by_all
@@ -219,6 +225,10 @@ class Leader:
         if self._engine_device:
             return on_one_device(params)
         return params if jax.process_count() == 1 else in_memory(params, self._engine_dtype)
+    def _begun(self) -> None:
+        """Lets the policy before RL go, unless the learner needs it."""
+        if not self._learner.keeps_reference:
+            self._policy.params = self._held["params"] = None
 
     def _hold(self, name: str, value: Any) -> Any:
         """The value, which later calls may name."""

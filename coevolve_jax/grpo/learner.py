@@ -56,7 +56,8 @@ class Learner:
       model_config: the policy's architecture.
       config: the `learner` section of the run's config.
       reference: frozen parameters: what the KL term pulls to and what LoRA adapts (the policy before RL); in
-        config.dtype they are as good as in float32, but for norms and routers whose weights that rounds.
+        config.dtype they are as good as in float32, but for norms and routers whose weights that rounds. Without
+        KL term and adapters it keeps their shapes only.
       temperature: that of the sampler; logits are divided by it, so that ratios compare equals.
       mesh: where it runs. Parameters and optimiser state follow distributed/sharding.py's rules; adapters are on every device.
       seed: of LoRA's first adapters.
@@ -64,6 +65,7 @@ class Learner:
     Attributes:
       routing: sparse layers and experts per token of the routing that it replays, for `pack`; zeros for none.
       scores: the updates on a batch compare with what `score` gave before the first of them.
+      keeps_reference: whether it needs the reference after `init`.
 
     Raises:
       ValueError: config.lora_targets names nothing, or what cannot be adapted; or config.replay_routing is on
@@ -92,10 +94,12 @@ class Learner:
         layers_and_experts = len(model_config.sparse_layers), model_config.num_experts_per_tok
         self.routing = layers_and_experts if config.replay_routing else (0, 0)
         self.scores = config.tis_cap > 0 and config.epochs > 1
-        self._reference, self._mesh, self._own_logprobs = reference, mesh, config.tis_cap > 0
+        self._mesh, self._own_logprobs = mesh, config.tis_cap > 0
         shapes, tree = jax.tree.flatten(jax.eval_shape(lambda params: params, reference))
         settings = FrozenConfigDict(config)
         self._programs = _Programs(model_config, settings, tree, tuple(shapes), temperature, mesh, seed)
+        self.keeps_reference = self._programs.keeps_reference
+        self._reference = reference if self.keeps_reference else None
         self.init, self.gradients = self._programs.init, self._programs.gradients
         self.abstract_state = self._programs.abstract_state
 
@@ -176,11 +180,12 @@ class _Programs:
         )
         self._config, self._temperature, self._seed = config, temperature, seed
         self._optimizer, self.lora = make_optimizer(config), bool(config.lora_rank)
-        self.uses_kl = config.kl != "none" and config.kl_coef > 0
+        self.uses_kl = losses.uses_kl(config)
+        self.keeps_reference = self.uses_kl or self.lora
         reference = jax.tree.unflatten(tree, shapes)
         abstract = jax.eval_shape(self._fresh, reference)
         everywhere = sharding.replicated(mesh)
-        whole = sharding.param_shardings(mesh, reference)
+        whole = sharding.param_shardings(mesh, reference) if self.keeps_reference else None
         if self.lora:
             tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
             lora.check_reached(lambda p: self.model.apply({"params": p}, tokens), reference, abstract.params)

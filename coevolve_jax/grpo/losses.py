@@ -24,6 +24,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
+from ml_collections import ConfigDict
 
 
 def segment_sums(values: Num[Array, "R L"], segment_ids: Int[Array, "R L"]) -> Num[Array, "R L+1"]:
@@ -82,6 +83,11 @@ def truncated_weight(
     the same policy with other numbers (Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training", 2025). No gradient flows through it."""
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
+
+
+def uses_kl(config: ConfigDict) -> bool:
+    """Whether the loss has a KL term. config: the `learner` section."""
+    return config.kl != "none" and config.kl_coef > 0
 
 
 def kl(
