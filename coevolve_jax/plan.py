@@ -38,7 +38,7 @@ class Plan:
     """Bytes per device of an update, when most is alive: in a backward pass or in the optimiser's step.
 
     parameters: the policy. reference: the frozen start, 0 without a KL term. optimizer: Adam's moments. gradients: the float32 sum
-    over micro-batches and the present one. activations: what every layer keeps for its backward pass. layer:
+    over micro-batches, to which each layer's is added in place. activations: what every layer keeps for its backward pass. layer:
     the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
     gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
     """
@@ -92,14 +92,16 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
         )
     params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
-    gradients = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
+    gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
+    if learner.get("param_dtype", "float32") != "float32":  # of which the one at work is added as a whole
+        gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     activations, work = _activations(model, learner, mesh, rows * length)
     return Plan(
         parameters=shard_bytes(mesh, params),
         reference=shard_bytes(mesh, reference),
         optimizer=shard_bytes(mesh, opt_state),
-        gradients=shard_bytes(mesh, gradients) + shard_bytes(mesh, params),
+        gradients=shard_bytes(mesh, gradients),
         activations=activations,
         layer=work + _gathered(params["layers"], learner, mesh),
         logprobs=_logprobs(model, learner, mesh, rows * length),

@@ -225,6 +225,7 @@ class Leader:
         if self._engine_device:
             return on_one_device(params)
         return params if jax.process_count() == 1 else in_memory(params, self._engine_dtype)
+
     def _begun(self) -> None:
         """Lets the policy before RL go, unless the learner needs it."""
         if not self._learner.keeps_reference:

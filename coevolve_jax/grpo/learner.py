@@ -236,15 +236,15 @@ class _Programs:
         learns_ce = batch.ce_weights.size > 0
         ce_tokens = losses.ce_denominator(batch.ce_weights) if learns_ce else None
         totals = _Totals(total, policy_tokens, real_tokens, ce_tokens)
-        grad_of = jax.grad(self._loss, has_aux=True)
 
         def one_microbatch(i, carry):
             micro = _micro(batch, i)
             old = None if old_logprobs is None else old_logprobs[i]
-            grads, (sums, peaks, routing) = grad_of(params, reference, micro, old, totals)
             total_grads, total_sums, total_peaks, total_routing = carry
+            loss_of = lambda params: self._loss(params, reference, micro, old, totals)
+            _, backward, (sums, peaks, routing) = jax.vjp(loss_of, params, has_aux=True)
             return (
-                jax.tree.map(jnp.add, total_grads, grads),
+                _add_gradient(total_grads, params, backward),
                 jax.tree.map(jnp.add, total_sums, sums),
                 jax.tree.map(jnp.maximum, total_peaks, peaks),
                 jax.tree.map(jnp.add, total_routing, routing),
@@ -399,6 +399,17 @@ class _Programs:
             return scores.at[i].set(self._policy_logprobs(params, reference, micro, micro.mask)[0])
 
         return jax.lax.fori_loop(0, batch.used, one_microbatch, jnp.zeros(batch.mask.shape))
+
+
+def _add_gradient(total: Any, params: Any, backward: Any) -> Any:
+    """`total`, float32, and the gradient by `params`. backward: of a loss, as `jax.vjp` gives it."""
+    if all(p.dtype == jnp.float32 for p in jax.tree.leaves(params)):
+        # In place, layer by layer: the gradient by itself, as large as the sum, is never there.
+        sums = jax.tree.map(jax.new_ref, total)
+        backward.with_refs(sums)(jnp.ones(()))
+        return jax.tree.map(jax.freeze, sums)
+    (grads,) = backward(jnp.ones(()))
+    return jax.tree.map(jnp.add, total, grads)
 
 
 def _micro(batch: Batch[jax.Array], i: jax.Array) -> Batch[jax.Array]:
