@@ -40,37 +40,49 @@ hypothesis.settings.load_profile("any machine")
 # `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps. What needs
 # an SGLang server stays together, so that one of the two starts one.
 SERVER = (
-    "test_served.py",
     "test_server.py",
     "test_words.py",  # before test_faults.py, which ends the second server
     "test_faults.py",
     "test_push_served.py",
     "test_engines.py",
+    "test_served.py",  # the programs of its runs have then been compiled by test_train.py, in the other process
 )
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 LONGEST = (
     "test_train.py",
     *SERVER,
     "test_hosts.py",
-    "test_notebook.py",
-    "test_llm_explorer.py",
+    "test_streams.py",
+    "test_models.py",
+    "test_grpo.py",
+    "test_policy_explorer.py",
     "test_comparison.py",
+    "test_preemption.py",
+    "test_sharding.py",
+    "test_attention.py",
+    "test_routing.py",
+    "test_llm_explorer.py",
     "test_strategies.py",
+    "test_viewer.py",
+    "test_notebook.py",
+    "test_env_textworld.py",
     "test_run.py",
     "test_loop.py",
-    "test_routing.py",
-    "test_streams.py",
-    "test_grpo.py",
-    "test_models.py",
-    "test_policy_explorer.py",
-    "test_sharding.py",
+    "test_bfcl_official.py",
     "test_multiprocess.py",
-    "test_attention.py",
+    "test_textworld_policy.py",
+    "test_ray_workers.py",
     "test_moe.py",
+    "test_shared_prompts.py",
     "test_logprobs.py",
     "test_hf_io.py",
+    "test_engine_mesh.py",
     "test_plan.py",
+    "test_checkpoint.py",
+    "test_update_programs.py",
     "test_pretrain.py",
+    "test_explorers.py",
+    "test_aot.py",
 )
 
 
@@ -152,6 +164,12 @@ def environ() -> dict[str, str]:
     path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
     kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return {**os.environ, **kept, "PYTHONPATH": path, "XLA_FLAGS": ""}
+
+
+@pytest.fixture(scope="session")
+def quick(environ) -> dict[str, str]:
+    """`environ`, but not optimised: for programs that no other test's run has, and that run a few times."""
+    return {**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]}
 
 
 @pytest.fixture(scope="session")

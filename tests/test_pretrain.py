@@ -1,7 +1,6 @@
 """The script that made the tiny policies, shrunk: demonstrations in the real environment, a few steps, a folder."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -17,14 +16,14 @@ from tiny_tokenizer import MARKUP, carried_over, make_tokenizer
 from coevolve_jax.models import hf_io
 
 
-def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, environ):
+def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, quick):
     start, output = ROOT / "models" / "tiny_qwen3", tmp_path / "made"
     flags = [f"--output={output}", f"--start={start}", "--steps=3", "--tasks=16", "--tokens=2048"]
     flags.append("--weak_tools=cp:sibling_tool:0.5 sort:skip:0.25")
     done = subprocess.run(
         [sys.executable, "experiments/pretraining/pretrain_tiny.py", *flags],
         cwd=ROOT,
-        env={**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]},  # its few steps are quicker not optimised
+        env=quick,
         capture_output=True,
         text=True,
         timeout=300,

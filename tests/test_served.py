@@ -66,7 +66,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
 
 
 @pytest.mark.parametrize("engine", ["native", "sglang"])
-def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, environ, tmp_path):
+def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, quick, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,
         "learner.tis_cap": 2.0,
@@ -74,7 +74,7 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, env
         "learner.skip_dead_groups": False,
     }
     ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
-    done = forked.run(command(tmp_path / "run", **ahead), environ)
+    done = forked.run(command(tmp_path / "run", **ahead), quick)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1

@@ -1,7 +1,6 @@
 """The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -293,9 +292,9 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
 BREAKING = {"learner.max_grad_norm": 1e30, "learner.warmup_steps": 2, "checkpoint.every": 1, "steps": 30}
 
 
-def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, environ):
+def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, quick):
     workdir = tmp_path / "run"
-    done = forked.run(command(workdir, **BREAKING, **{"learner.learning_rate": 1e30}), environ)
+    done = forked.run(command(workdir, **BREAKING, **{"learner.learning_rate": 1e30}), quick)
     assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
     assert any((workdir / "checkpoints").glob("step_*"))
 
@@ -313,10 +312,10 @@ def test_a_policy_that_overflows_in_the_next_rollouts_does_too(tmp_path):
     assert any((tmp_path / "run" / "checkpoints").glob("step_*"))
 
 
-def test_programs_are_kept_where_a_user_says_so(tmp_path, environ):
-    kept = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "XLA_FLAGS": os.environ["XLA_FLAGS"]}
+def test_programs_are_kept_where_a_user_says_so(tmp_path, quick):
+    env = {**quick, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     program = [sys.executable, *command(tmp_path / "run"), "--until=0"]
-    done = subprocess.run(program, cwd=ROOT, env={**environ, **kept}, capture_output=True, text=True)
+    done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert list((tmp_path / "compiled").glob("jit_*-cache"))
 
