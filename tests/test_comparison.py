@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 
@@ -301,15 +302,9 @@ SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve her
 ]  # fmt: skip
 
 
-def compare(workdir, *flags):
+def command(workdir, *flags):
     flags = [f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", f"--workdir={workdir}", *flags]
-    script = [
-        sys.executable,
-        ROOT / "experiments" / "compare.py",
-        *flags,
-        *(f"--set={text}" for text in SMALL),
-    ]
-    return subprocess.run(script, capture_output=True, text=True, timeout=900)
+    return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in SMALL)]
 
 
 def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
@@ -331,16 +326,19 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     # A run that does not come to its end: named, not counted, and gone on with below.
     monkeypatch.setattr(cells, "MAIN", ROOT / "experiments" / "main.py")
     whole = cells.command
-    monkeypatch.setattr(cells, "command", lambda workdir, *flags: whole(workdir, *(flags or ["--until=1"])))
+    nothing = [sys.executable, "-c", ""]
+    monkeypatch.setattr(cells, "command", lambda *args: whole(*args) if len(args) > 1 else nothing)
     cell = Cell("random", 0)
     (failure,) = cells.run_all(folder, config, [cell], 1)
-    print(failure)
     assert failure.name == "cells/random/seed_0" and failure.why.startswith("exit status 0")
+    program = whole(cell.workdir(folder), "--until=1")[1:]
+    assert forked.run(program, environ).returncode == 0
     first = (cell.workdir(folder) / "metrics.jsonl").read_text()
     assert first.count("\n") == 1 and not cells.finished(cell.workdir(folder))
     (folder / "plan.json").write_text(json.dumps({"config": _plain(config)}))
 
-    done = compare(folder, "--arms=random,static,oracle", "--seeds=0", "--jobs=2")
+    program = [sys.executable, *command(folder, "--arms=random,static,oracle", "--seeds=0", "--jobs=2")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=900)
     assert done.returncode == 1, done.stderr
     assert "1 of the runs failed" in done.stderr and "config.testbed.weak_tools names no tools" in done.stderr
     again = (cell.workdir(folder) / "metrics.jsonl").read_text()
@@ -367,9 +365,9 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     assert costs["random"]["rollouts"] == costs["static"]["rollouts"] == "16"
     assert (costs["random"]["new_tasks"], costs["static"]["new_tasks"]) == ("2", "0")
 
-    read = compare(folder, "--arms=random,static", "--seeds=0", "--only_read")
+    read = forked.run(command(folder, "--arms=random,static", "--seeds=0", "--only_read"), environ)
     assert read.returncode == 0 and "random - static: 1 seeds in common" in read.stdout, read.stderr
-    other = compare(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5")
+    other = forked.run(command(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5"), environ)
     assert other.returncode == 1 and "comparison of another config (config.learner.kl_coef" in other.stderr
 
 

@@ -50,7 +50,7 @@ def tagged(cell, tag: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory):
+def executed(tmp_path_factory, environ):
     """Its cells by id, less those for Colab, and the folder of its comparison."""
     folder = tmp_path_factory.mktemp("notebook")
     made, workdir = notebook(), folder / "ablation"
@@ -61,8 +61,8 @@ def executed(tmp_path_factory):
     small = "\n".join(f"{name} = {value!r}" for name, value in SMALL.items())
     parameters.source = f"{small}\nWORKDIR = Path({str(workdir)!r})"
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "as_installed")]),
+        **environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), environ["PYTHONPATH"]]),
         "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
     }
