@@ -30,6 +30,7 @@ from coevolve_jax.explorers.policy.client import FAULTS, Client
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.grammar import Grammars
+from coevolve_jax.run import fork
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -353,10 +354,12 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
     assert costs["explorer/llm_faults/truncated"] > 0
 
     assert asked.count("reflect") == 2 and asked[-1] == "judge"
-    kill_at = len(asked)  # in the last evolution, after it has reflected
+    config = fork(tmp_path / "whole", 1, tmp_path / "killed")  # before the last evolution
+    kill_at = asked[::-1].index("reflect") + 1  # in it, after it has reflected
     asked.clear()
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed")
+    assert asked[0] == "reflect" and asked[-1] == "judge"
     kill_at = None
     train(config, tmp_path / "killed")
     want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "killed")
