@@ -43,6 +43,11 @@ _LENGTHS = flags.DEFINE_list(
     "With --compile: tokens of a prompt and of what follows it in each rollout, in the mean, for which the time is "
     "estimated, e.g. 2600,700. By default each rollout fills a row.",
 )
+flags.register_validator(
+    "lengths",
+    lambda given: not given or (len(given) == 2 and all(n.isdigit() and int(n) > 0 for n in given)),
+    "pass two numbers of tokens, as in --lengths=2600,700.",
+)
 flags.mark_flags_as_required(["config"])
 
 

@@ -144,7 +144,7 @@ def pairs(segments: Segments) -> dict[str, np.ndarray]:
     blocks = forward[:, :, 3], backward[:, :, 3], ends[:, :, 0] - np.arange(ends.shape[1])
     sizes = FORWARD_BLOCK, BACKWARD_BLOCK, BACKWARD_BLOCK
     return {
-        word: np.asarray(n).sum(axis=1) * size**2
+        word: np.asarray(n, np.int64).sum(axis=1) * size**2
         for word, n, size in zip(("forward", "dq", "dkv"), blocks, sizes)
     }
 

@@ -61,7 +61,7 @@ def pairs(segments: Segments) -> dict[str, np.ndarray]:
         jnp.sum(meets) for meets in meeting_blocks(Segments(*(x[None] for x in row)).blocks(size))
     )
     given = segments._replace(parents=segments.ids if segments.parents is None else segments.parents)
-    return dict.fromkeys(("fwd", "dq", "dkv"), np.asarray(jax.vmap(of_row)(*given)) * size**2)
+    return dict.fromkeys(("fwd", "dq", "dkv"), np.asarray(jax.vmap(of_row)(*given), np.int64) * size**2)
 
 
 def _size(length: int, most: int) -> int:
