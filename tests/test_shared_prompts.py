@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from grpo_cases import MODEL, learner_config, moved, trajectory
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from update_programs import EXPERTS
 
@@ -68,6 +68,7 @@ def whole(row, segment: int) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(GROUPS, SEEDS)
+@example([(2, [1, 11, 3, 18, 4]), (2, [1, 1])], 0)  # two prompts that differ in their last token
 def test_every_trajectory_is_there_once_and_a_prompt_once_in_a_row(groups, seed):
     found = rollouts(groups, seed)
     batch = packed(found, True)
@@ -93,8 +94,12 @@ def test_every_trajectory_is_there_once_and_a_prompt_once_in_a_row(groups, seed)
             left.remove(row["tokens"][at].tolist())
             np.testing.assert_array_equal(row["positions"][at], np.arange(len(at)))
             np.testing.assert_array_equal(row["targets"][at[:-1]], row["tokens"][at[1:]])
-        copies = [row["tokens"][row["segment_ids"] == s].tobytes() for s in shared]
-        assert len(set(copies)) == len(copies)
+        # Of the whole prompt, whose last token each branch has for itself.
+        branch = lambda s: next(b for b in segments if b != s and first[b - 1] == s)
+        prompts = [
+            row["tokens"][whole(row, branch(s))[: np.sum(row["segment_ids"] == s) + 1]] for s in shared
+        ]
+        assert len({prompt.tobytes() for prompt in prompts}) == len(prompts)
         for s in shared:
             own = row["segment_ids"] == s
             assert first[s - 1] == s and not row["mask"][own].any() and not row["ce_weights"][own].any()
