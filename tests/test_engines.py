@@ -4,15 +4,19 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax import build, event_loop
+from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
 from coevolve_jax.rollout.sglang.push import Pusher
@@ -93,6 +97,23 @@ def test_the_native_engine_repeats_itself_bit_by_bit(policy):
     for i, p in enumerate(prompts):
         (alone,) = generate(engine, [ask(50 + i, p, seed=i)])
         np.testing.assert_array_equal(alone.ids, together[i].ids)
+
+
+def test_the_cores_change_no_bit_of_what_is_sampled(tiny_config, monkeypatch):
+    """One array for the heads of a layer on one core, one for each on two."""
+    params = suite.moved(jax.tree.map(lambda x: jnp.zeros(x.shape), hf_io.abstract_params(tiny_config)), 0.15)
+    monkeypatch.setattr(native_engine, "Programs", Programs.__wrapped__)  # as a process that starts
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
+    said = {}
+    for cores in (1, 2):
+        monkeypatch.setenv("NPROC", str(cores))
+        engine = NativeEngine(tiny_config, params, slots=4, seed=1, **LIMITS)
+        asked = [ask(i, np.arange(5 + i, 40), seed=i, stop=()) for i in range(4)]
+        said[cores] = generate(engine, asked)
+        assert len(engine._cache.k[0]) == cores
+    for one, two in zip(said[1], said[2], strict=True):
+        np.testing.assert_array_equal(one.ids, two.ids)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
 
 
 def advance(engine, requests):

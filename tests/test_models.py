@@ -297,7 +297,11 @@ def test_decode_equals_the_full_forward_with_the_cache_of_accelerators(tiny_conf
     check_decode(tiny_config, jnp.float32, tolerance=1e-5, platform="tpu")
 
 
-def check_decode(config, dtype, tolerance, platform="cpu"):
+def test_decode_equals_the_full_forward_with_each_head_in_an_array_of_its_own(tiny_config):
+    check_decode(tiny_config, jnp.float32, tolerance=1e-5, parts=tiny_config.num_key_value_heads)
+
+
+def check_decode(config, dtype, tolerance, **layout):
     """Ragged prefill, then one token at a time, then a ragged chunk, over a cache that holds rubbish."""
     params = random_params(config)
     model = Qwen(config, dtype=dtype)
@@ -305,7 +309,7 @@ def check_decode(config, dtype, tolerance, platform="cpu"):
     full = forward(model, params, tokens)
     decode = jax.jit(functools.partial(model.apply, method=Qwen.decode))
     unembed = jax.jit(functools.partial(model.apply, method=Qwen.unembed))
-    cache = jax.tree.map(lambda x: x + 7.0, init_cache(config, 3, capacity, dtype, platform))
+    cache = jax.tree.map(lambda x: x + 7.0, init_cache(config, 3, capacity, dtype, **layout))
     lengths = np.zeros(3, int)
     for counts in ([7, 2, 5], *[[1, 1, 1]] * 4, [3, 6, 0], [1, 0, 1]):
         width = max(counts)
@@ -341,14 +345,14 @@ def test_cache_rows_are_taken_and_put(tiny_config, platform):
     keys = lambda columns: (3, 2, 12, columns) if platform == "cpu" else (3, 2, columns, 12)
     numbered = jax.tree.map(lambda x: x + jnp.arange(3.0)[:, None, None, None], cache)
     part = numbered.take(jnp.array([2, 1, 3])).resize(4)
-    assert part.k[0].shape == keys(4) and part.v[0].shape == (3, 2, 4, 12) and len(part.v) == 3
-    assert [float(row.max()) for row in part.v[2]] == [2.0, 1.0, 0.0]  # row 3 does not exist
+    assert part.k[0][0].shape == keys(4) and part.v[0][0].shape == (3, 2, 4, 12) and len(part.v) == 3
+    assert [float(row.max()) for row in part.v[2][0]] == [2.0, 1.0, 0.0]  # row 3 does not exist
     after = cache.put(jnp.array([0, 3, 1]), part.resize(6))
-    assert [float(row.max()) for row in after.k[1]] == [2.0, 0.0, 0.0]
-    beyond = after.k[1][0, :, :, 4:] if platform == "cpu" else after.k[1][0, :, 4:]
-    assert float(beyond.max()) == float(after.v[1][0, :, 4:].max()) == 0.0
+    assert [float(row.max()) for row in after.k[1][0]] == [2.0, 0.0, 0.0]
+    beyond = after.k[1][0][0, :, :, 4:] if platform == "cpu" else after.k[1][0][0, :, 4:]
+    assert float(beyond.max()) == float(after.v[1][0][0, :, 4:].max()) == 0.0
     wider = after.resize(9)
-    assert wider.k[0].shape == keys(9) and wider.v[0].shape == (3, 2, 9, 12)
+    assert wider.k[0][0].shape == keys(9) and wider.v[0][0].shape == (3, 2, 9, 12)
     for now, before in zip(jax.tree.leaves(wider.resize(6)), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(now, before)
 

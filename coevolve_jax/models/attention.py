@@ -7,7 +7,7 @@ C: tokens of a block.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -119,18 +119,19 @@ def cached_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
+    keys: Sequence[jax.Array],
+    values: Sequence[jax.Array],
     positions: jax.Array,
     mesh: Mesh | None = None,
     axes: str = "bkds",
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array]]:
     """Attention of new tokens to a cache whose columns are positions, which it writes them to before.
 
-    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: [B, K, D, S], or [B, K, S, D] where `axes` is "bksd"; values: [B, K, S, D];
-    positions: int [B, T], S or more is not written; a token attends to the columns up to and including its position, so what a column beyond it holds
-    never matters. mesh: where the cache is spread over devices, that mesh; each device has rows and heads of its own.
-    Returns [B, T, H, D], and keys and values.
+    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: P arrays [B, K / P, D, S], or [B, K / P, S, D] where `axes` is "bksd", each
+    of heads of its own; values: P arrays [B, K / P, S, D]; positions: int [B, T], S or more is not written; a token
+    attends to the columns up to and including its position, so what a column beyond it holds never matters. mesh: where
+    the cache is spread over devices, that mesh; each device has rows and heads of its own. Returns [B, T, H, D], and
+    keys and values.
     """
     attend = functools.partial(_cached_attention, axes=axes)
     if mesh is None or mesh.size == 1:
@@ -148,13 +149,19 @@ def cached_attention(
 def _cached_attention(q, k, v, keys, values, positions, axes):
     # Every head is written by itself: of all heads at once XLA's backend for TPUs would want the heads innermost, and
     # would copy the cache for it.
-    rows, heads = jnp.arange(len(positions))[:, None, None], jnp.arange(k.shape[2])
-    columns = positions[:, :, None]
-    place = (rows, heads, columns) if axes == "bksd" else (rows, heads, slice(None), columns)
-    keys = keys.at[place].set(k.astype(keys.dtype), mode="drop")
-    values = values.at[rows, heads, columns].set(v.astype(values.dtype), mode="drop")
-    mask = jnp.arange(values.shape[2]) <= positions[:, :, None]
-    return _attend(q, keys, values, mask, axes), keys, values
+    columns, rows = positions[:, :, None], jnp.arange(len(positions))[:, None, None]
+    mask = jnp.arange(values[0].shape[2]) <= columns
+
+    def one_part(q, k, v, keys, values):
+        heads = jnp.arange(k.shape[2])
+        place = (rows, heads, columns) if axes == "bksd" else (rows, heads, slice(None), columns)
+        keys = keys.at[place].set(k.astype(keys.dtype), mode="drop")
+        values = values.at[rows, heads, columns].set(v.astype(values.dtype), mode="drop")
+        return _attend(q, keys, values, mask, axes), keys, values
+
+    of_heads = (jnp.split(x, len(keys), axis=2) for x in (q, k, v))
+    heads, keys, values = zip(*map(one_part, *of_heads, keys, values))
+    return jnp.concatenate(heads, axis=2), keys, values
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:

@@ -32,19 +32,15 @@ from coevolve_jax.models.moe import MoE, Routing
 class KVCache:
     """Keys (rotated) and values; column s of row b belongs to the token at position s.
 
-    k: one array per layer, [B, num_key_value_heads, head_dim, S] where `axes` is "bkds", and laid out as v where it is
-    "bksd". v: one [B, num_key_value_heads, S, head_dim] per layer. Separate arrays, each laid out as its product with a
-    query or with weights reads it, because XLA then writes new columns in place and feeds the rest to the products
-    uncopied.
+    k: of each layer P arrays, one after the other's heads, [B, num_key_value_heads / P, head_dim, S] where `axes` is
+    "bkds", and laid out as v where it is "bksd"; v: as many [B, num_key_value_heads / P, S, head_dim].
+    Separate arrays, each laid out as its product with a query or with weights reads it, because XLA then writes new
+    columns in place and feeds the rest to the products uncopied.
     """
 
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
+    k: tuple[tuple[jax.Array, ...], ...]
+    v: tuple[tuple[jax.Array, ...], ...]
     axes: str = flax.struct.field(pytree_node=False)
-
-    @property
-    def columns(self) -> int:
-        return self.v[0].shape[2]
 
     def take(self, rows: jax.Array) -> KVCache:
         """Those `rows` [R]; a row that does not exist is zeros."""
@@ -56,8 +52,13 @@ class KVCache:
 
     def resize(self, columns: int) -> KVCache:
         """The first `columns` columns; those beyond the last are zeros."""
-        each = lambda arrays, axis: tuple(resize_axis(x, axis, columns) for x in arrays)
+        each = lambda arrays, axis: jax.tree.map(lambda x: resize_axis(x, axis, columns), arrays)
         return KVCache(each(self.k, self.axes.index("s")), each(self.v, 2), self.axes)
+
+    @property
+    def columns(self) -> int:
+        """S."""
+        return self.v[0][0].shape[2]
 
 
 def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
@@ -67,12 +68,19 @@ def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def init_cache(
-    config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32, platform: str = "cpu"
+    config: QwenConfig,
+    rows: int,
+    capacity: int,
+    dtype: Any = jnp.float32,
+    platform: str = "cpu",
+    parts: int = 1,
 ) -> KVCache:
-    """An empty cache of `capacity` columns (tokens) for each of `rows` rows, laid out for a JAX platform."""
-    heads, dim = config.num_key_value_heads, config.head_dim
-    # Every layer has its own buffer: one that is donated must not occur twice.
-    empty = lambda *shape: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    """An empty cache of `capacity` columns (tokens) for each of `rows` rows, laid out for a JAX platform, a layer's heads
+    in `parts` arrays."""
+    heads, dim = config.num_key_value_heads // parts, config.head_dim
+    # Every array has its own buffer: one that is donated must not occur twice.
+    layer = lambda shape: tuple(jnp.zeros(shape, dtype) for _ in range(parts))
+    empty = lambda *shape: tuple(layer(shape) for _ in range(config.num_hidden_layers))
     values = rows, heads, capacity, dim
     if platform == "cpu":
         return KVCache(empty(rows, heads, dim, capacity), empty(*values), "bkds")
@@ -215,7 +223,7 @@ class Block(nn.Module):
     def decode(self, x, cos, sin, positions, keys, values, axes):
         """x [B * T, D] against this layer's keys and values of a `KVCache`, which are returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        real = positions < values.shape[2] if self.sparse else None
+        real = positions < values[0].shape[2] if self.sparse else None
         heads, *written = cached_attention(q, k, v, keys, values, positions, self.mesh, axes)
         place = partial(sharding.place_decoded, self.mesh)
         x = place("stream", x + self.self_attn.output(place("features", heads.astype(self.dtype))))
@@ -256,7 +264,10 @@ class Qwen(nn.Module):
         init = nn.initializers.normal(c.initializer_range)
         self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, self.dtype, self.param_dtype, init)
         if c.dense_layers and c.sparse_layers:
-            self.layers = self.param("layers", self._init_mixed)
+            if not isinstance(
+                self.get_variable("params", "layers"), tuple
+            ):  # as of `unstack`, for `decode` alone
+                self.layers = self.param("layers", self._init_mixed)
         else:
             self.layers = self._scan(bool(c.sparse_layers), c.num_hidden_layers)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
@@ -353,25 +364,25 @@ class Qwen(nn.Module):
         table = self.embed_tokens.embedding.astype(self.dtype)
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
-    def decode(self, tokens, positions, cache, layers=None):
+    def decode(self, tokens, positions, cache):
         """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`.
 
         tokens: int32 [B, T]. positions: int32 [B, T]; a token is written at cache column positions[b, t]
         and attends to the columns up to it. Padding has position S or more: it is not written, and
         its output means nothing. Returns (hidden [B, T, D], cache); donate the cache to update it in place.
-        layers: their parameters as `unstack` gives them, for whoever calls this in a loop.
+        The parameters may be those that `unstack` gives.
         """
         c = self.config
         cos, sin = rope(positions, c)
         x = sharding.place_decoded(self.mesh, "stream", self.embed_tokens(tokens.reshape(-1)))
-        own = layers or unstack(self.variables["params"]["layers"], c)
+        layers = unstack(self.variables["params"], c)["layers"]
         written, parts = [], []
         for i, kept in enumerate(zip(cache.k, cache.v, strict=True)):
             sparse = i in c.sparse_layers
             own_layer = sparse, self.attention, self.mesh, self.platform
             block = Block(c, self.dtype, self.param_dtype, *own_layer, parent=None)
             given = x, cos, sin, positions, *kept, cache.axes
-            x, routed, layer = block.apply({"params": own[i]}, *given, method=Block.decode)
+            x, routed, layer = block.apply({"params": layers[i]}, *given, method=Block.decode)
             written.append(layer)
             parts += [routed] if sparse else []
         self._tell(jax.tree.map(lambda *x: jnp.stack(x), *parts) if parts else None, tokens.shape)
@@ -379,10 +390,14 @@ class Qwen(nn.Module):
         return self.norm(x).reshape(*tokens.shape, -1), KVCache(keys, values, cache.axes)
 
 
-def unstack(layers: Any, config: QwenConfig) -> tuple[Any, ...]:
-    """The parameters of each layer out of those of all, stacked as the module's docstring says."""
+def unstack(params: Any, config: QwenConfig) -> Any:
+    """The parameters with a tuple of each layer's instead of the stack that the module's docstring describes."""
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return params
     own = {i: n for kind in (config.dense_layers, config.sparse_layers) for n, i in enumerate(kind)}
-    return tuple(_part(layers, i in config.sparse_layers, i, own[i]) for i in range(config.num_hidden_layers))
+    each = (_part(layers, i in config.sparse_layers, i, own[i]) for i in range(config.num_hidden_layers))
+    return {**params, "layers": tuple(each)}
 
 
 def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:

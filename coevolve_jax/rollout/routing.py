@@ -52,11 +52,17 @@ class Recorded(NamedTuple):
 
 
 def init_recorded(
-    config: QwenConfig, rows: int, capacity: int, dtype: Any = jnp.float32, platform: str = "cpu"
+    config: QwenConfig,
+    rows: int,
+    capacity: int,
+    dtype: Any = jnp.float32,
+    platform: str = "cpu",
+    parts: int = 1,
 ) -> Recorded:
     """As `init_cache`, of a model with experts."""
     shape = (rows, len(config.sparse_layers), capacity, config.num_experts_per_tok)
-    return Recorded(init_cache(config, rows, capacity, dtype, platform), jnp.full(shape, -1, jnp.int16))
+    cache = init_cache(config, rows, capacity, dtype, platform, parts)
+    return Recorded(cache, jnp.full(shape, -1, jnp.int16))
 
 
 def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:

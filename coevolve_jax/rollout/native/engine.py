@@ -186,9 +186,11 @@ class NativeEngine:
             self._drop_cache()
 
     def _weights(self, params: Any) -> Any:
-        """What is computed with: the parameters themselves, unless they are cast or the learner may donate them."""
+        """What is computed with: the parameters themselves, unless they are cast or the learner may donate them; on a
+        CPU, copies of the layers' own."""
         if any(x.dtype != self._dtype for x in jax.tree.leaves(params)):
             params = self._programs.cast(params)
+        params = self._programs.unstack(params)
         return jax.tree.map(jnp.copy, params) if self._copies else params
 
     def release(self, sessions: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -30,10 +31,14 @@ class Programs:
         self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
         self._platform = sharding.platform(mesh) if mesh else jax.default_backend()
         self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self._platform)
+        on_cpu = mesh is None and self._platform == "cpu"
+        self._parts = _parts(config.num_key_value_heads) if on_cpu else 1
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
         self.cast = jax.jit(self.computed)
+        # XLA's CPU backend copies what it takes out of a stack: once for all calls, then.
+        self.unstack = jax.jit(self._unstack) if on_cpu else lambda params: params
         self.fit = jax.jit(self._fit, static_argnums=2)
         self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
         self.copy = jax.jit(self._copy, donate_argnums=0)
@@ -47,7 +52,7 @@ class Programs:
 
     def _empty(self, rows, columns):
         init = init_recorded if self._record else init_cache
-        return self._placed(init(self._config, rows, columns, self._dtype, self._platform))
+        return self._placed(init(self._config, rows, columns, self._dtype, self._platform, self._parts))
 
     def computed(self, params: Any) -> Any:
         """The parameters in the type of the computation, and in float32 those that are used so."""
@@ -59,14 +64,18 @@ class Programs:
 
         return jax.tree_util.tree_map_with_path(one, params)
 
+    def _unstack(self, params):
+        """The parameters with each layer's apart, as all programs take them too."""
+        return unstack(params, self._config)
+
     def _fit(self, cache, rows, columns):
         """A cache of these rows [B], row B is none, and of this many columns."""
         return self._placed(self._take(cache, rows).resize(columns))
 
-    def _apply(self, params, tokens, positions, cache, layers=None):
+    def _apply(self, params, tokens, positions, cache):
         """`Qwen.decode`, with any cache of `empty`."""
         decode = functools.partial(
-            self._model.apply, {"params": params}, tokens, positions, layers=layers, method=Qwen.decode
+            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
         )
         if not self._record:
             return decode(cache)
@@ -94,9 +103,8 @@ class Programs:
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         batch, wanted = len(tokens), budgets > 0
-        # Out of the loop: elsewhere than on TPUs, where products read the stack itself, XLA would copy every layer's
-        # parameters out of it for each token.
-        layers = None if self._platform == "tpu" else unstack(params["layers"], self._config)
+        if self._platform != "tpu":  # where products read the stack itself
+            params = self._unstack(params)  # not in the loop, for each token
 
         def goes_on(carry):
             stopped = jnp.sum(carry["done"] & wanted)
@@ -105,7 +113,7 @@ class Programs:
         def one_token(carry):
             step, done = carry["step"], carry["done"]
             cache, token, logprob = self._next(
-                params, layers, carry["cache"], carry["token"], positions + step, done, keys, temperatures
+                params, carry["cache"], carry["token"], positions + step, done, keys, temperatures
             )
             stops = jnp.any(token[:, None] == stop_ids, axis=1) | (step + 1 >= budgets)
             return {
@@ -139,15 +147,13 @@ class Programs:
         Returns the cache, and ids int32 [B] and their log-probabilities among what is allowed, float32 [B].
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        cache, *sampled = self._next(
-            params, None, cache, tokens, positions, ~wanted, keys, temperatures, allowed
-        )
+        cache, *sampled = self._next(params, cache, tokens, positions, ~wanted, keys, temperatures, allowed)
         return cache, sampled
 
-    def _next(self, params, layers, cache, tokens, positions, done, keys, temperatures, allowed=None):
+    def _next(self, params, cache, tokens, positions, done, keys, temperatures, allowed=None):
         """Feeds each row's last token, and samples what follows it where the row is not done."""
         place = jnp.where(done, cache.columns, positions)  # beyond the cache: ignored
-        hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache, layers)
+        hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
         noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
         for kind in ("vocabulary", "rows"):
@@ -157,3 +163,13 @@ class Programs:
             logits = jnp.where(bits.reshape(len(logits), -1)[:, : logits.shape[1]], logits, -jnp.inf)
         token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
         return self._placed(cache), token, logprob
+
+
+def _parts(heads: int) -> int:
+    """Into how many arrays a layer's heads go on a CPU, which computes each small product on one of its cores.
+
+    One for each core that XLA has, or as many fewer as divides them. No number that is sampled depends on it.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(cores, int(os.environ.get("NPROC") or cores))  # NPROC: as XLA reads it
+    return max(n for n in range(1, threads + 1) if heads % n == 0)
