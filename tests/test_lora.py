@@ -1,13 +1,17 @@
 """LoRA: the base at the start, only adapters trained, and merged parameters that are the adapted policy."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from grpo_cases import MODEL, init_params, make_learner, samples, trajectory
+from grpo_cases import MODEL, init_params, learner_config, make_learner, samples, trajectory
 
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora
+from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
@@ -96,6 +100,35 @@ def test_merged_logits_equal_the_adapters(params, batch, trained):
         np.testing.assert_allclose(
             kernel(merged)[layer] - kernel(params)[layer], 2.0 * a[layer] @ b[layer], atol=1e-6
         )
+
+
+def test_a_model_of_dense_and_sparse_layers_has_adapters_on_both(batch):
+    """Attention of all layers and the MLP of the dense ones: what they add is what merging them adds."""
+    mixed = dataclasses.replace(
+        MODEL,
+        model_type="qwen3_moe",
+        num_hidden_layers=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=8,
+        mlp_only_layers=(0, 2),
+    )
+    params = Qwen(mixed).init(jax.random.key(0), TOKENS)["params"]
+    config = learner_config(lora_rank=2, lora_targets="self_attn/(q|o)_proj|mlp/(gate|down)_proj")
+    learner = Learner(mixed, config, params, temperature=1.0, mesh=sharding.make_mesh())
+    first = learner.init(params)
+    before, adapters = learner.score(first, batch), flatten_dict(jax.device_get(first.params))
+    state, metrics = learner.update(first, batch)
+    assert metrics["applied"] and len(adapters) == 8
+    assert adapters["layers", "mlp", "down_proj", "lora_a"].shape == (2, 24, 2)
+    assert adapters["layers", "self_attn", "o_proj", "lora_b"].shape == (4, 2, 16)
+    for path, leaf in flatten_dict(state.params).items():
+        assert (leaf != adapters[path]).any(axis=(1, 2)).all() or path[-1] == "lora_a"  # in every layer
+    plainly = Learner(mixed, learner_config(kl_coef=0.0), params, temperature=1.0, mesh=sharding.make_mesh())
+    merged = learner.policy(state)
+    got, expected = learner.score(state, batch), plainly.score(plainly.init(merged), batch)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    assert np.abs(got - before).max() > 1e-2
 
 
 def test_a_merged_export_is_an_ordinary_checkpoint(tmp_path, trained):

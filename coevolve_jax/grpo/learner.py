@@ -82,11 +82,6 @@ class Learner:
         mesh: Mesh,
         seed: int = 0,
     ):
-        if config.lora_rank and model_config.dense_layers and model_config.sparse_layers:
-            raise ValueError(
-                "config.learner.lora_rank must be 0 for a model that mixes dense and sparse layers: "
-                "such layers cannot have adapters."
-            )
         if config.replay_routing and not model_config.sparse_layers:
             raise ValueError(
                 "config.learner.replay_routing is True and the model has no experts: set it to False."

@@ -264,10 +264,10 @@ class Qwen(nn.Module):
         init = nn.initializers.normal(c.initializer_range)
         self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, self.dtype, self.param_dtype, init)
         if c.dense_layers and c.sparse_layers:
-            if not isinstance(
-                self.get_variable("params", "layers"), tuple
-            ):  # as of `unstack`, for `decode` alone
-                self.layers = self.param("layers", self._init_mixed)
+            # Perhaps with adapters beside the kernels; of `unstack`, for `decode` alone.
+            made = self.has_variable("params", "layers")
+            stored = lambda: self.get_variable("params", "layers")
+            self.layers = stored() if made else self.param("layers", self._init_mixed)
         else:
             self.layers = self._scan(bool(c.sparse_layers), c.num_hidden_layers)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
@@ -403,7 +403,13 @@ def unstack(params: Any, config: QwenConfig) -> Any:
 def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:
     """The parameters of layers `every` of all, which are layers `own` of those of their kind."""
     mlp = {name: p for name, p in stacked["mlp"].items() if (name in ("gate", "experts")) == sparse}
-    take = lambda tree, layers: jax.tree.map(lambda p: p[layers], tree)
+
+    def take(tree, layers):
+        if isinstance(layers, int):
+            return jax.tree.map(lambda p: p[layers], tree)
+        # Not p[layers]: JAX 0.10.2 cannot add a gradient in place through a slice that names no strides, as this does.
+        return jax.tree.map(lambda p: jax.lax.slice_in_dim(p, layers.start, layers.stop), tree)
+
     return {name: take(mlp, own) if name == "mlp" else take(tree, every) for name, tree in stacked.items()}
 
 
