@@ -230,7 +230,7 @@ def test_an_estimate_is_the_published_peaks():
 def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     model = plan.load_model(four.model)
     mesh = plan.make_mesh(TOPOLOGIES["v6e-4"], {})
-    memory = plan.USABLE * 32 * GB
+    memory = 27 * GB
     change = lambda memory, rows, learner=four.learner: plan.smallest_change(
         model, learner, mesh, memory, rows=rows, length=25600
     )
@@ -249,9 +249,9 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
 
 def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
     model, mesh = plan.load_model(four.model), plan.make_mesh(TOPOLOGIES["v6e-4"], {})
-    pattern = r"needs about 41\.\d GB of each device, and 40\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    pattern = r"needs about 37\.\d GB of each device, and 35\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
     with pytest.raises(ValueError, match=pattern):
-        plan.check_fits(four, model, mesh, 40 * GB)
+        plan.check_fits(four, model, mesh, 35 * GB)
     plan.check_fits(four, model, mesh, 80 * GB)
     plan.check_fits(four, model, mesh, None)  # CPUs do not say
     adapted = four.copy_and_resolve_references()
