@@ -174,9 +174,12 @@ def shard_bytes(mesh: Any, tree: Any) -> int:
 
 def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
     """The layer at work in the compute type, the next one on its way, the gradient before it is scattered."""
-    parts = mesh.shape["tensor"] * mesh.shape.get("expert", 1)
-    layer = sum(math.prod(p.shape[1:]) for p in jax.tree.leaves(layers)) // parts
-    copies = 3 if mesh.shape["fsdp"] > 1 else 1
+    tensor, expert = mesh.shape["tensor"], mesh.shape.get("expert", 1)
+    whole = lambda p: (
+        math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
+    )  # experts stay there
+    layer = sum(whole(p) for p in jax.tree.leaves(layers))
+    copies = 3 if mesh.shape["fsdp"] * expert > 1 else 1
     return copies * layer * jnp.dtype(learner.dtype).itemsize
 
 

@@ -155,11 +155,10 @@ def check_shards(state, learner, mesh):
     """Each device holds its part and no more, of the parameters and of both moments."""
     for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(learner.abstract_state), strict=True):
         assert leaf.sharding == wanted.sharding, (leaf.sharding, wanted.sharding)
-    split = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    parts = mesh.shape["fsdp"] * mesh.shape["expert"] * mesh.shape["tensor"]
     for tree in (state.params, first_moment(state)):
         mlp = tree["layers"]["mlp"]
         kernel = mlp.get("experts", mlp)["up_proj"]["kernel"]
-        parts = split * (mesh.shape["expert"] if "experts" in mlp else 1)
         assert len(kernel.addressable_shards) == mesh.size
         assert all(shard.data.size * parts == kernel.size for shard in kernel.addressable_shards)
 

@@ -1,7 +1,7 @@
 """The mesh, where each array lies on it, and what each process holds. The only file that names mesh axes.
 
 data: rows of the batch. fsdp: rows of the batch and one axis of every matrix, of experts their number. expert:
-rows of the batch and the experts of sparse layers. tensor: heads, the hidden layer of the MLP, the vocabulary.
+the same, but what it splits of the experts stays where it is, and tokens come there. tensor: heads, the hidden layer of the MLP, the vocabulary.
 
 A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
 memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
@@ -26,13 +26,13 @@ ROWS = ("data", "fsdp", "expert")  # that the rows of a batch are split over
 # Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis,
 # those of experts a second one, along which they are gathered: no compiler has to turn them over for that.
 RULES = (
-    (r"embed_tokens/embedding", P("tensor", "fsdp")),
-    (r"lm_head/kernel", P("fsdp", "tensor")),
+    (r"embed_tokens/embedding", P("tensor", ("fsdp", "expert"))),
+    (r"lm_head/kernel", P(("fsdp", "expert"), "tensor")),
     (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, ("expert", "fsdp"), None, "tensor")),
     (r"layers/.*/experts/down_proj/kernel", P(None, ("expert", "fsdp"), "tensor")),
-    (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, "fsdp", "tensor")),
+    (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, ("fsdp", "expert"), "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
-    (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", "fsdp")),
+    (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", ("fsdp", "expert"))),
     (r".*/scale|.*/o_proj/bias|layers/mlp/gate/kernel", P()),
 )
 
@@ -130,11 +130,11 @@ def head_sharding(mesh: Mesh) -> NamedSharding:
 # weight-stationary). The cache is the only large thing, and lies on all devices by rows and heads.
 DECODED_ROWS = ("data", "expert", "fsdp")
 DECODED = {
-    "stream": P(("data", "expert"), "fsdp"),  # [tokens, hidden size]
+    "stream": P("data", ("fsdp", "expert")),  # [tokens, hidden size]
     "heads": P(DECODED_ROWS, None, "tensor"),  # [rows, T, heads, head_dim], against the cache
-    "features": P(("data", "expert"), None, "tensor"),  # the same, against the weights
+    "features": P("data", None, "tensor"),  # the same, against the weights
     "cache": P(DECODED_ROWS, "tensor"),  # keys and values [rows, heads, ...]
-    "vocabulary": P(("data", "expert"), "tensor"),  # logits [rows, vocabulary], as a product with the weights
+    "vocabulary": P("data", "tensor"),  # logits [rows, vocabulary], as a product with the weights
     "rows": P(DECODED_ROWS),  # [rows, ...], those that are sampled from among them
 }
 
@@ -200,6 +200,32 @@ def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
     return rows, P("expert", None, "tensor"), P("expert", "tensor"), ("expert", "tensor")
 
 
+class ExpertAxes(NamedTuple):
+    """How `models/exchange.py` lies on a mesh.
+
+    rows: spec of tokens. wide, narrow: of the parameters [E, D, F] and [E, F, D]. expert: the axis over which tokens are
+    exchanged. gathered: that splits a device's experts in parameters. hidden: that splits F. others: those over which
+    gradients of parameters are only added.
+    """
+
+    rows: P
+    wide: P
+    narrow: P
+    expert: str
+    gathered: str
+    hidden: str
+    others: tuple[str, ...]
+
+
+def expert_axes(mesh: Mesh, tokens: int) -> ExpertAxes | None:
+    """None where `models/moe.py` exchanges nothing: all experts meet all tokens of a device, or tokens do not divide."""
+    if mesh.shape["expert"] == 1 or tokens % row_parts(mesh):
+        return None
+    experts = ("expert", "fsdp")
+    wide, narrow = P(experts, None, "tensor"), P(experts, "tensor")
+    return ExpertAxes(P(ROWS), wide, narrow, "expert", "fsdp", "tensor", ("data",))
+
+
 class LogprobAxes(NamedTuple):
     """How `grpo/logprobs.py` lies on a mesh.
 
@@ -212,15 +238,16 @@ class LogprobAxes(NamedTuple):
     gathered: P
     own: P
     vocabulary: str
-    fsdp: str
+    fsdp: tuple[str, ...]
     others: tuple[str, ...]
 
 
 def logprob_axes(vocab_axis: int) -> LogprobAxes:
     """vocab_axis: the unembedding's, 0 of [V, D] or 1 of [D, V]."""
-    own = P("tensor", "fsdp") if vocab_axis == 0 else P("fsdp", "tensor")
+    fsdp = ("fsdp", "expert")
+    own = P("tensor", fsdp) if vocab_axis == 0 else P(fsdp, "tensor")
     gathered = P(*(axis if axis == "tensor" else None for axis in own))
-    return LogprobAxes(P(None, ROWS), gathered, own, "tensor", "fsdp", ("data", "expert"))
+    return LogprobAxes(P(None, ROWS), gathered, own, "tensor", fsdp, ("data",))
 
 
 def vocabulary_parts(mesh: Mesh) -> int:

@@ -6,6 +6,7 @@ have experts; B, L: rows and tokens per row.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.exchange import exchanged
 from coevolve_jax.models.grouped_product import grouped_product
 
 
@@ -148,11 +150,10 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platfo
     x: [N, D]. weights: float32 [N, K]. experts: int32 [N, K], negative for none. gate, up: [E, D, F]; down:
     [E, F, D]. Returns [N, D] in x's dtype.
 
-    On a mesh every device holds the tokens of its data shard and the experts of its expert shard, sorts the
-    (token, expert) pairs that are its own to the front and sums what its experts give; the sum over the
-    expert shards completes it. No pair can be dropped, however uneven the routing. The cost: one all-reduce
-    of [N / data shards, D] per layer and pass, where an all-to-all would move only what is routed elsewhere,
-    and room for N * K pairs on each device though about N * K / expert shards are its own.
+    On a mesh with an expert axis tokens travel to the devices of their experts (`exchange.py`), unless they do not divide
+    by its devices. Then, as without such an axis, every device holds the tokens of its data shard and the experts of its
+    expert shard, sorts the (token, expert) pairs that are its own to the front and sums what its experts give; the
+    sum over the expert shards completes it. No pair can be dropped, however uneven the routing.
 
     The grouped products are jax.lax.ragged_dot, an instruction of its own on TPU and on CPU a masked product that
     costs E times the operations; on GPU, where that would take E times the memory too, they are the kernels of
@@ -161,6 +162,9 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platfo
     product = grouped_product if platform == "gpu" else jax.lax.ragged_dot
     if mesh is None:
         return _mix(product, x, weights, experts, gate, up, down)
+    if axes := sharding.expert_axes(mesh, len(x)):
+        one = functools.partial(_mix, product)
+        return exchanged(one, mesh, axes, x, weights, experts, gate, up, down)
     rows, wide, narrow, shards = sharding.expert_specs(mesh, len(x))
 
     def one_device(x, weights, experts, *kernels):
