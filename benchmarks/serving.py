@@ -124,9 +124,9 @@ def main(argv) -> None:
             pushes(engine, policy.params, _ROUNDS.value)
         batch = list(tasks)[: 64 // c.rollout.group_size]
         Roller(c, agent, 0)(batch, c.rollout.group_size)
-        agent.utilization()
+        agent.usage()
         seconds, _ = timed(lambda: Roller(c, agent, 1)(batch, c.rollout.group_size))
-        share = agent.utilization()
+        share = agent.usage().utilization
         busy = f"engine {share['engine']:.0%} and workers {share['workers']:.0%} busy"
         print(f"64 trajectories by the {c.engine.name} engine: {seconds:.1f} s, {busy}")
 

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.rollout.agent import Agent, Job, Usage
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -54,11 +54,11 @@ class Roller:
 
 
 class Collected(NamedTuple):
-    """groups: of the step. utilization: how busy engine and workers were since the last one (Agent.utilization). costs:
-    see Roller. seconds: from the first of these rollouts to the last, beside other steps' where they run ahead."""
+    """groups: of the step. usage: of engine and workers since the last one. costs: see Roller. seconds: from the first of
+    these rollouts to the last, beside other steps' where they run ahead."""
 
     groups: list[Group]
-    utilization: dict[str, float]
+    usage: Usage
     costs: Counter[str]
     seconds: float
 
@@ -86,7 +86,7 @@ class Collector:
         """
         bound = self._config.rollout.max_staleness
         if not self._coming:
-            self._agent.utilization()  # forgets what was before
+            self._agent.usage()  # forgets what was before
         while len(self._coming) <= bound and (
             not self._coming or step + len(self._coming) < self._config.steps
         ):
@@ -96,7 +96,7 @@ class Collector:
         fresh = [
             dataclasses.replace(g, trajectories=leave_out_stale(g.trajectories, step, bound)) for g in groups
         ]
-        return Collected(fresh, self._agent.utilization(), costs, seconds)
+        return Collected(fresh, self._agent.usage(), costs, seconds)
 
     def _begin(self, step: int) -> Future:
         tasks = self._tasks.fork() if self._threads else self._tasks  # it grows while they run

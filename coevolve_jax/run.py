@@ -39,10 +39,12 @@ from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.timing import throughput, timed
+from coevolve_jax.timing import serving, throughput, timed
 from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
+
+SERVING = "serving/"  # before the names of the engine's counts in the ledger
 
 
 @dataclasses.dataclass
@@ -161,6 +163,7 @@ class Run:
             k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
         }
         state.ledger.update(collected.costs)
+        state.ledger.update({SERVING + name: n for name, n in collected.usage.counts.items()})
         state.ledger["learned_trajectories"] += len(samples)
         state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
         if grown is not None:
@@ -176,7 +179,8 @@ class Run:
             **describe(groups, step),
             **learned,
             "tasks": len(state.tasks),
-            "utilization": collected.utilization,
+            "utilization": collected.usage.utilization,
+            "serving": serving(collected.usage.counts),
             "throughput": throughput(c, collected, samples, learned["operations"], seconds),
             "groups": {
                 "rolled_out": len(groups),
@@ -242,6 +246,9 @@ class Run:
             "config_digest": configs.digest(c),
             "versions": versions(),
         }
+        counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
+        if counts:
+            summary["serving"] = serving(counts)
         if costs := explorer_costs(state.ledger):
             summary["explorer"] = dict(sorted(costs.items()))
         ledger = {

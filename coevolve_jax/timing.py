@@ -23,6 +23,15 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
+def serving(counts: Mapping[str, float]) -> dict[str, float]:
+    """For metrics.jsonl and summary.json, as far as the engine counts it (Engine.counts); queue_seconds: of a message, on
+    average; paused_seconds: beside rollouts, so only where they run ahead."""
+    told = {n: counts[n] for n in ("prefill_tokens", "decode_tokens", "paused_seconds") if n in counts}
+    if counts.get("queued"):
+        told["queue_seconds"] = counts["queue_seconds"] / counts["queued"]
+    return told
+
+
 def throughput(
     config: ConfigDict,
     collected: Collected,

@@ -178,7 +178,8 @@ def sglang_server(tmp_path_factory) -> Server:
     Nobody may rely on the weights that it holds: whoever needs certain ones pushes them first.
     Without `make sglang-cpu`, whatever wants it fails and says so."""
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    with Server(TINY, context_length=2048, max_running_requests=64, log_path=log) as server:
+    told = ("--enable-metrics",)  # how long requests waited
+    with Server(TINY, context_length=2048, max_running_requests=64, log_path=log, arguments=told) as server:
         yield server.wait_until_ready()
 
 

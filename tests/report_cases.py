@@ -143,6 +143,7 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
         "alerts": ["dead_groups"] if step in (1, 4, 5, 6) else ["truncated"] if step == 2 else [],
         "throughput": {"rollout_tokens": 900.0 + step, "update_tokens": 4000.0, "mfu": 0.4},
         "utilization": {"engine": 0.7, "cached": 0.9},
+        "serving": {"prefill_tokens": 5000, "decode_tokens": 900 + step, "queue_seconds": 0.02},
         "seconds": {**seconds, "step": sum(seconds.values()) - 0.3},
     }
 

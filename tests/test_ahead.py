@@ -69,7 +69,7 @@ def test_a_slow_conversation_holds_up_its_own_step_alone(staleness):
     collect, agent = collector(engine, staleness, concurrency=3)
     for step in range(STEPS):
         collected = collect(step)
-        assert 0 <= collected.utilization["engine"] <= 1
+        assert 0 <= collected.usage.utilization["engine"] <= 1
         assert max(engine.begun) <= step + staleness, "older weights than the bound allows"
         engine.version = step + 1  # as when the update of this step has been pushed
     assert engine.most == 3 and sorted(engine.begun) == sorted(list(SEEDS) * TASKS * K)

@@ -25,7 +25,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
-from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer
+from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer, read_counts
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
@@ -399,3 +399,21 @@ def test_nothing_that_a_server_writes_breaks_the_reader(data):
         read(data)
     except Fault:
         pass
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["prompt_tokens", "cached_tokens", "queue_time"]), st.one_of(json_values, st.floats())
+    )
+)
+def test_what_a_server_says_of_its_costs_is_a_number_or_left_out(meta):
+    counts = read_counts(meta)
+    assert all(0 <= n < np.inf for n in counts.values())
+    assert counts.keys() >= {"prefill_tokens", "cached_tokens"}
+
+
+def test_what_a_message_has_cost():
+    told = {"prompt_tokens": 40, "cached_tokens": 30}
+    assert read_counts(told) == {"prefill_tokens": 10, "cached_tokens": 30}
+    more = {"queued": 1, "queue_seconds": 0.25}
+    assert read_counts({**told, "queue_time": 0.25}) == {"prefill_tokens": 10, "cached_tokens": 30, **more}

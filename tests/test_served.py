@@ -35,9 +35,14 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 0, 0])
     assert all(m["utilization"]["cached"] for m in metrics)
+    for m in metrics:
+        assert m["serving"]["prefill_tokens"] > 0 and m["serving"]["decode_tokens"] > 0
+        assert 0 < m["serving"]["queue_seconds"] < m["seconds"]["rollout"]
     assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["held_out"]["after"]["invalid"] == 0
+    for name in ("prefill_tokens", "decode_tokens"):
+        assert summary["serving"][name] == sum(m["serving"][name] for m in metrics)
 
 
 def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
@@ -78,6 +83,8 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, qui
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1
+    paused = [m["serving"].get("paused_seconds", 0) for m in metrics]
+    assert any(paused) == (engine == "sglang")
 
 
 def test_trajectories_beyond_the_bound_are_left_out():

@@ -17,6 +17,7 @@ from coevolve_jax.grpo import operations
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.attention import BLOCKS
 from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.rollout.agent import Usage
 
 SPARSE = dataclasses.replace(
     MODEL, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12
@@ -79,7 +80,7 @@ def test_speeds_are_of_the_step_and_mfu_only_where_the_peak_is_known(monkeypatch
     config = ConfigDict({"learner": {"epochs": 2}, "mesh": {"data": 1, "fsdp": 4}})
     made = samples([trajectory(np.random.default_rng(0), n) for n in (10, 30)], [1.0, -1.0])
     costs = Counter({"sampled_tokens/policy": 90, "sampled_tokens/probe": 10, "rollouts/policy": 7})
-    collected = Collected([], {}, costs, 4.0)
+    collected = Collected([], Usage({}, Counter()), costs, 4.0)
     told = lambda: timing.throughput(config, collected, made, 6e12, {"rollout": 0.1, "update": 0.5})
     assert told() == {"rollout_tokens": 25.0, "update_tokens": 160.0}
     monkeypatch.setitem(topologies.PEAKS, jax.devices()[0].device_kind, 100 * topologies.TERA)

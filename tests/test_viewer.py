@@ -50,9 +50,9 @@ def pixels(found, selector):
 def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     found = visit(address(workdir))
     titles = found.locator("#panels h3").all_inner_texts()
-    assert len(titles) == len(set(titles)) == 29 and found.locator(".missing:visible").count() == 0
+    assert len(titles) == len(set(titles)) == 32 and found.locator(".missing:visible").count() == 0
     charts = found.locator("#panels canvas").count()
-    assert charts == 26  # the other three are bars
+    assert charts == 29  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
     assert "dead groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
@@ -85,7 +85,7 @@ def test_a_run_of_one_step_shows_it(visit, tmp_path):
     report.write_report(path)
     found = visit(address(path))
     plots = found.locator("#panels canvas")
-    assert plots.count() == 26
+    assert plots.count() == 29
     blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
     blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
     assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10

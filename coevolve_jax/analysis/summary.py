@@ -76,6 +76,7 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
         ("Signals", [(kind, f"{n:>6}", _share(n, fired)) for kind, n in signals.items()]),
         ("Synthesised tasks", [(name, f"{n:>6}", "") for name, n in fate(summary["tasks"])]),
         *_cost_block(summary.get("explorer", {})),
+        *_serving_block(summary.get("serving", {})),
         (
             f"Time ({summary['steps']} steps)",
             [(phase, f"{clock(s):>10}", _share(s, total)) for phase, s in seconds.items()]
@@ -111,6 +112,12 @@ def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, s
     unasked = costs.get("llm_faults/budget", 0)
     ended = [("budget spent", f"{unasked:>10,}", "questions not asked")] if unasked else []
     return [("Explorer (tokens)", lines + ended)]
+
+
+def _serving_block(told: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """What the engine has computed, where it counts it."""
+    lines = [(n, f"{told[f'{n}_tokens']:>10,}", "") for n in ("prefill", "decode") if f"{n}_tokens" in told]
+    return [("Rollouts (tokens)", lines)] if lines else []
 
 
 def _paid(own: Mapping[str, float]) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -170,6 +171,15 @@ class _Rounds:
         self._start_if_complete()
 
 
+class Usage(NamedTuple):
+    """utilization: "engine", requests in flight over the most that there may be, and "workers", those of the environment
+    that were busy, both averaged over the time in which rollouts ran; where the engine tells, "cached": of the tokens sent
+    to it, those that it had. All 0 to 1. counts: the engine's own (Engine.counts)."""
+
+    utilization: dict[str, float]
+    counts: Counter[str]
+
+
 class _Use:
     """How busy engine and workers are, over the time in which rollouts run; from several threads."""
 
@@ -229,7 +239,7 @@ class Agent:
         self._running: set[asyncio.Task] = set()
         self._sessions = 0
         self._use = _Use(pool)
-        self._sent = self._cached = 0
+        self._counted: Counter[str] = Counter()  # of the engine, when it was last looked at
 
     def rollouts(
         self,
@@ -279,17 +289,15 @@ class Agent:
         """As of `Engine`."""
         return self._engine.batches
 
-    def utilization(self) -> dict[str, float]:
-        """Of the rollouts since the last call: "engine", requests in flight over `concurrency`, and "workers", those
-        of the environment that were busy, both averaged over the time in which rollouts ran; 0 to 1. Where the engine tells,
-        "cached": of the tokens sent to it, those that it had in its cache."""
+    def usage(self) -> Usage:
+        """Of the rollouts since the last call."""
         seconds, asked, acted = self._use.take()
         shares = {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
-        sent, cached = (getattr(self._engine, name, 0) for name in ("prompt_tokens", "cached_tokens"))
-        if sent > self._sent:
-            shares["cached"] = (cached - self._cached) / (sent - self._sent)
-        self._sent, self._cached = sent, cached
-        return shares
+        now = Counter(getattr(self._engine, "counts", {}))
+        counts, self._counted = now - self._counted, now
+        if sent := counts["cached_tokens"] + counts["prefill_tokens"]:
+            shares["cached"] = counts["cached_tokens"] / sent
+        return Usage(shares, counts)
 
     def close(self) -> None:
         """Cancels rollouts that are under way, and waits until they have given back their worlds."""

@@ -96,7 +96,9 @@ class Engine(Protocol):
 
     goes on with all of them until some are complete; the others, None, come back with the next call, the same objects.
 
-    prompt_tokens, cached_tokens: where it has these, how many tokens it was sent so far, and how many of them it had cached.
+    counts: where it has this, a Counter of what it has done so far. prefill_tokens: computed of what it was sent;
+    cached_tokens: those that it had cached; decode_tokens: sampled. A server may tell of more: queue_seconds: that requests
+    waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights.
 
     constrains: whether it heeds `Sampling.json_schema`; one that does not refuses requests that have one.
     """

@@ -156,11 +156,12 @@ def _turns_reuse_the_prefix_and_stay_exact(subject: Subject) -> None:
     engine, rng = subject.engine, np.random.default_rng(0)
     ids, served = rng.integers(5, 900, 20), 0
     for turn in range(3):
-        before = getattr(engine, "cached_tokens", None)
+        counts = getattr(engine, "counts", None)
+        before = counts["cached_tokens"] if counts else 0
         (c,) = subject.generate([ask(1, ids, seed=9)])
         check_completion(subject, ids, c)
-        if before is not None and served:  # one that says how much it had: all of the last turn
-            had = getattr(engine, "cached_tokens", 0) - before
+        if counts and served:  # one that says how much it had: all of the last turn
+            had = counts["cached_tokens"] - before
             _expect(had >= served - 1, f"Turn {turn} found {had} of {served} tokens of the last one cached.")
         served = len(ids) + len(c.ids) - 1
         ids = np.concatenate([ids, c.ids, rng.integers(5, 900, 7)])

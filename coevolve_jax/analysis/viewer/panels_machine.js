@@ -113,10 +113,14 @@ const SPEED = {
   "throughput/mfu": ["Model operations", "Share of the devices' published peak during the update (MFU).", FRACTION],
   "utilization/engine": ["Engine", "Requests in flight over the most that there may be.", FRACTION],
   "utilization/workers": ["Environment workers", "Share of the time in which they were busy.", FRACTION],
-  "utilization/cached": ["Prompts from the cache", "Share of the tokens sent that the server had.", FRACTION],
+  "utilization/cached": ["Prompts from the cache", "Share of the tokens sent that the engine had.", FRACTION],
+  "serving/prefill_tokens": ["Tokens prefilled", "Sent to the engine and not in its cache, in a step."],
+  "serving/decode_tokens": ["Tokens decoded", "Sampled in a step."],
+  "serving/queue_seconds": ["Seconds in the server's queue", "Of a message, on average."],
+  "serving/paused_seconds": ["Seconds without generation", "For which a server stood still to take new weights."],
 };
 const speedPanels = (run) => {
-  const kept = Object.keys(run.metrics).filter((n) => /^(throughput|utilization)\//.test(n));
+  const kept = Object.keys(run.metrics).filter((n) => /^(throughput|utilization|serving)\//.test(n));
   return [...new Set([...Object.keys(SPEED), ...kept])]
     .filter((n) => measured(run, n))
     .map((n) => {

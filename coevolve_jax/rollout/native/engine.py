@@ -18,6 +18,7 @@ import asyncio
 import dataclasses
 import functools
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,7 @@ class NativeEngine:
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._key, self._dtype = jax.random.key(seed), dtype
         self._cache: Any = None
+        self.counts: Counter[str] = Counter()  # as of `Engine`
         if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
             raise ValueError(
                 f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
@@ -258,6 +260,7 @@ class NativeEngine:
         c = self._held.setdefault(request.session, _Conversation.new(request))
         if c.answered or c.request is not request:
             c.begin(request)
+            self.counts["cached_tokens"] += c.cached
         return c
 
     def _make_room(self, serving: Sequence[_Conversation]) -> None:
@@ -308,6 +311,7 @@ class NativeEngine:
             self._cache = self._programs.copy(self._cache, sources, targets)
         for c, _ in copies:
             c.cached = len(c.prompt)
+            self.counts["cached_tokens"] += c.cached
 
     def _feed(self, conversations: Sequence[_Conversation]) -> None:
         """Computes the keys of all their tokens but the last."""
@@ -320,6 +324,7 @@ class NativeEngine:
                     new = np.arange(c.cached, min(c.cached + CHUNK, len(c.ids) - 1))
                     tokens[i, : len(new)], positions[i, : len(new)], rows[i] = c.ids[new], new, c.row
                     c.cached += len(new)
+                    self.counts["prefill_tokens"] += len(new)
                 self._cache = self._programs.feed(self._params, self._cache, tokens, positions, rows)
 
     def _decode(self, serving: Sequence[_Conversation]) -> None:
@@ -341,6 +346,7 @@ class NativeEngine:
         for c in serving:
             n = counts[c.row]
             c.extend(ids[c.row, :n], logprobs[c.row, :n], self._version)
+            self.counts["decode_tokens"] += int(n)
 
     def _decode_constrained(self, serving: Sequence[_Conversation]) -> None:
         """As `_decode`, for those that have to fit a schema."""
@@ -363,6 +369,7 @@ class NativeEngine:
             ids, logprobs = jax.device_get(sampled)
             for c in going:
                 c.extend(ids[c.row, None], logprobs[c.row, None], self._version)
+                self.counts["decode_tokens"] += 1
                 if c.finish != "stop":
                     self._answer_of(c).take(int(ids[c.row]))
 

@@ -11,7 +11,8 @@ import dataclasses
 import json
 import random
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -92,9 +93,7 @@ class SGLangEngine:
         self._ahead = False  # until the servers have the first weights
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
-        self.prompt_tokens = self.cached_tokens = (
-            0  # so far: what was sent, and what of it the servers had cached
-        )
+        self.counts: Counter[str] = Counter()  # as of `Engine`
         self._broken: EngineError | None = None
         event_loop.run(self._start(members, patience, restarts))
         try:
@@ -205,8 +204,7 @@ class SGLangEngine:
         completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids)
         if self._record_routing and completion.finish != "abort":
             completion = await self._with_routing(completion, answer, len(ids) + len(completion.ids) - 1)
-        self.prompt_tokens += answer["meta_info"].get("prompt_tokens", 0)
-        self.cached_tokens += answer["meta_info"].get("cached_tokens", 0)
+        self.counts.update(read_counts(answer["meta_info"]), decode_tokens=len(completion.ids))
         return completion
 
     async def _with_routing(self, completion: Completion, answer: dict, tokens: int) -> Completion:
@@ -309,10 +307,12 @@ class SGLangEngine:
 
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
-            self._weights = weights
+            self._weights, before = weights, self._pusher.paused_seconds
             outcomes = await asyncio.gather(
                 *(self._push_to(member, weights) for member in self._fleet.serving), return_exceptions=True
             )
+        paused = self._pusher.paused_seconds - before
+        self.counts.update({"paused_seconds": paused / len(self._fleet.members)})
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
@@ -354,6 +354,15 @@ def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Complet
         reason,
         parts[-1].routing,
     )
+
+
+def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
+    """What a message has cost, of a server's meta_info; nothing of what is no number. A server tells queue_time where it
+    has --enable-metrics."""
+    known = {k: v for k, v in meta.items() if isinstance(v, int | float) and 0 <= v < np.inf}
+    cached = min(known.get("cached_tokens", 0), prompt := known.get("prompt_tokens", 0))
+    counts = {"prefill_tokens": prompt - cached, "cached_tokens": cached}
+    return counts | ({"queued": 1, "queue_seconds": known["queue_time"]} if "queue_time" in known else {})
 
 
 def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:

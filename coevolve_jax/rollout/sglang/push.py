@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ class Pusher:
         self._transport, self._exact, self._timeout = transport, exact, timeout
         self._folders, self._ahead = weights_lib.Folders(root), ahead
         self._servers: dict[str, Server] = {}
+        self.paused_seconds = 0.0  # that servers stood still for weights that they took, all together
         self._groups: dict[str, Any] = {}
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
         self._hashed: Weights | None = None
@@ -162,6 +164,7 @@ class Pusher:
         if self._ahead:
             await asyncio.shield(expected)
         del self._servers[url]  # until it is known again what it holds
+        start = time.perf_counter()
         async with _paused(session, url):
             try:
                 await self._send(session, url, server, weights, tensors)
@@ -176,6 +179,7 @@ class Pusher:
                 raise EngineError(
                     f"{url} did not take version {weights.version} and {state}. {error}"
                 ) from error
+        self.paused_seconds += time.perf_counter() - start
         self._servers[url] = server
         return server.checksum
 
