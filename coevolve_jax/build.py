@@ -207,6 +207,7 @@ def _sglang(
                     arguments=[
                         *shlex.split(c.arguments),
                         *(["--enable-return-routed-experts"] if replays else []),
+                        *(["--enable-memory-saver"] if c.get("sleep") else []),
                     ],
                     log_path=workdir and workdir / f"sglang_{i}.log",
                 )
@@ -234,6 +235,7 @@ def _sglang(
             record_routing=replays,
             constrains=constrains,
             ahead=ahead,
+            sleeps=bool(c.get("sleep")),
             **sizes,
         )
         undo.pop_all()  # they are the engine's from here on

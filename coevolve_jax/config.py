@@ -68,6 +68,7 @@ LATER = {
     "rollout.malformed": "answer",
     "rollout.calls": "json",
     "engine.sharded": False,
+    "engine.sleep": False,
     "checkpoint.folder": "",
     "learner.share_prompts": False,
     "learner.row_buckets": [],
@@ -90,6 +91,7 @@ SERVING = (
     "engine.push_folder",
     "engine.push_timeout",
     "engine.push_exact",
+    "engine.sleep",
     "explorer.base_url",
     "explorer.key_variable",
     "explorer.timeout",
@@ -334,6 +336,12 @@ def check(config: ConfigDict) -> None:
         ),
         "engine.push",
         "disk where rollouts run ahead: the update takes the weights that would be broadcast",
+    )
+    require(
+        not config.engine.get("sleep")
+        or (config.engine.name == "sglang" and not config.rollout.max_staleness),
+        "engine.sleep",
+        "False unless servers generate (config.engine.name=sglang) and none does so during the update (config.rollout.max_staleness=0)",
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")

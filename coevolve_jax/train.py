@@ -110,6 +110,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                     with timed(seconds, "rollout"):
                         try:
                             collected = collect(step)
+                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                                sleep()
                         except (EngineError, Preempted):
                             run.save(learner, state, evolve.to_json())
                             raise

@@ -91,6 +91,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.push_exact = (
         True  # verify tensor by tensor; False for servers that keep weights in a layout of their own
     )
+    c.engine.sleep = False  # servers on the learner's own GPUs give back their memory while it updates
     c.engine.timeout = 120.0  # seconds that one message may take
     c.engine.attempts = 5  # at a message, before its trajectory is given up as invalid
     c.engine.patience = 120.0  # seconds to wait while no server answers

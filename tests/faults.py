@@ -15,7 +15,7 @@ class Proxy:
     to those of a path.
 
     A context manager; url is where it listens. seen: bodies of the /generate requests. aborted: ids of those that
-    it was told to abort.
+    it was told to abort. posted: paths of all POSTs. pretended: what answers at a path say instead of the target's word.
     """
 
     def __init__(self, target: str):
@@ -25,6 +25,8 @@ class Proxy:
         self.always_at: dict[str, str] = {}
         self.seen: list[dict] = []
         self.aborted: list[str] = []
+        self.posted: list[str] = []
+        self.pretended: dict[str, dict] = {}
 
     def __enter__(self):
         event_loop.run(self._start())
@@ -50,6 +52,7 @@ class Proxy:
     async def _handle(self, request):
         body = await request.read()
         fault = self.always or self.always_at.get(request.path, "")
+        self.posted += [request.path] if request.method == "POST" else []
         if request.path == "/abort_request":
             self.aborted.append(json.loads(body).get("rid"))
         if request.path == "/generate":
@@ -66,6 +69,8 @@ class Proxy:
         url = self._target + request.path_qs
         async with self._http.request(request.method, url, data=body, headers=headers) as answer:
             content, status = await answer.read(), answer.status
+        if request.path in self.pretended:
+            content = json.dumps(json.loads(content) | self.pretended[request.path]).encode()
         if fault == "garbage":
             return web.json_response({"output_ids": ["a"], "meta_info": {}})
         if fault == "abort":

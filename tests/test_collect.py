@@ -207,3 +207,12 @@ def test_settings_that_do_not_exist_or_fit_are_named(key, value, why):
     config.learner[key] = value
     with pytest.raises(ValueError, match=why):
         configs.check(config)
+
+
+def test_servers_sleep_only_where_nothing_is_rolled_out_during_the_update():
+    served = configs.load_file(Path(__file__).parent.parent / "configs" / "bfcl_tiny.py", "engine=sglang")
+    asleep = configs.override(served, {"engine.sleep": True})
+    configs.check(asleep)
+    for change in ({"rollout.max_staleness": 1}, {"engine.name": "native"}):
+        with pytest.raises(ValueError, match="config.engine.sleep is True: it must be False unless servers"):
+            configs.check(configs.override(asleep, change))

@@ -25,7 +25,8 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
-from coevolve_jax.rollout.sglang.engine import SGLangEngine, read_answer, read_counts
+from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
+from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
@@ -124,6 +125,43 @@ def test_an_engine_that_is_closed_gives_up_a_push(held, policy):
     engine.update_weights(policy.params, 1)
     engine.close()
     assert engine._switching.cancelled()
+
+
+@pytest.fixture
+def saver(sglang_server):
+    """The server, which on a CPU has the calls for memory and nothing to save, as one that was started with the flag."""
+    with Proxy(sglang_server.url) as proxy:
+        proxy.pretended["/server_info"] = {"enable_memory_saver": True}
+        yield proxy
+
+
+def test_servers_on_the_learners_devices_sleep_during_the_update(saver, make, policy):
+    engine, weights = make(Member(saver.url), sleeps=True), {1: moved(policy.params)}
+    generate(engine, [ask(0, PROMPT, new=4)])
+    engine.release([0])
+    saver.posted.clear()
+    engine.sleep()
+    saver.posted.append("the update")
+    engine.update_weights(weights[1], 1)
+    told = [path for path in saver.posted if path != "/weights_checker"]
+    asleep = ["/pause_generation", "/release_memory_occupation", "the update", "/resume_memory_occupation"]
+    assert told == [*asleep, "/pause_generation", "/update_weights_from_disk", "/continue_generation"]
+    (c,) = generate(engine, [ask(1, PROMPT, new=4)])
+    check_completion(Subject(engine, policy), PROMPT, c, weights=weights)
+    saver.posted.clear()
+    engine.sleep()
+    engine.close()  # in the middle of a step
+    assert saver.posted == [*asleep[:2], asleep[3], "/continue_generation"]
+
+
+def test_a_server_that_cannot_sleep_is_refused(saver, sglang_server, make):
+    with pytest.raises(EngineError, match="start it with --enable-memory-saver, or set config.engine.sleep"):
+        make(Member(sglang_server.url), sleeps=True)
+    engine = make(Member(saver.url), sleeps=True)
+    saver.always_at["/release_memory_occupation"] = "500"
+    with pytest.raises(EngineError, match="did not give back its memory .* set config.engine.sleep to False"):
+        engine.sleep()
+    assert generate(engine, [ask(0, PROMPT, new=4)])[0].finish != "abort"  # it was let go on
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])

@@ -7,12 +7,13 @@ short) costs one request at most, which is asked again from where it had come to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import random
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from coevolve_jax import event_loop
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
 from coevolve_jax.rollout.routing import read_routing
+from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.rollout.sglang.weights import Weights
@@ -53,6 +55,7 @@ class SGLangEngine:
       constrains: requests may have a schema; for servers with a tokenizer and a grammar backend.
       ahead: `update_weights` returns once the weights are written, and the servers take them while the caller goes on.
         Conversations under way meet them there; those that begin wait for them.
+      sleeps: `sleep` will be called; for servers with --enable-memory-saver.
 
     Raises:
       EngineError: a server does not answer, or has too little room.
@@ -78,6 +81,7 @@ class SGLangEngine:
         record_routing: bool = False,
         constrains: bool = False,
         ahead: bool = False,
+        sleeps: bool = False,
     ):
         if model_config.dense_layers and model_config.sparse_layers:
             raise ValueError(
@@ -91,6 +95,7 @@ class SGLangEngine:
         self._weights: Weights | None = None
         self._switching: asyncio.Task | None = None  # the last push
         self._ahead = False  # until the servers have the first weights
+        self._sleeps, self._asleep = sleeps, set[Member]()
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
         self.counts: Counter[str] = Counter()  # as of `Engine`
@@ -259,6 +264,11 @@ class SGLangEngine:
                     f"The server at {member.url} serves {room} tokens and config.rollout.max_length is "
                     f"{self._max_length}: start it with --context-length {self._max_length + SPARE}."
                 )
+            if self._sleeps and not served.get("enable_memory_saver"):
+                raise EngineError(
+                    f"The server at {member.url} cannot give back its memory: start it with --enable-memory-saver, or set "
+                    "config.engine.sleep to False."
+                )
             tokens_only = served.get("skip_tokenizer_init") or served.get("grammar_backend") == "none"
             if self.constrains and tokens_only:
                 raise EngineError(
@@ -319,9 +329,44 @@ class SGLangEngine:
 
     async def _push_to(self, member: Member, weights: Weights) -> None:
         try:
+            await self._wake(member)
             await self._pusher.push(self._http, member.url, weights)
-        except EngineError as error:
+        except (EngineError, Fault) as error:
             self._fleet.put_out(member, str(error))
+
+    def sleep(self) -> None:
+        """The servers give back the memory of weights and caches; `update_weights` wakes them.
+
+        Raises EngineError where one does not.
+        """
+        event_loop.run(self._sleep())
+
+    async def _sleep(self) -> None:
+        async with self._pushing:
+            await asyncio.gather(*(self._lay_down(member) for member in self._fleet.serving))
+
+    async def _lay_down(self, member: Member) -> None:
+        """It asserts that it is idle, or paused."""
+        try:
+            await self._post(member, "/pause_generation", {"mode": "retract"})
+            await self._post(member, "/release_memory_occupation", {})
+        except (EngineError, Fault) as error:
+            with contextlib.suppress(EngineError, Fault):
+                await self._post(member, "/continue_generation", {})
+            raise EngineError(
+                f"The server at {member.url} did not give back its memory ({error}): see its log, or set "
+                "config.engine.sleep to False."
+            ) from None
+        self._asleep.add(member)
+
+    async def _wake(self, member: Member) -> None:
+        """It has its memory again, and no weights until some are pushed."""
+        if member in self._asleep:
+            self._asleep.remove(member)
+            await self._post(member, "/resume_memory_occupation", {})
+
+    async def _post(self, member: Member, path: str, body: dict) -> None:
+        await self._call(member, "POST", path, body, self._timeout, reads=False)
 
     def release(self, sessions: Sequence[int]) -> None:
         """The servers drop the prefixes that were used least recently by themselves."""
@@ -334,6 +379,10 @@ class SGLangEngine:
         if self._switching:
             self._switching.cancel()
             await asyncio.wait([self._switching])
+        for member in list(self._asleep):  # whoever attaches next pushes its weights first
+            with contextlib.suppress(EngineError, Fault):
+                await self._wake(member)
+                await self._post(member, "/continue_generation", {})
         try:
             await self._pusher.close(self._http)
         finally:
@@ -354,48 +403,3 @@ def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Complet
         reason,
         parts[-1].routing,
     )
-
-
-def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
-    """What a message has cost, of a server's meta_info; nothing of what is no number. A server tells queue_time where it
-    has --enable-metrics."""
-    known = {k: v for k, v in meta.items() if isinstance(v, int | float) and 0 <= v < np.inf}
-    cached = min(known.get("cached_tokens", 0), prompt := known.get("prompt_tokens", 0))
-    counts = {"prefill_tokens": prompt - cached, "cached_tokens": cached}
-    return counts | ({"queued": 1, "queue_seconds": known["queue_time"]} if "queue_time" in known else {})
-
-
-def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:
-    """The completion in what /generate answered; finish is "" where the server stopped at a token that is none
-    of `stop_ids` (the model's own end of text), or before the budget was spent.
-
-    Raises Fault for everything that is no such answer.
-    """
-    try:
-        meta = answer["meta_info"]
-        ids = np.asarray(answer["output_ids"], np.int32).reshape(-1)
-        told = meta["output_token_logprobs"]
-        logprobs = np.asarray([entry[0] for entry in told], np.float32)
-        if [entry[1] for entry in told] != ids.tolist() or len(ids) > budget:
-            raise ValueError("its ids and log-probabilities do not belong together")
-        if len(ids) and not (0 <= ids.min() and ids.max() < vocabulary):
-            raise ValueError("it sampled an id outside the vocabulary")
-        spans = meta.get("weight_versions") or [
-            {"version": meta["weight_version"], "start": 0, "end": len(ids)}
-        ]
-        versions = np.full(len(ids), -1, np.int32)
-        for span in spans:
-            versions[span["start"] : span["end"]] = int(span["version"])
-        if (versions < 0).any():
-            raise ValueError("it does not say which weights sampled each token")
-        reason = meta["finish_reason"]
-        if reason["type"] == "abort":
-            return Completion(
-                ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300]
-            )
-        if not len(ids):
-            raise ValueError("it holds no token")
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise Fault(f"/generate answered what cannot be read: {type(error).__name__}: {error}") from None
-    finish = "stop" if ids[-1] in stop_ids else "length" if len(ids) == budget else ""
-    return Completion(ids, logprobs, finish, versions)

@@ -1,0 +1,56 @@
+"""What a server's answer to /generate says, of which nothing is believed that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.sglang.fleet import Fault
+
+
+def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
+    """What a message has cost, of a server's meta_info; nothing of what is no number. A server tells queue_time where it
+    has --enable-metrics."""
+    known = {k: v for k, v in meta.items() if isinstance(v, int | float) and 0 <= v < np.inf}
+    cached = min(known.get("cached_tokens", 0), prompt := known.get("prompt_tokens", 0))
+    counts = {"prefill_tokens": prompt - cached, "cached_tokens": cached}
+    return counts | ({"queued": 1, "queue_seconds": known["queue_time"]} if "queue_time" in known else {})
+
+
+def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:
+    """The completion in what /generate answered; finish is "" where the server stopped at a token that is none
+    of `stop_ids` (the model's own end of text), or before the budget was spent.
+
+    Raises Fault for everything that is no such answer.
+    """
+    try:
+        meta = answer["meta_info"]
+        ids = np.asarray(answer["output_ids"], np.int32).reshape(-1)
+        told = meta["output_token_logprobs"]
+        logprobs = np.asarray([entry[0] for entry in told], np.float32)
+        if [entry[1] for entry in told] != ids.tolist() or len(ids) > budget:
+            raise ValueError("its ids and log-probabilities do not belong together")
+        if len(ids) and not (0 <= ids.min() and ids.max() < vocabulary):
+            raise ValueError("it sampled an id outside the vocabulary")
+        spans = meta.get("weight_versions") or [
+            {"version": meta["weight_version"], "start": 0, "end": len(ids)}
+        ]
+        versions = np.full(len(ids), -1, np.int32)
+        for span in spans:
+            versions[span["start"] : span["end"]] = int(span["version"])
+        if (versions < 0).any():
+            raise ValueError("it does not say which weights sampled each token")
+        reason = meta["finish_reason"]
+        if reason["type"] == "abort":
+            return Completion(
+                ids, logprobs, "abort", versions, f"the server gave it up: {reason.get('message')}"[:300]
+            )
+        if not len(ids):
+            raise ValueError("it holds no token")
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise Fault(f"/generate answered what cannot be read: {type(error).__name__}: {error}") from None
+    finish = "stop" if ids[-1] in stop_ids else "length" if len(ids) == budget else ""
+    return Completion(ids, logprobs, finish, versions)
