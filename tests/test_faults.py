@@ -77,8 +77,9 @@ def held(make, sglang_server):
     push = engine._pusher.push
 
     async def later(*arguments):
-        while not gate.is_set():
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):  # else a caller that has to wait would do so for ever
+            while not gate.is_set():
+                await asyncio.sleep(0.001)
         return await push(*arguments)
 
     engine._pusher.push = later
