@@ -179,7 +179,7 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
             leader.update(state, batch, old_logprobs)
     leader.update(third, (np.ones(3, np.int32),), scores)
     assert told == [
-        True,
+        [True, "float32"],  # where the engine computes, and in what
         ["init", {}, ["params"], None],
         ["score", {}, ["state", "batch"], [["float32", (2,)]]],
         ["update", {}, ["state", "batch", "old_logprobs"], None],

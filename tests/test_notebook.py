@@ -186,10 +186,10 @@ def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
     model = plan.load_model(config.model)
     mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x24"], config.mesh)
     need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.row_length)
-    assert not need.fits(plan.TOPOLOGIES["gpu-1x16"])  # hence the adapters
     numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
     assert 2 * numbers == 12_288
     cache = 2 * numbers * config.engine.max_concurrency * config.rollout.max_length
     assert need.total + cache <= plan.USABLE * plan.TOPOLOGIES["gpu-1x24"].memory
+    assert need.total + cache > plan.USABLE * plan.TOPOLOGIES["gpu-1x16"].memory  # hence the adapters
     (text,) = [cell.source for cell in notebook().cells if cell.id == "gpu-text"]
     assert f"{need.total / plan.GB:.1f} GB" in text and f"{cache / plan.GB:.1f} GB" in text
