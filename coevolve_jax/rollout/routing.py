@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.qwen import KVCache, init_cache, resize_axis
+from coevolve_jax.models.qwen import KVCache, resize_axis
 
 
 class Recorded(NamedTuple):
@@ -51,17 +51,9 @@ class Recorded(NamedTuple):
         return Recorded(kv, self.experts.at[place].set(new, mode="drop"))
 
 
-def init_recorded(
-    config: QwenConfig,
-    rows: int,
-    capacity: int,
-    dtype: Any = jnp.float32,
-    platform: str = "cpu",
-    parts: int = 1,
-) -> Recorded:
-    """As `init_cache`, of a model with experts."""
-    shape = (rows, len(config.sparse_layers), capacity, config.num_experts_per_tok)
-    cache = init_cache(config, rows, capacity, dtype, platform, parts)
+def init_recorded(config: QwenConfig, cache: KVCache) -> Recorded:
+    """An empty cache of a model with experts. cache: its keys and values."""
+    shape = (len(cache.v[0][0]), len(config.sparse_layers), cache.columns, config.num_experts_per_tok)
     return Recorded(cache, jnp.full(shape, -1, jnp.int16))
 
 

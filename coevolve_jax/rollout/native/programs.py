@@ -51,8 +51,8 @@ class Programs:
         return (self._empty_on_mesh if self._mesh else self._empty)(rows, columns)
 
     def _empty(self, rows, columns):
-        init = init_recorded if self._record else init_cache
-        return self._placed(init(self._config, rows, columns, self._dtype, self._platform, self._parts))
+        cache = init_cache(self._config, rows, columns, self._dtype, self._platform, self._parts)
+        return self._placed(init_recorded(self._config, cache) if self._record else cache)
 
     def computed(self, params: Any) -> Any:
         """The parameters in the type of the computation, and in float32 those that are used so."""
