@@ -15,6 +15,8 @@ SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-c
 # The two environments of `make test` are installed side by side.
 MAKEFLAGS += --jobs=2
 export JAX_PLATFORMS ?= cpu
+# Tests and runs start Python some hundred times: what it compiles is kept, also where the environment says not to.
+unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 

@@ -138,6 +138,7 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish(session):
     gc.freeze()  # what is imported by now stays: it is not searched for garbage while programs are traced
+    gc.set_threshold(20_000, 20, 20)  # nor is every seventh second of a test of the update spent in search
 
 
 @pytest.fixture

@@ -96,6 +96,7 @@ def _serve(channel: socket.socket) -> None:
     for module in RUN:
         importlib.import_module(module)
     gc.freeze()  # what is imported is not searched for garbage in each start, and so not copied
+    gc.set_threshold(20_000, 20, 20)  # as in conftest.py
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who waits for a start is not waited for
     while True:
         request, files, _, _ = socket.recv_fds(channel, 2**16, 3)
