@@ -99,6 +99,15 @@ def test_both_transports_carry_the_same_tensors(tiny_config, tmp_path, variant, 
             value = np.asarray(right(name))
             assert (value.dtype.name, value.shape) == tensor
             np.testing.assert_array_equal(left(name), value)
+        for size in (1, 5_000, 2**30):  # bytes of a bucket: one tensor, some, all
+            buckets = [(names, list(blocks)) for names, blocks in arrays.buckets(size)]
+            assert [name for names, _ in buckets for name in names] == list(arrays.tensors())
+            assert len(buckets) == {1: len(folder.tensors()), 2**30: 1}.get(size, len(buckets))
+            for names, blocks in buckets:
+                expected = b"".join(left(name).tobytes() for name in names)
+                assert b"".join(np.asarray(block).tobytes() for block in blocks) == expected
+                assert len(names) == 1 or len(expected) <= size
+        assert len(blocks) < len(names)  # layers and experts of a parameter together
 
 
 def test_a_tied_head_in_the_file_is_no_tensor_of_its_own(tiny_config, tmp_path):

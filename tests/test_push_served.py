@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 
 import aiohttp
 import jax
@@ -88,8 +89,8 @@ async def generate(session, url, count=16):
 
 
 def logprobs(policy, params, ids):
-    """Of ids[1:], by one forward pass over all of them; padded behind, so that one length is compiled."""
-    padded = np.zeros(len(PROMPT) + LONG, np.int32)
+    """Of ids[1:], by one forward pass over all of them; padded behind, so that few lengths are compiled."""
+    padded = np.zeros(len(PROMPT) + LONG * max(1, math.ceil((len(ids) - len(PROMPT)) / LONG)), np.int32)
     padded[: len(ids)] = ids
     return np.asarray(_forward(Qwen(policy[0]), params, padded))[: len(ids) - 1]
 
@@ -142,30 +143,37 @@ def test_what_is_sampled_after_a_push_comes_from_the_new_weights(
 def test_requests_under_way_change_over_at_the_switch(sglang_server, policy, versions, pushed, transport):
     url = sglang_server.url
 
-    async def body(session, pusher):
+    async def switched(session, pusher, tokens):
         await pusher.push(session, url, pusher.write(versions[1], 1))
         prepared = pusher.write(versions[2], 2)
-        running = [await start(session, url) for _ in range(3)]
+        running = [await start(session, url, tokens) for _ in range(3)]
         await pusher.push(session, url, prepared)
-        for answer in await asyncio.gather(*running):
-            assert len(answer["output_ids"]) == LONG
+        return await asyncio.gather(*running)
+
+    async def body(session, pusher):
+        for tokens in (LONG, 2 * LONG, 4 * LONG):  # where the machine is busy, they may end before the switch
+            answers = await switched(session, pusher, tokens)
+            if all(len(answer["meta_info"]["weight_versions"]) > 1 for answer in answers):
+                break
+        for answer in answers:
+            assert len(answer["output_ids"]) == tokens
             assert answer["meta_info"]["finish_reason"]["type"] == "length"
             first, second = answer["meta_info"]["weight_versions"]
             assert (first["version"], second["version"]) == ("1", "2")
-            assert 0 == first["start"] < first["end"] == second["start"] < second["end"] == LONG
+            assert 0 == first["start"] < first["end"] == second["start"] < second["end"] == tokens
             assert sampled_by(policy, versions[1], answer, 0, first["end"]) < 1e-4
             assert sampled_by(policy, versions[2], answer, second["start"]) < 1e-4
 
     pushed(body, transport=transport)
 
 
-async def start(session, url):
+async def start(session, url, tokens=LONG):
     """A generation of which the first token has been sampled: a task that gives the answer."""
     loop = asyncio.get_running_loop()
     begun = loop.create_future()
 
     async def stream():
-        body = request(LONG) | {"stream": True}
+        body = request(tokens) | {"stream": True}
         async with session.post(url + "/generate", json=body, read_bufsize=2**20) as response:
             async for line in response.content:
                 if line.startswith(b"data: {"):

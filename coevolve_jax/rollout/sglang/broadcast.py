@@ -10,12 +10,14 @@ import asyncio
 import datetime
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+import jax
+
 from coevolve_jax.rollout.engine import EngineError
-from coevolve_jax.rollout.sglang.weights import Tensor
+from coevolve_jax.rollout.sglang.weights import ArrayWeights
 
 try:
     import torch
@@ -26,7 +28,7 @@ except ImportError as error:
         "install it, or set the transport to 'disk'."
     ) from error
 
-BUCKET = 2**30  # bytes that are sent, and wait in the server's memory, at once
+BUCKET = 2**30  # bytes that are sent at once, and wait in the server's memory, and twice in ours
 
 Call = Callable[[str, dict], Awaitable[dict]]  # (path, body) -> answer, of one server
 
@@ -68,24 +70,25 @@ class Group:
             raise EngineError(f"{url} did not join a {backend} group with the trainer: {error}") from error
         return cls(group, name)
 
-    async def send(
-        self, call: Call, tensors: Mapping[str, Tensor], read: Callable[[str], Any], version: str
-    ) -> None:
+    async def send(self, call: Call, weights: ArrayWeights, version: str) -> None:
         """All tensors; the server's caches are dropped with the last. Raises EngineError."""
-        buckets = list(_buckets(tensors))
+        tensors = weights.tensors()
         await call("/begin_weight_update", {})
         try:
-            for names in buckets:
-                last = names is buckets[-1]
+            sent = 0
+            for names, blocks in weights.buckets(BUCKET):
+                sent += len(names)
+                last = sent == len(tensors)
                 body = {
                     "names": names,
                     "dtypes": [tensors[name].dtype for name in names],
                     "shapes": [tensors[name].shape for name in names],
                     "group_name": self._name,
+                    "load_format": "flattened_bucket",
                     "flush_cache": last,
                 }
                 body |= {"weight_version": version} if last else {}
-                sending = asyncio.to_thread(self._broadcast, names, read)
+                sending = asyncio.to_thread(self._broadcast, blocks)
                 await asyncio.gather(call("/update_weights_from_distributed", body), sending)
         except RuntimeError as error:
             self._group.abort()  # else a thread waits for a server that will not receive
@@ -101,14 +104,14 @@ class Group:
             dist.destroy_process_group(group)
             await call("/destroy_weights_update_group", {"group_name": self._name})
 
-    def _broadcast(self, names: list[str], read: Callable[[str], Any]) -> None:
+    def _broadcast(self, blocks: Iterable[jax.Array]) -> None:
+        """One array of bytes, whatever the tensors: small ones cost as much as large ones."""
+        read = [torch.from_dlpack(block.block_until_ready()) for block in blocks]
+        flat = torch.cat([block.flatten().view(torch.uint8) for block in read])
+        del read
         on_gpu = dist.get_backend(self._group) == "nccl"
-        tensors = [torch.from_dlpack(read(name).block_until_ready()) for name in names]
-        tensors = [tensor.cuda() if on_gpu else tensor for tensor in tensors]
-        works = [dist.broadcast(t, group_src=0, group=self._group, async_op=True) for t in tensors]
-        for work in works:
-            work.wait()
-        if on_gpu:  # wait() only orders the streams, and the arrays may be freed now
+        dist.broadcast(flat.cuda() if on_gpu else flat, group_src=0, group=self._group)
+        if on_gpu:  # it only orders the streams, and the array may be freed now
             torch.cuda.synchronize()
 
 
@@ -122,18 +125,6 @@ def _join(store: Any, name: str, size: int, backend: str, timeout: datetime.time
     )
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
     return group
-
-
-def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """The names in groups of at most BUCKET bytes, or of one."""
-    names, size = [], 0
-    for name, (dtype, shape) in tensors.items():
-        nbytes = getattr(torch, dtype).itemsize * torch.Size(shape).numel()
-        if names and size + nbytes > BUCKET:
-            yield names
-            names, size = [], 0
-        names, size = [*names, name], size + nbytes
-    yield names
 
 
 def _own_address(url: str) -> str:

@@ -31,6 +31,7 @@ from coevolve_jax.rollout.sglang.weights import Weights
 FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that
 SPARE = 8  # tokens of the servers' context that stay free: at its end they cut max_new_tokens without a word
 GIVEN_UP = 16  # completions in a row that could not be had, after which the engine stops
+KEPT = 3.0  # seconds that an idle connection is kept: less than the 5 after which the servers close it
 
 
 class SGLangEngine:
@@ -113,7 +114,8 @@ class SGLangEngine:
 
     async def _start(self, members: Sequence[Member], patience: float, restarts: int) -> None:
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
         self._pushing = asyncio.Lock()
         self._fleet = Fleet(

@@ -49,7 +49,9 @@ async def call(
     timeout = CONTROL_TIMEOUT if timeout is None else timeout
     try:
         limit = aiohttp.ClientTimeout(total=timeout)
-        async with session.request(method, url + path, json=body, timeout=limit) as response:
+        # Minutes may pass until the next call, and a connection that the server closes just then loses it.
+        alone = {"Connection": "close"}
+        async with session.request(method, url + path, json=body, timeout=limit, headers=alone) as response:
             text, status = await response.text(), response.status
     except TimeoutError as error:
         raise EngineError(f"The SGLang server at {url} left {path} unanswered for {timeout:g} s.") from error
@@ -167,7 +169,7 @@ class Pusher:
         start = time.perf_counter()
         async with _paused(session, url):
             try:
-                await self._send(session, url, server, weights, tensors)
+                await self._send(session, url, server, weights)
                 server = await self._verify(session, url, server, weights, await asyncio.shield(expected))
             except Exception as error:
                 await self._leave(session, url)
@@ -246,17 +248,14 @@ class Pusher:
             self._expected[device] = task
         return task
 
-    async def _send(
-        self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights, tensors: Mapping
-    ) -> None:
+    async def _send(self, session: aiohttp.ClientSession, url: str, server: Server, weights: Weights) -> None:
         post = functools.partial(call, session, url, "POST", timeout=self._timeout)
         if weights.folder is not None:
             await post("/update_weights_from_disk", _update(weights.folder, str(weights.version)))
             return
         if url not in self._groups:
             self._groups[url] = await self._join(post, url, server.ranks, server.device, CONTROL_TIMEOUT)
-        with weights.reader() as read:
-            await self._groups[url].send(post, tensors, read, str(weights.version))
+        await self._groups[url].send(post, weights, str(weights.version))
 
     async def _verify(
         self,

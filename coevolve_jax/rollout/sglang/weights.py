@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -78,26 +79,38 @@ class FolderWeights:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayWeights:
-    """Views on a parameter tree, good until its arrays are donated. parts: name -> (entry, index into it)."""
+    """Views on a parameter tree, good until its arrays are donated."""
 
-    parts: Mapping[str, tuple[hf_io.Entry, tuple[int, ...]]]
+    entries: Sequence[hf_io.Entry]
     dtype: str
     version: int | None = None
     folder: None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: Tensor(self.dtype, entry.tensor_shape) for name, (entry, _) in self.parts.items()}
+        return {name: Tensor(self.dtype, entry.tensor_shape) for name, (entry, _) in self._places.items()}
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Callable[[str], jax.Array]]:
-        yield self._read
+        yield lambda name: self._rows(*self._places[name], 1)[0]
 
-    def _read(self, name: str) -> jax.Array:
-        """On one device, contiguous."""
-        entry, index = self.parts[name]
-        (tensor,) = hf_io.rows(entry, index, 1, np.dtype(self.dtype))
-        devices = tensor.devices() if isinstance(tensor, jax.Array) else jax.local_devices()
-        return jax.device_put(tensor, min(devices, key=lambda device: device.id))
+    def buckets(self, size: int) -> Iterator[tuple[list[str], Iterator[jax.Array]]]:
+        """The tensors in the order of `tensors`, in groups of at most `size` bytes or of one: their names, and blocks
+        that have them one behind the other, each read from the parameters at once when it is asked for."""
+        dtype = np.dtype(self.dtype)
+        for group in hf_io.split(list(self.entries), dtype, size):
+            blocks = hf_io.blocks(group, dtype)
+            yield list(group), (self._rows(entry, index, len(names)) for entry, index, names in blocks)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, tuple[hf_io.Entry, tuple[int, ...]]]:
+        places = lambda entry: np.ndindex(entry.names.shape)
+        return {str(e.names[index]): (e, index) for e in self.entries for index in places(e)}
+
+    def _rows(self, entry: hf_io.Entry, index: tuple[int, ...], count: int) -> jax.Array:
+        """As hf_io.rows, on one device, contiguous."""
+        block = hf_io.rows(entry, index, count, np.dtype(self.dtype))
+        devices = block.devices() if isinstance(block, jax.Array) else jax.local_devices()
+        return jax.device_put(block, min(devices, key=lambda device: device.id))
 
 
 def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
@@ -107,9 +120,7 @@ def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> Ar
             "Parameters that lie on several processes cannot be broadcast to servers; set the "
             "transport to 'disk'."
         )
-    entries = hf_io.entries_of(config, params)
-    parts = {str(e.names[index]): (e, index) for e in entries for index in np.ndindex(e.names.shape)}
-    return ArrayWeights(parts, dtype, version)
+    return ArrayWeights(hf_io.entries_of(config, params), dtype, version)
 
 
 def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
