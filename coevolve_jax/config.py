@@ -72,6 +72,7 @@ LATER = {
     "checkpoint.folder": "",
     "learner.share_prompts": False,
     "learner.row_buckets": [],
+    "mesh.context": 1,
     "logging.trackers": "tensorboard",
 }
 
@@ -316,6 +317,12 @@ def check(config: ConfigDict) -> None:
         learner.rows_per_microbatch % parts == 0,
         "learner.rows_per_microbatch",
         f"a multiple of mesh.data * mesh.fsdp * mesh.expert = {parts}",
+    )
+    context, lengths = config.mesh.get("context", 1), (learner.row_length, *learner.get("row_buckets", ()))
+    require(
+        context == 1 or all(length % (2 * context) == 0 for length in lengths),
+        "learner.row_length",
+        f"a multiple of 2 * mesh.context = {2 * context}, as must config.learner.row_buckets",
     )
     require(
         config.data.initial_tasks >= config.rollout.tasks_per_step,

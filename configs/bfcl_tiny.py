@@ -145,6 +145,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh.data = 1
     c.mesh.fsdp = 1
     c.mesh.expert = 1
+    c.mesh.context = (
+        1  # splits the tokens of rows, where one device does not hold a row; 2 * context divides row_length
+    )
     c.mesh.tensor = 1
 
     # How the training set evolves: "coevolve", "random" (as many new tasks, without signals), "static" (no new tasks),

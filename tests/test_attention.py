@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from coevolve_jax.models import attention as attn
 from coevolve_jax.models import flash, splash
-from coevolve_jax.models.packed import Segments, meeting_blocks
+from coevolve_jax.models.packed import Row, Segments, meeting_blocks
+from coevolve_jax.models.parts import places
 from coevolve_jax.models.qwen import Qwen
 
 VARIANTS = {
@@ -168,15 +169,60 @@ def test_kernels_bound_to_any_segments(first, second, seed):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
+def by_parts(f, parts: int):
+    """f, an implementation, for each part of rows by itself, as the devices of a context axis run it."""
+
+    def run(q, k, v, segment_ids, *parents):
+        out = jnp.zeros(q.shape, q.dtype)
+        for part in range(parts):
+            own = places(part, parts, q.shape[1])
+            given = (x[:, own] for x in (segment_ids, *parents))
+            found = f(q[:, own], k, v, *given, row=Row(jnp.asarray(segment_ids), own))
+            out = out.at[:, own].set(found)
+        return out
+
+    return run
+
+
+# Of rows of 24 and of 304 tokens, whose chunks of 3 and of 76 end inside of blocks.
+PARTS = {name: (24, with_gradient(by_parts(VARIANTS[name], 4))) for name in ("plain", "chunked")}
+PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("flash", "splash")}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@settings(max_examples=15, deadline=None)
+@given(case=st.tuples(LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 2**31)))
+def test_parts_of_rows_give_what_the_rows_give(name, case):
+    """Segments that cross the borders of chunks, prompts that lie in other parts, and padding."""
+    (first, second, shares, seed), (length, f) = case, PARTS[name]
+    q, k, v, _, weight = inputs(length, 2, 1, 8, seed)
+    segments = np.concatenate([laid(first, length), laid(second, length)])
+    rng = np.random.default_rng(seed)
+    before = [0, *(rng.integers(1, s + 1) if shares else s for s in range(1, length + 1))]
+    given = q, k, v, segments, weight, np.array(before, np.int32)[segments]
+    for a, b in zip(jax.tree.leaves(f(*given)), jax.tree.leaves(REFERENCE(*given)), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+def test_every_part_of_a_row_takes_as_long():
+    """Of a row that one segment fills; the places of all parts are those of the row."""
+    row, own = jnp.ones((1, 2048), jnp.int32), [places(part, 4, 2048) for part in range(4)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(own)), np.arange(2048))
+    found = [flash.pairs(Segments(row[:, part], None), Row(row, part)) for part in own]
+    for kernel, size in (("forward", 128), ("dq", 64), ("dkv", 64)):
+        blocks = 2048 // size
+        assert {int(one[kernel][0]) for one in found} == {blocks * (blocks + 1) // 2 // 4 * size**2}
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=9))
 def test_kernels_multiply_the_blocks_with_a_token_that_sees_another_and_no_more(lengths):
     """What is counted for estimates is what their loops go over (NaNs show that, below)."""
     segments = laid(lengths, 1536)
     seen = np.tril((segments == segments.T) & (segments > 0))
-    counted = Segments(jnp.asarray(segments), None)
+    counted = Segments(jnp.asarray(segments), None), Row.of(jnp.asarray(segments))
     for pairs, sizes in ((flash.pairs, (128, 64, 64)), (splash.pairs, (512, 512, 512))):
-        for found, size in zip(pairs(counted).values(), sizes, strict=True):
+        for found, size in zip(pairs(*counted).values(), sizes, strict=True):
             blocks = seen.reshape(1536 // size, size, -1, size).any(axis=(1, 3))
             # A block of padding takes its own, so that its output is a number.
             assert found == (blocks | np.eye(len(blocks), dtype=bool)).sum() * size**2
@@ -187,8 +233,9 @@ def test_padding_costs_its_own_blocks_and_is_finite(name):
     q, k, v, _, _ = inputs(LONG, 2, 1, 8)
     segments = np.repeat([[1], [0]], LONG, 1).astype(np.int32)
     assert np.isfinite(VARIANTS[name](q, k, v, segments)).all()
-    blocks = Segments(jnp.asarray(segments[1:]), None).blocks(64)
-    np.testing.assert_array_equal(meeting_blocks(blocks)[0], np.eye(5, dtype=bool))
+    row = jnp.asarray(segments[1:])
+    meets, _ = meeting_blocks(Segments(row, None).blocks(64), Row.of(row).blocks(64))
+    np.testing.assert_array_equal(meets, np.eye(5, dtype=bool))
 
 
 BLOCKS = [("chunked", 8), ("flash", 128), ("splash", 128)]
@@ -298,6 +345,7 @@ def test_kernels_run_on_each_devices_rows_and_heads():
 import functools, jax, numpy as np, pytest
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import attention as attn
+from coevolve_jax.models import parts
 rng = np.random.default_rng(0)
 q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))
 segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0]], 4, 0)
@@ -315,6 +363,16 @@ for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernel
         got, want = jax.jit(run(f, *given))(*args), jax.jit(run(attn.plain, *given))(q, k, v)
         assert got[0].addressable_shards[0].data.shape == (1, 12, 2, 8), got[0].sharding
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+split = sharding.make_mesh(fsdp=2, context=2, tensor=2)
+def of_rows(*x):
+    attend = attn.on_each_device(kernels[0], split)
+    out = attend(*[parts.split(split, a) for a in x])
+    assert out.shape == (8, 6, 4, 8)
+    return parts.join(split, out)
+got, want = (jax.jit(run(f, parents))(q, k, v) for f in (of_rows, attn.plain))
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+with pytest.raises(ValueError, match="Rows of 12 tokens .*context axis of 4.* multiples of 8"):
+    parts.split(sharding.make_mesh(context=4), segments)
 for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
     given = dict(platform="cpu", parents=parents)
     spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, **given))

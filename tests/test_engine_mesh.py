@@ -26,7 +26,7 @@ from coevolve_jax.testing.engine import ask, moved
 
 MESHES = {
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
-    "fsdp": ("qwen2", dict(fsdp=8)),
+    "fsdp and context": ("qwen2", dict(fsdp=4, context=2)),
     "fsdp, expert and tensor": ("qwen3_moe", dict(fsdp=2, expert=2, tensor=2)),
 }
 COLLECTIVE = re.compile(
@@ -60,7 +60,7 @@ def converse(config, mesh):
 
 def check_shards(engine, mesh):
     """Each device has its own rows and heads of the cache."""
-    rows, heads = sharding.row_parts(mesh), mesh.shape["tensor"]
+    rows, heads = sharding.token_parts(mesh), mesh.shape["tensor"]
     for x in jax.tree.leaves(getattr(engine._cache, "kv", engine._cache)):
         assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
 
@@ -161,7 +161,7 @@ def test_what_a_token_takes_is_told_by_the_compiled_program(folder):
 
 
 def test_a_mesh_that_would_cut_a_head_is_refused():
-    mesh = jax.sharding.AbstractMesh((1, 1, 1, 4), sharding.AXES)
+    mesh = jax.sharding.AbstractMesh((1, 1, 1, 1, 4), sharding.AXES)
     with pytest.raises(
         ValueError, match="2 key-value heads .* tensor axis of 4: .*config.engine.sharded=False"
     ):

@@ -250,7 +250,8 @@ def run(mesh, params, tokens, segments):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 expected = run(None, params, tokens, segments)
-mesh = jax.make_mesh((2, 1, 2, 2), ("data", "fsdp", "tensor", "expert"), axis_types=(AxisType.Auto,) * 4)
+names = "data", "fsdp", "tensor", "expert", "context"
+mesh = jax.make_mesh((2, 1, 2, 2, 1), names, axis_types=(AxisType.Auto,) * 5)
 place = lambda path, p: jax.device_put(p, NamedSharding(
     mesh, P(None, "expert") if any(k.key == "experts" for k in path) else P()))
 spread = jax.tree_util.tree_map_with_path(place, params)

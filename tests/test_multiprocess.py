@@ -51,7 +51,7 @@ def one_of_two(folder, address, index):
 
 def afterwards(folder):
     """Another process with eight devices: restores on one of them and on another mesh, and trains alone."""
-    alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), sharding.AXES)
+    alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(sharding.AXES)), sharding.AXES)
     learner, params = learner_on(alone, folder)
     step, state, python = checkpoint.restore(Path(folder) / "checkpoints", learner.abstract_state)
     assert step == STEPS and python["process"] == 0

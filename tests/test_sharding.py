@@ -60,6 +60,9 @@ MESHES = {
     "rows over expert": ("qwen3", dict(data=2, fsdp=2, expert=2)),
     "expert": ("qwen3_moe", dict(data=2, expert=4)),
     "fsdp, expert and tensor": ("qwen3_moe", dict(fsdp=2, expert=2, tensor=2)),
+    "data and context": ("qwen3", dict(data=2, context=4)),
+    "fsdp, context and tensor": ("qwen2", dict(fsdp=2, context=2, tensor=2)),
+    "data, expert and context": ("qwen3_moe", dict(data=2, expert=2, context=2)),
 }
 
 
@@ -155,7 +158,7 @@ def check_shards(state, learner, mesh):
     """Each device holds its part and no more, of the parameters and of both moments."""
     for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(learner.abstract_state), strict=True):
         assert leaf.sharding == wanted.sharding, (leaf.sharding, wanted.sharding)
-    parts = mesh.shape["fsdp"] * mesh.shape["expert"] * mesh.shape["tensor"]
+    parts = mesh.size // mesh.shape["data"]
     for tree in (state.params, first_moment(state)):
         mlp = tree["layers"]["mlp"]
         kernel = mlp.get("experts", mlp)["up_proj"]["kernel"]
@@ -164,7 +167,7 @@ def check_shards(state, learner, mesh):
 
 
 def main(folder):
-    alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), sharding.AXES)
+    alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(sharding.AXES)), sharding.AXES)
     for name, config in MODELS.items():
         np.savez(f"{folder}/{name}.npz", **train(config, alone))
     for name, (model, sizes) in MESHES.items():
@@ -210,7 +213,7 @@ def test_the_updates_that_are_compared_do_something(results, model):
 
 
 def test_experts_are_split_over_their_axis():
-    mesh = jax.sharding.AbstractMesh((1, 2, 4, 2), sharding.AXES)
+    mesh = jax.sharding.AbstractMesh((1, 2, 4, 1, 2), sharding.AXES)
     kernels = lambda experts: {
         "layers": {
             "mlp": {
@@ -229,7 +232,7 @@ def test_experts_are_split_over_their_axis():
 
 
 def test_rows_that_the_mesh_does_not_divide_are_named():
-    mesh = jax.sharding.AbstractMesh((2, 2, 1, 1), sharding.AXES)
+    mesh = jax.sharding.AbstractMesh((2, 2, 1, 1, 1), sharding.AXES)
     with pytest.raises(ValueError, match="6 rows .* data 2 . fsdp 2 . expert 1 = 4; .*rows_per_microbatch"):
         sharding.place_batch(mesh, {"tokens": np.zeros((3, 6, 5))}, axis=1)
 

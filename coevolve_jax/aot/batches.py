@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.packing import Batch, pack
-from coevolve_jax.models import flash, splash
-from coevolve_jax.models.packed import Segments
+from coevolve_jax.models import flash, parts, splash
+from coevolve_jax.models.packed import Row, Segments
 from coevolve_jax.types import Outcome, Sample, Trajectory
 
 
@@ -72,12 +72,18 @@ def _sample(group: int, prompt: int, length: int) -> Sample:
 
 
 def load(
-    config: ConfigDict, parts: int, rows: int, row_length: int, platform: str, lengths: Lengths | None
+    config: ConfigDict,
+    holders: int,
+    rows: int,
+    row_length: int,
+    platform: str,
+    lengths: Lengths | None,
+    context: int = 1,
 ) -> Load:
     """Of a step of the config's rollouts, packed as the run packs them.
 
-    parts: devices with rows of their own. rows: of a micro-batch on each of them. platform: of the devices. lengths: of the
-    rollouts; None: each fills a row.
+    holders: devices with rows of their own, or groups of devices that split these. rows: of a micro-batch on each of them.
+    platform: of the devices. lengths: of the rollouts; None: each fills a row. context: devices of a group.
     """
     c = config.rollout
     count = c.tasks_per_step * c.group_size
@@ -86,13 +92,17 @@ def load(
         if lengths is None
         else made_up(c.tasks_per_step, c.group_size, lengths, row_length),
         row_length=row_length,
-        rows_per_microbatch=rows * parts,
+        rows_per_microbatch=rows * holders,
         max_rows=count,
         share_prompts=config.learner.share_prompts,
     )
     used = int(batch.used)
-    of_device = lambda x: x.reshape(used, parts, -1).sum(axis=2).max(axis=1)
-    columns = logprobs.block_columns(parts, rows * row_length, config.learner.logprob_chunk, platform)
+    of_device = lambda x: x.reshape(used, holders, rows, context).sum(axis=2).max(axis=(1, 2))
+    chunk, devices = config.learner.logprob_chunk, holders * context
+    columns = logprobs.block_columns(devices, rows * row_length // context, chunk, platform)
+    learned = np.stack(
+        [batch.mask[:used, :, own].sum(axis=2) for own in _places(context, row_length)], axis=-1
+    )
     real = batch.segment_ids[:used] > 0
     held = int(real.any(axis=2).sum())
     calls = 1 if platform == "gpu" else rows * (2 if config.learner.share_prompts else 1)
@@ -100,15 +110,31 @@ def load(
         rows=held,
         full=float(real.sum()) / (held * row_length),
         microbatches=used,
-        blocks=int(np.sum(-(-of_device(batch.mask[:used]) // columns))),
-        pairs={word: float(of_device(n).mean()) / calls for word, n in multiplied(batch, platform).items()},
+        blocks=int(np.sum(-(-of_device(learned) // columns))),
+        pairs={
+            word: float(of_device(n).mean()) / calls
+            for word, n in multiplied(batch, platform, context).items()
+        },
     )
 
 
-def multiplied(batch: Batch[np.ndarray], platform: str) -> dict[str, np.ndarray]:
-    """A word in the name of each attention kernel of the platform -> pairs that it multiplies for one head in each row of
-    the micro-batches that are used; nothing where the platform has none."""
+def multiplied(batch: Batch[np.ndarray], platform: str, context: int = 1) -> dict[str, np.ndarray]:
+    """A word in the name of each attention kernel of the platform -> int [rows, context], pairs that it multiplies for one
+    head in each part of each row of the micro-batches that are used; nothing where the platform has none."""
     kernels = {"gpu": flash.pairs, "tpu": splash.pairs}
+    if platform not in kernels:
+        return {}
     flat = lambda x: x[: int(batch.used)].reshape(-1, x.shape[-1])
-    segments = Segments(flat(batch.segment_ids), flat(batch.parents) if batch.parents.size else None)
-    return kernels[platform](segments) if platform in kernels else {}
+    ids, parents = flat(batch.segment_ids), flat(batch.parents) if batch.parents.size else None
+    of_parts = [
+        kernels[platform](Segments(ids[:, own], None if parents is None else parents[:, own]), Row(ids, own))
+        for own in _places(context, ids.shape[1])
+    ]
+    return {word: np.stack([pairs[word] for pairs in of_parts], axis=1) for word in of_parts[0]}
+
+
+def _places(context: int, length: int) -> list[np.ndarray]:
+    """Of each part of a row, the places of its tokens."""
+    if context == 1:
+        return [np.arange(length)]
+    return [np.asarray(parts.places(part, context, length)) for part in range(context)]

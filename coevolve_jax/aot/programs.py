@@ -38,7 +38,7 @@ REFUSED = re.compile(
 
 
 class Size(NamedTuple):
-    """rows: of a micro-batch on each device. length: tokens of a row."""
+    """rows: of a micro-batch on each device, or on each group of devices that split them. length: tokens of a row."""
 
     rows: int
     length: int
@@ -194,7 +194,7 @@ def _add_kernels(
 ) -> dict[str, works.Work]:
     """Adds the operations of kernels. In attention the pairs of the load meet; a grouped product takes each token as
     often as it has experts."""
-    tensor, tokens = mesh.shape["tensor"], size.rows * size.length
+    tensor, tokens = mesh.shape["tensor"], size.rows * size.length // sharding.context_parts(mesh)
     # 2 operations for each pair, and for each weight of an expert.
     attention = 2 * model.num_attention_heads * model.head_dim / tensor
     experts = 0

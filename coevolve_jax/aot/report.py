@@ -26,7 +26,8 @@ def compiled(
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
     planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length)
-    load = batches.load(config, sharding.row_parts(mesh), size.rows, size.length, topology.platform, lengths)
+    holders, context = sharding.row_parts(mesh), sharding.context_parts(mesh)
+    load = batches.load(config, holders, *size, topology.platform, lengths, context)
     accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE, load)
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     lines = [
@@ -55,9 +56,9 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
-    if rows % sharding.row_parts(mesh):
+    if rows % sharding.token_parts(mesh):
         raise ValueError(
-            f"{rows} rows do not divide by {sharding.row_parts(mesh)} devices: pass --rows as a multiple."
+            f"{rows} rows do not divide by {sharding.token_parts(mesh)} devices: pass --rows as a multiple."
         )
     try:
         found = decode.compile_decoding(config, model, mesh, rows, columns)

@@ -1,7 +1,8 @@
 """The mesh, where each array lies on it, and what each process holds. The only file that names mesh axes.
 
 data: rows of the batch. fsdp: rows of the batch and one axis of every matrix, of experts their number. expert:
-the same, but what it splits of the experts stays where it is, and tokens come there. tensor: heads, the hidden layer of the MLP, the vocabulary.
+the same, but what it splits of the experts stays where it is, and tokens come there. context: the tokens of a row, and
+matrices as fsdp does. tensor: heads, the hidden layer of the MLP, the vocabulary.
 
 A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
 memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
@@ -20,19 +21,29 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "fsdp", "expert", "tensor")  # tensor last: its devices, which talk most, are neighbours
+AXES = (
+    "data",
+    "fsdp",
+    "expert",
+    "context",
+    "tensor",
+)  # tensor last: its devices, which talk most, are neighbours
 ROWS = ("data", "fsdp", "expert")  # that the rows of a batch are split over
+CONTEXT = "context"  # that each of them is split over
+PARTS = (*ROWS, CONTEXT)  # so that these split its parts
+MATRICES = ("fsdp", "expert", CONTEXT)  # that split one axis of a matrix, beside tensor
+EXPERTS = ("expert", "fsdp", CONTEXT)  # that split their number
 
 # Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis,
 # those of experts a second one, along which they are gathered: no compiler has to turn them over for that.
 RULES = (
-    (r"embed_tokens/embedding", P("tensor", ("fsdp", "expert"))),
-    (r"lm_head/kernel", P(("fsdp", "expert"), "tensor")),
-    (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, ("expert", "fsdp"), None, "tensor")),
-    (r"layers/.*/experts/down_proj/kernel", P(None, ("expert", "fsdp"), "tensor")),
-    (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, ("fsdp", "expert"), "tensor")),
+    (r"embed_tokens/embedding", P("tensor", MATRICES)),
+    (r"lm_head/kernel", P(MATRICES, "tensor")),
+    (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, EXPERTS, None, "tensor")),
+    (r"layers/.*/experts/down_proj/kernel", P(None, EXPERTS, "tensor")),
+    (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, MATRICES, "tensor")),
     (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
-    (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", ("fsdp", "expert"))),
+    (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", MATRICES)),
     (r".*/scale|.*/o_proj/bias|layers/mlp/gate/kernel", P()),
 )
 
@@ -67,11 +78,17 @@ def start_processes(spec: str) -> None:
 
 
 def make_mesh(
-    data: int = 1, fsdp: int = 1, expert: int = 1, tensor: int = 1, *, devices: Sequence[Any] | None = None
+    data: int = 1,
+    fsdp: int = 1,
+    expert: int = 1,
+    context: int = 1,
+    tensor: int = 1,
+    *,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh over the first data * fsdp * expert * tensor devices; ValueError where there are fewer.
+    """A mesh over the first data * fsdp * expert * context * tensor devices; ValueError where there are fewer.
     devices: by default JAX's."""
-    shape = (data, fsdp, expert, tensor)
+    shape = (data, fsdp, expert, context, tensor)
     devices = jax.devices() if devices is None else devices
     if min(shape) < 1 or math.prod(shape) > len(devices):
         sizes = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, shape))
@@ -109,28 +126,34 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if size % parts:
             raise ValueError(
-                f"Parameter {path} of shape {shape} does not divide by the mesh's {' * '.join(axes)} axis "
+                f"Parameter {path} of shape {shape} does not divide by the mesh's "
+                f"{' * '.join(axis for axis in axes if mesh.shape[axis] > 1)} axis "
                 f"of {parts}; choose a size of that axis that divides {size}."
             )
     return NamedSharding(mesh, spec)
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """For arrays whose `axis` is rows: rows over all axes but tensor, everything else whole."""
-    return NamedSharding(mesh, P(*[None] * axis, ROWS))
+    """For arrays whose `axis` is rows and whose next is their tokens; everything else is whole."""
+    return NamedSharding(mesh, P(*[None] * axis, ROWS, CONTEXT))
+
+
+def part_sharding(mesh: Mesh) -> NamedSharding:
+    """For arrays whose first axis is the parts of rows (`models/parts.py`), or tokens in their order."""
+    return NamedSharding(mesh, P(PARTS))
 
 
 def head_sharding(mesh: Mesh) -> NamedSharding:
-    """For queries, keys and values [rows, length, heads, head_dim]: rows as in a batch, heads over tensor."""
-    return NamedSharding(mesh, P(batch_sharding(mesh).spec[0], None, "tensor", None))
+    """For queries, keys and values [parts of rows, length, heads, head_dim]: heads over tensor."""
+    return NamedSharding(mesh, P(PARTS, None, "tensor", None))
 
 
 # How arrays lie while tokens are sampled. Weights stay where the learner has them and what is computed, which is small
 # then, moves: of a product each device has the part of its own weights (arXiv 2211.05102, section 3.2.2, 2D
 # weight-stationary). The cache is the only large thing, and lies on all devices by rows and heads.
-DECODED_ROWS = ("data", "expert", "fsdp")
+DECODED_ROWS = ("data", *EXPERTS)
 DECODED = {
-    "stream": P("data", ("fsdp", "expert")),  # [tokens, hidden size]
+    "stream": P("data", MATRICES),  # [tokens, hidden size]
     "heads": P(DECODED_ROWS, None, "tensor"),  # [rows, T, heads, head_dim], against the cache
     "features": P("data", None, "tensor"),  # the same, against the weights
     "cache": P(DECODED_ROWS, "tensor"),  # keys and values [rows, heads, ...]
@@ -166,6 +189,16 @@ def row_parts(mesh: Mesh | AbstractMesh) -> int:
     return math.prod(mesh.shape[name] for name in ROWS)
 
 
+def context_parts(mesh: Mesh | AbstractMesh) -> int:
+    """Into how many parts each of these rows is split."""
+    return mesh.shape[CONTEXT]
+
+
+def token_parts(mesh: Mesh | AbstractMesh) -> int:
+    """How many devices have tokens of their own."""
+    return row_parts(mesh) * context_parts(mesh)
+
+
 def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
     """A tree of numpy arrays on the mesh: rows (`axis`) by `batch_sharding`, scalars replicated.
 
@@ -195,7 +228,7 @@ def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
     The rows are gathered over the expert axis, each of whose devices needs all of them for its own experts.
     Tokens that the other axes do not divide are held whole by every device.
     """
-    rows = ("data", "fsdp")
+    rows = ("data", "fsdp", CONTEXT)
     rows = P(rows) if tokens % math.prod(mesh.shape[axis] for axis in rows) == 0 else P()
     return rows, P("expert", None, "tensor"), P("expert", "tensor"), ("expert", "tensor")
 
@@ -204,26 +237,26 @@ class ExpertAxes(NamedTuple):
     """How `models/exchange.py` lies on a mesh.
 
     rows: spec of tokens. wide, narrow: of the parameters [E, D, F] and [E, F, D]. expert: the axis over which tokens are
-    exchanged. gathered: that splits a device's experts in parameters. hidden: that splits F. others: those over which
-    gradients of parameters are only added.
+    exchanged. gathered: those that split a device's experts in parameters. hidden: that splits F. others: those over
+    which gradients of parameters are only added.
     """
 
     rows: P
     wide: P
     narrow: P
     expert: str
-    gathered: str
+    gathered: tuple[str, ...]
     hidden: str
     others: tuple[str, ...]
 
 
 def expert_axes(mesh: Mesh, tokens: int) -> ExpertAxes | None:
     """None where `models/moe.py` exchanges nothing: all experts meet all tokens of a device, or tokens do not divide."""
-    if mesh.shape["expert"] == 1 or tokens % row_parts(mesh):
+    if mesh.shape["expert"] == 1 or tokens % token_parts(mesh):
         return None
-    experts = ("expert", "fsdp")
-    wide, narrow = P(experts, None, "tensor"), P(experts, "tensor")
-    return ExpertAxes(P(ROWS), wide, narrow, "expert", "fsdp", "tensor", ("data",))
+    wide, narrow = P(EXPERTS, None, "tensor"), P(EXPERTS, "tensor")
+    expert, *gathered = EXPERTS
+    return ExpertAxes(P(PARTS), wide, narrow, expert, tuple(gathered), "tensor", ("data",))
 
 
 class LogprobAxes(NamedTuple):
@@ -244,10 +277,9 @@ class LogprobAxes(NamedTuple):
 
 def logprob_axes(vocab_axis: int) -> LogprobAxes:
     """vocab_axis: the unembedding's, 0 of [V, D] or 1 of [D, V]."""
-    fsdp = ("fsdp", "expert")
-    own = P("tensor", fsdp) if vocab_axis == 0 else P(fsdp, "tensor")
+    own = P("tensor", MATRICES) if vocab_axis == 0 else P(MATRICES, "tensor")
     gathered = P(*(axis if axis == "tensor" else None for axis in own))
-    return LogprobAxes(P(None, ROWS), gathered, own, "tensor", fsdp, ("data",))
+    return LogprobAxes(P(None, PARTS), gathered, own, "tensor", MATRICES, ("data",))
 
 
 def vocabulary_parts(mesh: Mesh) -> int:

@@ -17,7 +17,7 @@ from coevolve_jax.grpo import lora, losses, operations
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import moe
+from coevolve_jax.models import moe, parts
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
@@ -182,7 +182,7 @@ class _Programs:
         everywhere = sharding.replicated(mesh)
         whole = sharding.param_shardings(mesh, reference) if self.keeps_reference else None
         if self.lora:
-            tokens = jnp.zeros((sharding.row_parts(mesh), 1), jnp.int32)
+            tokens = jnp.zeros((sharding.token_parts(mesh), 2), jnp.int32)
             lora.check_reached(lambda p: self.model.apply({"params": p}, tokens), reference, abstract.params)
             shardings = jax.tree.map(lambda _: everywhere, abstract)
         else:
@@ -259,7 +259,7 @@ class _Programs:
     def _policy_logprobs(self, params: Any, reference: Any, micro: Batch[jax.Array], mask: jax.Array):
         """`_logprobs` of the policy: of `params`, or of the reference with `params` as its adapters; with the
         sampler's routing, where there is one (arXiv 2510.11370). The KL's reference is left to its own router."""
-        routing = jnp.moveaxis(micro.routing, 2, 0).astype(jnp.int32) if micro.routing.size else None
+        routing = micro.routing if micro.routing.size else None
         if not self.lora:
             return self._logprobs(params, micro, mask, routing)
         with lora.adapted(self._scale):
@@ -278,32 +278,36 @@ class _Programs:
         """[R, L] log-probabilities of the targets, and entropies, where the mask is True, else 0; and what the routers
         did, if there are any."""
         variables = {"params": params}
+        split = functools.partial(parts.split, self._mesh)
+        if routing is not None:
+            routing = jnp.moveaxis(split(routing), 2, 0).astype(jnp.int32)
         hidden, told = self.model.apply(
             variables,
-            micro.tokens,
-            micro.positions,
-            micro.segment_ids,
+            split(micro.tokens),
+            split(micro.positions),
+            split(micro.segment_ids),
             routing,
-            micro.parents if micro.parents.size else None,
+            split(micro.parents) if micro.parents.size else None,
             method=Qwen.hidden,
             mutable=["intermediates"],
         )
-        # Rows of a device as one, from which the positions that are trained on are gathered.
-        joined = lambda x: x.reshape(sharding.row_parts(self._mesh), -1, *x.shape[2:])
+        # What a device has as one row, from which the positions that are trained on are gathered.
+        joined = lambda x: x.reshape(sharding.token_parts(self._mesh), -1, *x.shape[2:])
         unembedding, axis = self.model.apply(variables, method=Qwen.unembedding)
         scores = token_logprobs(
             joined(hidden),
             unembedding,
-            joined(micro.targets),
+            joined(split(micro.targets)),
             vocab_axis=axis,
-            mask=joined(mask),
+            mask=joined(split(mask)),
             temperature=self._temperature,
             chunk=self._config.logprob_chunk,
             frozen=self.lora,
             platform=sharding.platform(self._mesh),
             mesh=self._mesh if self._mesh.size > 1 else None,
         )
-        logprobs, entropy = (x.reshape(micro.targets.shape) for x in scores)
+        own = hidden.shape[:2]
+        logprobs, entropy = (parts.join(self._mesh, x.reshape(own)) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")
 
     def _loss(

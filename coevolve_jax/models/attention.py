@@ -1,4 +1,4 @@
-"""Grouped-query attention: of packed rows to themselves, and of new tokens to a KV cache.
+"""Grouped-query attention: of packed rows to themselves, or of a part's queries to a row, and of new tokens to a KV cache.
 
 B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension;
 C: tokens of a block.
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.models import parts
 from coevolve_jax.models.blockwise import LARGE_BLOCK, chunked
 from coevolve_jax.models.flash import flash
-from coevolve_jax.models.packed import MASKED, sees
+from coevolve_jax.models.packed import MASKED, Row, sees
 from coevolve_jax.models.splash import splash
 
 # `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
@@ -47,11 +48,13 @@ def attention(
 
     implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
     takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
-    mesh: where q, k and v are spread over devices, that mesh; "plain" and "chunked" need not know it.
+    mesh: where q, k and v are spread over devices, that mesh. Where it splits rows all arrays are the parts of rows, as
+    `parts.split` gives them; else "plain" and "chunked" need not know it.
     platform: that the program is for ("cpu", "gpu", "tpu"), which need not be the host's.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(q.shape[:2], jnp.int32)
+    split = mesh is not None and sharding.context_parts(mesh) > 1
     name = choose(platform, q.shape[1]) if implementation == "auto" else implementation
     if name not in IMPLEMENTATIONS:
         raise ValueError(
@@ -61,7 +64,7 @@ def attention(
     attend = IMPLEMENTATIONS[name]
     if name == "chunked" and platform != "cpu":
         attend = functools.partial(attend, size=LARGE_BLOCK)
-    if name in KERNELS and mesh is not None and mesh.size > 1:
+    if mesh is not None and (split or name in KERNELS and mesh.size > 1):
         attend = on_each_device(attend, mesh)
     return attend(q, k, v, segment_ids, *[] if parents is None else [parents])
 
@@ -73,11 +76,21 @@ def choose(platform: str, length: int) -> str:
 
 
 def plain(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, parents: jax.Array | None = None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    parents: jax.Array | None = None,
+    row: Row | None = None,
 ) -> jax.Array:
-    """`attention` as products of whole matrices; fastest where these are small."""
+    """`attention` as products of whole matrices; fastest where these are small. row: where the queries are part of a
+    row, as in all implementations, that row: keys and values are the whole of it."""
     L = q.shape[1]
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    if row is not None:
+        mask = (row.places[:, None] >= jnp.arange(k.shape[2]))[None]
+        before = None if parents is None else parents[:, :, None]
+        return _attend(q, k, v, mask & sees(segment_ids[:, :, None], before, row.ids[:, None]))
     size = -(-L // BLOCKS)
     outputs = []
     for start in range(0, L, size):
@@ -94,22 +107,29 @@ IMPLEMENTATIONS: dict[str, Callable] = {"plain": plain, "chunked": chunked, **KE
 
 
 def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
-    """A kernel, which the compiler cannot split, as a function that runs on each device's own rows and heads.
+    """A kernel, which the compiler cannot split, as a function that runs on each device's own heads of its rows, or on its
+    part of rows with the keys and values of all.
 
     It raises ValueError where the mesh would cut a key-value head.
     """
-    heads, rows = sharding.head_sharding(mesh).spec, sharding.batch_sharding(mesh).spec
-    axis = heads[2]
+    heads, tokens = sharding.head_sharding(mesh).spec, sharding.part_sharding(mesh).spec
+    axis, count = heads[2], sharding.context_parts(mesh)
+
+    def one_device(q, k, v, segment_ids, *parents):
+        if count == 1:
+            return kernel(q, k, v, segment_ids, *parents)
+        k, v = parts.whole(k, count), parts.whole(v, count)
+        return kernel(q, k, v, segment_ids, *parents, row=parts.row(segment_ids, count))
 
     def run(q, k, v, *segments):
         if k.shape[2] % mesh.shape[axis]:
             raise ValueError(
                 f"{k.shape[2]} key-value heads do not divide by the mesh's {axis} axis of "
-                f"{mesh.shape[axis]}: choose a smaller config.mesh.{axis}, or "
-                "config.learner.attention='chunked'."
+                f"{mesh.shape[axis]}: choose a smaller config.mesh.{axis}"
+                + (", or config.learner.attention='chunked'." if count == 1 else ".")
             )
-        specs = (heads, heads, heads, *[rows] * len(segments))
-        split = jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
+        specs = (heads, heads, heads, *[tokens] * len(segments))
+        split = jax.shard_map(one_device, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)
         return split(q, k, v, *segments)
 
     return run

@@ -1,7 +1,7 @@
 """Attention of packed rows block by block in plain JAX: for CPUs, and for whatever has no kernel of its own.
 
 B: rows; L: tokens of a row; H: query heads; K: key-value heads; G: query heads of each; D: head dimension; C: tokens of a
-block; n: blocks of a row.
+block; n: blocks of a row; m: of queries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from coevolve_jax.models.packed import MASKED, Segments, meeting_blocks, pad_rows, sees
+from coevolve_jax.models.packed import MASKED, Row, Segments, meeting_blocks, pad_rows, sees
 
 # Tokens of a block on a CPU and elsewhere. Small ones compute little beside the segments' own products.
 SMALL_BLOCK, LARGE_BLOCK = 64, 256
@@ -23,6 +23,7 @@ def chunked(
     v: jax.Array,
     segment_ids: jax.Array,
     parents: jax.Array | None = None,
+    row: Row | None = None,
     size: int = SMALL_BLOCK,
 ) -> jax.Array:
     """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
@@ -30,48 +31,48 @@ def chunked(
     Blocks are `size` tokens square; those above the diagonal and those of other segments are skipped, so memory grows
     with L, and time with the length of the segments and of what they share.
     """
-    L = q.shape[1]
-    size = min(size, L)
-    q, k, v = pad_rows(size, q, k, v)
-    B, padded, K, D = k.shape
+    T = q.shape[1]
+    size = min(size, T)
+    (q,), (k, v) = pad_rows(size, q), pad_rows(size, k, v)
+    B, _, K, D = k.shape
     split = lambda x: x.reshape(B, -1, size, K, x.shape[2] // K, D).transpose(1, 0, 3, 4, 2, 5)
-    segments = Segments(segment_ids, parents).blocks(size)
-    out = _blockwise(split(q), split(k)[:, :, :, 0], split(v)[:, :, :, 0], segments)
-    return out.transpose(1, 0, 4, 2, 3, 5).reshape(B, padded, -1, D)[:, :L]
+    segments, row = Segments(segment_ids, parents).blocks(size), (row or Row.of(segment_ids)).blocks(size)
+    out = _blockwise(split(q), split(k)[:, :, :, 0], split(v)[:, :, :, 0], segments, row)
+    return out.transpose(1, 0, 4, 2, 3, 5).reshape(*q.shape)[:, :T]
 
 
 @jax.custom_vjp
-def _blockwise(q, k, v, segments: Segments):
-    """q [n, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]."""
-    return _blockwise_forward(q, k, v, segments)[0]
+def _blockwise(q, k, v, segments: Segments, row: Row):
+    """q [m, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]."""
+    return _blockwise_forward(q, k, v, segments, row)[0]
 
 
-def _block_scores(q, k, segments: Segments, i, j):
+def _block_scores(q, k, segments: Segments, row: Row, i, j):
     """Scores of query block i with key block j, float32 [B, K, G, C, C]; masked ones are MASKED."""
     C, D = q.shape[-2:]
     scores = jnp.einsum("bkgcd,bksd->bkgcs", q[i], k[j], preferred_element_type=jnp.float32) * D**-0.5
-    mask = i * C + jnp.arange(C)[:, None] >= j * C + jnp.arange(C)
+    mask = row.places[i][:, None] >= j * C + jnp.arange(C)
     before = None if segments.parents is None else segments.parents[i][:, :, None]
-    mask = mask & sees(segments.ids[i][:, :, None], before, segments.ids[j][:, None])
+    mask = mask & sees(segments.ids[i][:, :, None], before, row.ids[j][:, None])
     return jnp.where(mask[:, None, None], scores, MASKED)
 
 
-def _visited(segments: Segments) -> tuple[jax.Array, jax.Array]:
-    """For each block of queries [n, n], the blocks of keys that meet it, in order and before all others; and their number
-    [n]."""
-    own, parents = meeting_blocks(segments)
+def _visited(segments: Segments, row: Row) -> tuple[jax.Array, jax.Array]:
+    """For each block of queries [m, n], the blocks of keys that meet it, in order and before all others; and their number
+    [m]."""
+    own, parents = meeting_blocks(segments, row)
     seen = own | parents
     return jnp.argsort(~seen, axis=1, stable=True), seen.sum(axis=1)
 
 
-def _blockwise_forward(q, k, v, segments):
-    n, *rows, D = q.shape
-    order, count = _visited(segments)
+def _blockwise_forward(q, k, v, segments, row):
+    m, *rows, D = q.shape
+    order, count = _visited(segments, row)
 
     def queries(i):
         def keys(turn, carry):
             j, (total, norm, peak) = order[i, turn], carry
-            scores = _block_scores(q, k, segments, i, j)
+            scores = _block_scores(q, k, segments, row, i, j)
             higher = jnp.maximum(peak, scores.max(-1))
             weights, fade = jnp.exp(scores - higher[..., None]), jnp.exp(peak - higher)
             part = jnp.einsum(
@@ -83,15 +84,15 @@ def _blockwise_forward(q, k, v, segments):
         total, norm, peak = jax.lax.fori_loop(0, count[i], keys, start)
         return (total / norm[..., None]).astype(v.dtype), peak + jnp.log(norm)
 
-    out, logsumexp = jax.lax.map(queries, jnp.arange(n))
-    return out, (q, k, v, segments, out, logsumexp)
+    out, logsumexp = jax.lax.map(queries, jnp.arange(m))
+    return out, (q, k, v, segments, row, out, logsumexp)
 
 
 def _blockwise_backward(saved, d_out):
-    q, k, v, segments, out, logsumexp = saved
+    q, k, v, segments, row, out, logsumexp = saved
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     scale = q.shape[-1] ** -0.5
-    order, count = _visited(segments)
+    order, count = _visited(segments, row)
 
     def queries(carry, i):
         d = d_out[i]
@@ -99,7 +100,7 @@ def _blockwise_backward(saved, d_out):
 
         def keys(turn, carry):
             j, (dq, dk, dv) = order[i, turn], carry
-            weights = jnp.exp(_block_scores(q, k, segments, i, j) - logsumexp[i][..., None])
+            weights = jnp.exp(_block_scores(q, k, segments, row, i, j) - logsumexp[i][..., None])
             d_scores = weights * (product("bkgcd,bksd->bkgcs", d, v[j]) - drift) * scale
             weights, d_scores = weights.astype(v.dtype), d_scores.astype(v.dtype)
             dv = dv.at[j].add(product("bkgcs,bkgcd->bksd", weights, d))
@@ -111,7 +112,7 @@ def _blockwise_backward(saved, d_out):
 
     zeros = jnp.zeros(k.shape), jnp.zeros(v.shape)
     (dk, dv), dq = jax.lax.scan(queries, zeros, jnp.arange(len(q)))
-    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), None, None
 
 
 _blockwise.defvjp(_blockwise_forward, _blockwise_backward)

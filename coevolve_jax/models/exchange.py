@@ -47,7 +47,7 @@ def exchanged(
 ) -> jax.Array:
     """`moe.mix` with the experts where they lie on the mesh. experts_of: what a device does with the pairs that have come
     to it (`_Plan`)."""
-    pairs = experts.size // sharding.row_parts(mesh)
+    pairs = experts.size // sharding.token_parts(mesh)
     columns = -(-min(ROOM, pairs) // mesh.shape[axes.expert])
     return _exchanged(_Plan(experts_of, mesh, axes, columns), x, weights, experts, *kernels)
 
@@ -115,7 +115,7 @@ def _route(plan: _Plan, experts: jax.Array, own: int) -> _Route:
     devices = plan.mesh.shape[plan.axes.expert]
     expert = jnp.where(experts < 0, devices * own, experts).reshape(-1)
     count = jnp.sum(expert[:, None] // own == jnp.arange(devices), axis=0, dtype=jnp.int32)
-    rounds = jax.lax.pmax(-(-jnp.max(count) // plan.columns), sharding.ROWS)
+    rounds = jax.lax.pmax(-(-jnp.max(count) // plan.columns), sharding.PARTS)
     return _Route(jnp.argsort(expert, stable=True), jnp.cumsum(count) - count, count, rounds)
 
 

@@ -3,7 +3,8 @@
 Three of them: forward, gradient of queries, gradient of keys and values. Their mask has both of a token's segments, and their
 loops go over the blocks of these two only, so that a row costs what its segments need. Query heads of a group read the same keys.
 
-B: rows; L: tokens of a row; H: query heads; K: key-value heads; D: head dimension; C: tokens of a block; n: blocks of a row.
+B: rows; L: tokens of a row; T: those of them that are queries; H: query heads; K: key-value heads; D: head dimension;
+C: tokens of a block; n: blocks of a row; m: of queries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from coevolve_jax.models.packed import MASKED, Segments, meeting_blocks, pad_heads, pad_rows, sees
+from coevolve_jax.models.packed import (
+    MASKED,
+    Row,
+    Segments,
+    meeting_blocks,
+    pad_heads,
+    pad_places,
+    pad_rows,
+    sees,
+)
 
 FORWARD_BLOCK, BACKWARD_BLOCK = 128, 64
 
@@ -28,65 +38,68 @@ def flash(
     v: jax.Array,
     segment_ids: jax.Array,
     parents: jax.Array | None = None,
+    row: Row | None = None,
     *,
     interpret: bool = False,
 ) -> jax.Array:
     """`attention` by these kernels. interpret: run them on a CPU, slowly."""
-    L, D = q.shape[1], q.shape[3]
+    T, D = q.shape[1], q.shape[3]
     # Products take head dimensions of 16, 32, 64, ...
     q, k, v = pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
-    parents = segment_ids if parents is None else parents
-    q, k, v, *segments = pad_rows(FORWARD_BLOCK, q, k, v, segment_ids, parents)
-    out: Any = _flash(q, k, v, Segments(*segments), D**-0.5, interpret)
-    return out[:, :L, :, :D]
+    parents, row = segment_ids if parents is None else parents, row or Row.of(segment_ids)
+    q, *segments = pad_rows(FORWARD_BLOCK, q, segment_ids, parents)
+    k, v, ids = pad_rows(FORWARD_BLOCK, k, v, row.ids)
+    row = Row(ids, pad_places(FORWARD_BLOCK, row.places))
+    out: Any = _flash(q, k, v, Segments(*segments), row, D**-0.5, interpret)
+    return out[:, :T, :, :D]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _flash(q, k, v, segments: Segments, scale: float, interpret: bool):
-    """q [B, L, H, D]; k, v [B, L, K, D] -> [B, L, H, D]. scale: of scores."""
-    return _forward(q, k, v, segments, scale, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _flash(q, k, v, segments: Segments, row: Row, scale: float, interpret: bool):
+    """q [B, T, H, D]; k, v [B, L, K, D] -> [B, T, H, D]. scale: of scores."""
+    return _forward(q, k, v, segments, row, scale, interpret)[0]
 
 
-def _forward(q, k, v, segments, scale, interpret):
-    B, L, H, _ = q.shape
-    of, (turns, _) = _Specs(q, k, FORWARD_BLOCK), _visits(segments, FORWARD_BLOCK)
+def _forward(q, k, v, segments, row, scale, interpret):
+    B, T, H, _ = q.shape
+    of, (turns, _) = _Specs(q, k, FORWARD_BLOCK), _visits(segments, row, FORWARD_BLOCK)
     out, logsumexp = pl.pallas_call(
         functools.partial(_forward_kernel, scale),
-        grid=(L // FORWARD_BLOCK, B, H),
-        in_specs=[of.turns, of.ids, of.ids, of.block, of.keys, of.keys],
+        grid=(T // FORWARD_BLOCK, B, H),
+        in_specs=[of.turns, *of.seen, of.block, of.keys, of.keys],
         out_specs=[of.block, of.numbers_block],
-        out_shape=[q, jax.ShapeDtypeStruct((B, H, L), jnp.float32)],
+        out_shape=[q, jax.ShapeDtypeStruct((B, H, T), jnp.float32)],
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
         interpret=interpret,
         name="flash_forward",
-    )(turns, *segments, q, k, v)
-    return out, (q, k, v, segments, out, logsumexp)
+    )(turns, *segments, *row, q, k, v)
+    return out, (q, k, v, segments, row, out, logsumexp)
 
 
 def _backward(scale, interpret, saved, d_out):
-    q, k, v, segments, out, logsumexp = saved
-    B, L, H, D = q.shape
+    q, k, v, segments, row, out, logsumexp = saved
+    (B, T, H, D), L = q.shape, k.shape[1]
     drift = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1).swapaxes(1, 2)
-    of, (turns, ends) = _Specs(q, k, BACKWARD_BLOCK), _visits(segments, BACKWARD_BLOCK)
+    of, (turns, spans) = _Specs(q, k, BACKWARD_BLOCK), _visits(segments, row, BACKWARD_BLOCK)
     settings: dict[str, Any] = dict(
-        grid=(L // BACKWARD_BLOCK, B, H),
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
         interpret=interpret,
     )
     dq = pl.pallas_call(
         functools.partial(_dq_kernel, scale),
-        in_specs=[of.turns, of.ids, of.ids, of.block, of.keys, of.keys, of.block, *[of.numbers_block] * 2],
+        grid=(T // BACKWARD_BLOCK, B, H),
+        in_specs=[of.turns, *of.seen, of.block, of.keys, of.keys, of.block, *[of.numbers_block] * 2],
         out_specs=of.block,
         out_shape=q,
         name="flash_dq",
         **settings,
-    )(turns, *segments, q, k, v, d_out, logsumexp, drift)
+    )(turns, *segments, *row, q, k, v, d_out, logsumexp, drift)
     dk, dv = pl.pallas_call(
         functools.partial(_dkv_kernel, scale),
+        grid=(L // BACKWARD_BLOCK, B, H),
         in_specs=[
-            of.end,
-            of.ids,
-            of.ids,
+            of.span,
+            *of.seen,
             of.queries,
             of.keys_block,
             of.keys_block,
@@ -94,12 +107,12 @@ def _backward(scale, interpret, saved, d_out):
             *[of.numbers] * 2,
         ],
         out_specs=[of.block, of.block],
-        out_shape=[q, q],
+        out_shape=[jax.ShapeDtypeStruct((B, L, H, D), q.dtype)] * 2,
         name="flash_dkv",
         **settings,
-    )(ends, *segments, q, k, v, d_out, logsumexp, drift)
+    )(spans, *segments, *row, q, k, v, d_out, logsumexp, drift)
     of_group = lambda x: x.reshape(B, L, k.shape[2], -1, D).astype(jnp.float32).sum(axis=3)
-    return dq, of_group(dk).astype(k.dtype), of_group(dv).astype(v.dtype), None
+    return dq, of_group(dk).astype(k.dtype), of_group(dv).astype(v.dtype), None, None
 
 
 _flash.defvjp(_forward, _backward)
@@ -109,39 +122,54 @@ class _Specs:
     """What a program of the grid (block, row, query head) sees of each array."""
 
     def __init__(self, q: jax.Array, k: jax.Array, size: int):
-        L, D, group = q.shape[1], q.shape[3], q.shape[2] // k.shape[2]
+        T, L, D, group = q.shape[1], k.shape[1], q.shape[3], q.shape[2] // k.shape[2]
         self.block = pl.BlockSpec((None, size, None, D), lambda i, b, h: (b, i, h, 0))
-        self.queries = pl.BlockSpec((None, L, None, D), lambda i, b, h: (b, 0, h, 0))
+        self.queries = pl.BlockSpec((None, T, None, D), lambda i, b, h: (b, 0, h, 0))
         self.keys_block = pl.BlockSpec((None, size, None, D), lambda i, b, h: (b, i, h // group, 0))
         self.keys = pl.BlockSpec((None, L, None, D), lambda i, b, h: (b, 0, h // group, 0))
         self.numbers_block = pl.BlockSpec((None, None, size), lambda i, b, h: (b, h, i))
-        self.numbers = pl.BlockSpec((None, None, L), lambda i, b, h: (b, h, 0))
+        self.numbers = pl.BlockSpec((None, None, T), lambda i, b, h: (b, h, 0))
         self.turns = pl.BlockSpec((None, None, 4), lambda i, b, h: (b, i, 0))
-        self.end = pl.BlockSpec((None, None, 1), lambda i, b, h: (b, i, 0))
-        self.ids = pl.BlockSpec((None, L), lambda i, b, h: (b, 0))
+        self.span = pl.BlockSpec((None, None, 2), lambda i, b, h: (b, i, 0))
+        of_row = lambda length: pl.BlockSpec((None, length), lambda i, b, h: (b, 0))
+        places = pl.BlockSpec((T,), lambda i, b, h: (0,))
+        self.seen = of_row(T), of_row(T), of_row(L), places  # of Segments, and of Row
 
 
-def _visits(segments: Segments, size: int) -> tuple[jax.Array, jax.Array]:
-    """Which blocks meet, as ranges. int [B, n, 4], of each block of queries: the first block of keys of its prompts, how many
-    of these come before those of its own segments, the first of those, how many it visits in all. int [B, n, 1], of each
-    block of keys: where the blocks of queries end that begin with the block itself."""
-    of_row: Any = lambda *row: meeting_blocks(Segments(*(x[None] for x in row)).blocks(size))
-    own, prompts = jax.vmap(of_row)(*segments)
-    n = own.shape[1]
-    first, first_own = jnp.argmax(prompts, axis=2), jnp.argmax(own, axis=2)
-    end = jnp.where(jnp.any(prompts, axis=2), n - jnp.argmax(prompts[:, :, ::-1], axis=2), 0)
-    count = jnp.maximum(jnp.minimum(end, first_own) - first, 0)
-    turns = jnp.stack([first, count, first_own, count + jnp.arange(1, n + 1) - first_own], axis=2)
-    ends = n - jnp.argmax((own | prompts)[:, ::-1], axis=1)
-    return turns.astype(jnp.int32), ends[:, :, None].astype(jnp.int32)
+def _visits(segments: Segments, row: Row, size: int) -> tuple[jax.Array, jax.Array]:
+    """Which blocks meet, as ranges. int [B, m, 4], of each block of queries: the first block of keys of its prompts, how many
+    of these come before those of its own segments, the first of those, how many it visits in all. int [B, n, 2], of each
+    block of keys: its first block of queries and the one after its last."""
+
+    def of_one(ids, parents, keys):
+        given = Segments(ids[None], parents[None]).blocks(size), Row(keys[None], row.places).blocks(size)
+        return meeting_blocks(*given)
+
+    own, prompts = jax.vmap(of_one)(*segments, row.ids)
+    first, count = _ranges(prompts)
+    first_own, count_own = _ranges(own)
+    count = jnp.maximum(jnp.minimum(first + count, first_own) - first, 0)
+    turns = jnp.stack([first, count, first_own, count + count_own], axis=2)
+    begin, count = _ranges((own | prompts).swapaxes(1, 2))
+    return turns.astype(jnp.int32), jnp.stack([begin, begin + count], axis=2).astype(jnp.int32)
 
 
-def pairs(segments: Segments) -> dict[str, np.ndarray]:
+def _ranges(meets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """bool [B, blocks, others] -> the first that each block meets, and how many there are from that to the last; zeros for
+    none."""
+    first = jnp.argmax(meets, axis=2)
+    end = meets.shape[2] - jnp.argmax(meets[:, :, ::-1], axis=2)
+    return first, jnp.where(jnp.any(meets, axis=2), end - first, 0)
+
+
+def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
     """A word in a kernel's name -> int [B], pairs of a query and a key that it multiplies for one head."""
     if segments.parents is None:
         segments = segments._replace(parents=segments.ids)
-    (forward, _), (backward, ends) = (_visits(segments, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK))
-    blocks = forward[:, :, 3], backward[:, :, 3], ends[:, :, 0] - np.arange(ends.shape[1])
+    (forward, _), (backward, spans) = (
+        _visits(segments, row, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK)
+    )
+    blocks = forward[:, :, 3], backward[:, :, 3], spans[:, :, 1] - spans[:, :, 0]
     sizes = FORWARD_BLOCK, BACKWARD_BLOCK, BACKWARD_BLOCK
     return {
         word: np.asarray(n, np.int64).sum(axis=1) * size**2
@@ -154,24 +182,24 @@ def _key_block(turns, t):
     return jnp.where(t < turns[1], turns[0] + t, turns[2] + t - turns[1])
 
 
-def _scores(scale, q, k, ids, parents, i, j):
+def _scores(scale, q, k, seen, i, j):
     """Scores [C, C] of a block of queries, the i-th, with a block of keys, the j-th; masked ones are MASKED."""
-    size = len(q)
-    there = pl.ds(i * size, size)
-    mask = sees(ids[there][:, None], parents[there][:, None], ids[pl.ds(j * size, size)][None])
-    places = jnp.arange(size)
-    mask &= (i * size + places)[:, None] >= (j * size + places)[None]
+    size, (ids, parents, keys, places) = len(q), seen
+    here, there = pl.ds(i * size, size), pl.ds(j * size, size)
+    mask = sees(ids[here][:, None], parents[here][:, None], keys[there][None])
+    mask &= places[here][:, None] >= (j * size + jnp.arange(size))[None]
     return jnp.where(mask, triton.dot(q, k.T) * scale, MASKED)
 
 
-def _forward_kernel(scale, turns, ids, parents, q, k, v, out, logsumexp):
+def _forward_kernel(scale, turns, *given):
+    *seen, q, k, v, out, logsumexp = given
     i, q = pl.program_id(0), q[...]
     size = len(q)
 
     def keys(t, carry):
         (total, norm, peak), j = carry, _key_block(turns, t)
         there = pl.ds(j * size, size)
-        scores = _scores(scale, q, k[there, :], ids, parents, i, j)
+        scores = _scores(scale, q, k[there, :], seen, i, j)
         higher = jnp.maximum(peak, scores.max(axis=1))
         weights, fade = jnp.exp(scores - higher[:, None]), jnp.exp(peak - higher)
         part = triton.dot(weights.astype(v.dtype), v[there, :])
@@ -183,14 +211,15 @@ def _forward_kernel(scale, turns, ids, parents, q, k, v, out, logsumexp):
     logsumexp[...] = peak + jnp.log(norm)
 
 
-def _dq_kernel(scale, turns, ids, parents, q, k, v, d_out, logsumexp, drift, dq):
+def _dq_kernel(scale, turns, *given):
+    *seen, q, k, v, d_out, logsumexp, drift, dq = given
     i, q, d, logsumexp, drift = pl.program_id(0), q[...], d_out[...], logsumexp[...], drift[...]
     size = len(q)
 
     def keys(t, total):
         j = _key_block(turns, t)
         there = pl.ds(j * size, size)
-        weights = jnp.exp(_scores(scale, q, k[there, :], ids, parents, i, j) - logsumexp[:, None])
+        weights = jnp.exp(_scores(scale, q, k[there, :], seen, i, j) - logsumexp[:, None])
         d_scores = weights * (triton.dot(d, v[there, :].T) - drift[:, None])
         return total + triton.dot(d_scores.astype(k.dtype), k[there, :])
 
@@ -198,18 +227,19 @@ def _dq_kernel(scale, turns, ids, parents, q, k, v, d_out, logsumexp, drift, dq)
     dq[...] = (total * scale).astype(dq.dtype)
 
 
-def _dkv_kernel(scale, end, ids, parents, q, k, v, d_out, logsumexp, drift, dk, dv):
+def _dkv_kernel(scale, span, *given):
+    *seen, q, k, v, d_out, logsumexp, drift, dk, dv = given
     j, k, v = pl.program_id(0), k[...], v[...]
     size = len(k)
 
     def queries(i, totals):
         here = pl.ds(i * size, size)
         d = d_out[here, :]
-        weights = jnp.exp(_scores(scale, q[here, :], k, ids, parents, i, j) - logsumexp[here][:, None])
+        weights = jnp.exp(_scores(scale, q[here, :], k, seen, i, j) - logsumexp[here][:, None])
         d_scores = weights * (triton.dot(d, v.T) - drift[here][:, None])
         d_keys = triton.dot(d_scores.astype(q.dtype).T, q[here, :])
         return totals[0] + d_keys, totals[1] + triton.dot(weights.astype(d.dtype).T, d)
 
     start = jnp.zeros(k.shape, jnp.float32), jnp.zeros(k.shape, jnp.float32)
-    d_keys, d_values = jax.lax.fori_loop(j, end[0], queries, start)
+    d_keys, d_values = jax.lax.fori_loop(span[0], span[1], queries, start)
     dk[...], dv[...] = (d_keys * scale).astype(dk.dtype), d_values.astype(dv.dtype)

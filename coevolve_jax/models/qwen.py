@@ -312,7 +312,8 @@ class Qwen(nn.Module):
         K], the experts that each sparse layer uses for each token, such as those that the sampler used
         (arXiv 2510.11370), in place of the router's choice; their weights still are the router's, with
         gradient. -1 leaves the choice to the router. parents: int32 [B, L], the segments that tokens attend to beside
-        their own, as of `attention`; a token's position then goes on from its parent's.
+        their own, as of `attention`; a token's position then goes on from its parent's. Where the mesh splits rows, all are
+        the parts of rows (`parts.split`).
         """
         if positions is None:
             positions = default_positions(tokens, segment_ids)

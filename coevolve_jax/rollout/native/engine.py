@@ -162,7 +162,7 @@ class NativeEngine:
                 f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
                 f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
             )
-        parts = sharding.row_parts(mesh) if mesh else 1
+        parts = sharding.token_parts(mesh) if mesh else 1
         self._row_sizes = [-(-size // parts) * parts for size in ladder(ROWS, slots, 4)]
         self._fed = -(-FEED // parts) * parts
         self._column_sizes = ladder(COLUMNS, max_length, 2)
