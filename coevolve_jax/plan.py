@@ -84,8 +84,8 @@ def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
 
 
 def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length: int) -> Plan:
-    """learner: that section of a config. rows: of a micro-batch, per device. length: tokens of a row.
-    Raises ValueError where the mesh does not divide a parameter, and for adapters."""
+    """learner: that section of a config. rows: of a micro-batch, on each device or group of devices that split them.
+    length: tokens of a row. Raises ValueError where the mesh does not divide a parameter, and for adapters."""
     if learner.lora_rank:
         raise ValueError(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
@@ -96,15 +96,16 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     if learner.get("param_dtype", "float32") != "float32":  # of which the one at work is added as a whole
         gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
-    activations, work = _activations(model, learner, mesh, rows * length)
+    tokens = rows * length // sharding.context_parts(mesh)
+    activations, work = _activations(model, learner, mesh, tokens)
     return Plan(
         parameters=shard_bytes(mesh, params),
         reference=shard_bytes(mesh, reference),
         optimizer=shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients),
         activations=activations,
-        layer=work + _gathered(params["layers"], learner, mesh),
-        logprobs=_logprobs(model, learner, mesh, rows * length),
+        layer=work + _gathered(params["layers"], learner, mesh) + _whole_rows(model, learner, mesh, rows * length),
+        logprobs=_logprobs(model, learner, mesh, tokens),
     )
 
 
@@ -138,18 +139,21 @@ def smallest_change(
 ) -> str:
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
-    The first that is enough of: layers computed again, fewer rows per micro-batch, both, both on more devices. What
-    changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
+    The first that is enough of: layers computed again, fewer rows per micro-batch, both, rows that are split over devices
+    besides, and all that on more devices. What changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
     plans are corrected.
     """
     axes, remat = dict(mesh.shape), bool(learner.remat)
-    # Whether layers are computed again, rows, times as many devices.
-    changes = [(True, rows, 1)] * (not remat) + [(remat, fewer, 1) for fewer in range(rows - 1, 0, -1)]
-    changes += [(True, 1, 2**n) for n in range(9)]
-    for again, fewer, times in changes:
+    # Whether layers are computed again, rows, times as many devices, times as many to a row.
+    changes = [(True, rows, 1, 1)] * (not remat) + [(remat, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
+    changes += [(True, 1, 2**n, 2**k) for n in range(9) for k in range(4)]
+    for again, fewer, times, parts in changes:
+        fsdp, left = divmod(times * axes["fsdp"], parts)
+        sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
+        if left or (parts > 1 and length % (2 * sizes["context"])):
+            continue
         changed = learner.copy_and_resolve_references()
         changed.remat = again
-        sizes = axes | {"fsdp": times * axes["fsdp"]}
         try:
             larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
             total = scale * plan(model, changed, larger, rows=fewer, length=length).total
@@ -157,10 +161,12 @@ def smallest_change(
             break
         if total <= memory:
             told = ["config.learner.remat=True"] * (again != remat)
-            if fewer != rows or times > 1:
+            if fewer != rows or times > 1 or parts > 1:
                 told.append(f"config.learner.rows_per_microbatch={fewer * sharding.row_parts(larger)}")
-            if times > 1:
-                told.append(f"config.mesh.fsdp={sizes['fsdp']} ({larger.size} devices)")
+            if parts > 1:
+                told.append(f"config.mesh.context={sizes['context']}")
+            if times > 1 or parts > 1:
+                told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
             return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
     return "no number of such devices holds a row of this length: use devices with more memory"
 
@@ -174,13 +180,21 @@ def shard_bytes(mesh: Any, tree: Any) -> int:
 
 def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
     """The layer at work in the compute type, the next one on its way, the gradient before it is scattered."""
-    tensor, expert = mesh.shape["tensor"], mesh.shape.get("expert", 1)
+    tensor, expert = mesh.shape["tensor"], mesh.shape["expert"]
     whole = lambda p: (
         math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
     )  # experts stay there
     layer = sum(whole(p) for p in jax.tree.leaves(layers))
-    copies = 3 if mesh.shape["fsdp"] * expert > 1 else 1
+    copies = 3 if math.prod(mesh.shape[axis] for axis in sharding.MATRICES) > 1 else 1
     return copies * layer * jnp.dtype(learner.dtype).itemsize
+
+
+def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
+    """Keys and values of rows that are split over devices, and their gradients; of each query head before they are added."""
+    if sharding.context_parts(mesh) == 1:
+        return 0
+    heads = (c.num_key_value_heads + c.num_attention_heads) // mesh.shape["tensor"]
+    return 2 * heads * c.head_dim * tokens * jnp.dtype(learner.dtype).itemsize
 
 
 def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:

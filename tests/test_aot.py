@@ -237,7 +237,10 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     total = lambda mesh, rows: plan.plan(model, four.learner, mesh, rows=rows, length=25600).total
     assert "config.learner.rows_per_microbatch=4 " in change(total(mesh, 1), 3)
     assert "config.learner.rows_per_microbatch=8 " in change(total(mesh, 2), 3)
-    told = change(memory, 2)  # one row each does not fit either
+    told = change(memory, 2)  # one row each does not fit either, but a half does
+    assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
+    memory = 26 * GB  # which no part of a row mends
+    told = change(memory, 2)
     assert total(mesh, 1) > memory and "config.mesh.fsdp=8 (8 devices)" in told
     assert "rows_per_microbatch=8 and" in told
     assert total(plan.make_mesh(TOPOLOGIES["v6e-8"], {}), 1) <= memory
