@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 
 
 class Command(NamedTuple):
-    """place: the file that shows it. rows: of a micro-batch on each device. quick: `make test` compiles it,
-    where `make aot` has been run."""
+    """place: the file that shows it. rows: of a micro-batch on each device, or on each group of `context` devices. quick:
+    `make test` compiles it, where `make aot` has been run."""
 
     place: str
     config: str
@@ -26,6 +26,7 @@ class Command(NamedTuple):
     rows: int
     length: int = 25600
     quick: bool = False
+    context: int = 1
 
     def line(self) -> list[str]:
         """The command that compiles it."""
@@ -36,6 +37,7 @@ class Command(NamedTuple):
             f"--topology={self.topology}",
             f"--rows={self.rows}",
             f"--row_length={self.length}",
+            f"--config.mesh.context={self.context}",
         ]
 
 
@@ -49,6 +51,7 @@ COMMANDS = (
     Command("docs/llm_explorer.md", "bfcl_qwen3_4b", "h100-4", 2),
     Command("docs/serving.md", "bfcl_qwen3_4b", "h100-4", 2),
     Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
+    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
     Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "h100-16", 1),
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "v6e-64", 1),

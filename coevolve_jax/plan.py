@@ -104,7 +104,9 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
         optimizer=shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients),
         activations=activations,
-        layer=work + _gathered(params["layers"], learner, mesh) + _whole_rows(model, learner, mesh, rows * length),
+        layer=work
+        + _gathered(params["layers"], learner, mesh)
+        + _whole_rows(model, learner, mesh, rows * length),
         logprobs=_logprobs(model, learner, mesh, tokens),
     )
 
@@ -190,11 +192,11 @@ def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
 
 
 def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Keys and values of rows that are split over devices, and their gradients; of each query head before they are added."""
+    """Keys and values of rows that are split over devices, and their gradients."""
     if sharding.context_parts(mesh) == 1:
         return 0
-    heads = (c.num_key_value_heads + c.num_attention_heads) // mesh.shape["tensor"]
-    return 2 * heads * c.head_dim * tokens * jnp.dtype(learner.dtype).itemsize
+    width = c.num_key_value_heads * c.head_dim // mesh.shape["tensor"]
+    return 4 * width * tokens * jnp.dtype(learner.dtype).itemsize
 
 
 def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:

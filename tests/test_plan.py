@@ -111,6 +111,10 @@ def test_options_cost_what_they_should(configs):
     wide.remat = False
     kept = plan.plan(model, wide, mesh, rows=1, length=16384)
     assert kept.activations > 10 * base.activations and kept.layer < 2 * base.layer
+    mesh = plan.make_mesh(plan.Topology(8, 0), {"context": 2})
+    halves = plan.plan(model, learner, mesh, rows=1, length=16384)
+    assert halves.parameters == base.parameters and halves.logprobs == base.logprobs
+    assert 2 * halves.activations == base.activations and base.layer / 2 < halves.layer < base.layer
     split = plan.make_mesh(plan.Topology(8, 0), {"tensor": 4})
     assert dict(split.shape)["fsdp"] == 2
     assert plan.plan(model, learner, split, rows=1, length=16384).layer < base.layer / 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -133,7 +133,7 @@ def multiplied(batch: Batch[np.ndarray], platform: str, context: int = 1) -> dic
     return {word: np.stack([pairs[word] for pairs in of_parts], axis=1) for word in of_parts[0]}
 
 
-def _places(context: int, length: int) -> list[np.ndarray]:
+def _places(context: int, length: int) -> list[Any]:
     """Of each part of a row, the places of its tokens."""
     if context == 1:
         return [np.arange(length)]

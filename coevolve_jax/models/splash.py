@@ -43,16 +43,12 @@ def splash(
     k, v, ids = pad_rows(size, k, v, row.ids)
     places = pad_places(size, row.places)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    if parents is None:
-        rows: list[Any] = [
-            _of_one(*one, Row(own, places), size, interpret) for *one, own in zip(q, k, v, segment_ids, ids)
-        ]
-    else:
-        (parents,) = pad_rows(size, parents)
-        rows = [
-            _of_two(*one, Row(own, places), size, interpret)
-            for *one, own in zip(q, k, v, segment_ids, parents, ids)
-        ]
+    given = [q, k, v, segment_ids]
+    of_row: Any = _of_one
+    if parents is not None:
+        given += pad_rows(size, parents)
+        of_row = _of_two
+    rows = [of_row(*one, Row(ids, places), size, interpret) for *one, ids in zip(*given, ids)]
     return jnp.stack(rows).swapaxes(1, 2)[:, :T, :, :D]
 
 
