@@ -119,7 +119,9 @@ def main(_) -> None:
     show(
         "sampling 64 tokens of 151,936: one step, two steps",
         one=bind(running_sum, logits),
-        two=bind(lambda x: sample_token.sample(x, ones, keys, ones > 0), logits),
+        two=bind(
+            lambda x: sample_token.sample(x, ones, sample_token.draw(keys, x.shape[1]), ones > 0), logits
+        ),
     )
 
 

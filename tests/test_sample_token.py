@@ -14,10 +14,10 @@ SIZES = pytest.mark.parametrize("size", [40, sample_token.ONE_NUMBER + 77])
 
 
 def drawn_from(logits, temperature=1.0, rows=ROWS):
-    keys = jax.random.split(jax.random.key(5), rows)
+    numbers = sample_token.draw(jax.random.split(jax.random.key(5), rows), len(logits))
     temperatures, wanted = jnp.full(rows, temperature), jnp.ones(rows, bool)
     spread = lambda x: jnp.broadcast_to(x, (rows, len(x)))
-    token, logprob = jax.jit(lambda x: sample_token.sample(spread(x), temperatures, keys, wanted))(logits)
+    token, logprob = jax.jit(lambda x: sample_token.sample(spread(x), temperatures, numbers, wanted))(logits)
     return np.asarray(token), np.asarray(logprob)
 
 

@@ -365,6 +365,15 @@ class Qwen(nn.Module):
         table = self.embed_tokens.embedding.astype(self.dtype)
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
+    def _rotations(self, positions, columns):
+        """`rope` of positions [B, T] below `columns`; what others get means nothing."""
+        if self.platform != "cpu":
+            return rope(positions, self.config)
+        # XLA's CPU backend computes cosines in each loop that uses them, so twice per layer. A table that they are taken
+        # from is computed once in a program.
+        table = rope(jnp.arange(columns), self.config)
+        return tuple(x.at[positions].get(mode="clip") for x in table)
+
     def decode(self, tokens, positions, cache):
         """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`.
 
@@ -374,7 +383,7 @@ class Qwen(nn.Module):
         The parameters may be those that `unstack` gives.
         """
         c = self.config
-        cos, sin = rope(positions, c)
+        cos, sin = self._rotations(positions, cache.columns)
         x = sharding.place_decoded(self.mesh, "stream", self.embed_tokens(tokens.reshape(-1)))
         layers = unstack(self.variables["params"], c)["layers"]
         written, parts = [], []

@@ -105,6 +105,8 @@ class Programs:
         batch, wanted = len(tokens), budgets > 0
         if self._platform != "tpu":  # where products read the stack itself
             params = self._unstack(params)  # not in the loop, for each token
+        # All at once: a token's alone would be a hundred operations on some bytes each.
+        numbers = jax.vmap(lambda step: self._draw(keys, positions + step))(jnp.arange(TICK))
 
         def goes_on(carry):
             stopped = jnp.sum(carry["done"] & wanted)
@@ -113,7 +115,7 @@ class Programs:
         def one_token(carry):
             step, done = carry["step"], carry["done"]
             cache, token, logprob = self._next(
-                params, carry["cache"], carry["token"], positions + step, done, keys, temperatures
+                params, carry["cache"], carry["token"], positions + step, done, numbers[step], temperatures
             )
             stops = jnp.any(token[:, None] == stop_ids, axis=1) | (step + 1 >= budgets)
             return {
@@ -147,21 +149,27 @@ class Programs:
         Returns the cache, and ids int32 [B] and their log-probabilities among what is allowed, float32 [B].
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
-        cache, *sampled = self._next(params, cache, tokens, positions, ~wanted, keys, temperatures, allowed)
+        numbers = self._draw(keys, positions)
+        cache, *sampled = self._next(
+            params, cache, tokens, positions, ~wanted, numbers, temperatures, allowed
+        )
         return cache, sampled
 
-    def _next(self, params, cache, tokens, positions, done, keys, temperatures, allowed=None):
+    def _draw(self, keys, positions):
+        """The random numbers for what follows the tokens at `positions` [B]."""
+        return sample_token.draw(jax.vmap(jax.random.fold_in)(keys, positions + 1), self._config.vocab_size)
+
+    def _next(self, params, cache, tokens, positions, done, numbers, temperatures, allowed=None):
         """Feeds each row's last token, and samples what follows it where the row is not done."""
         place = jnp.where(done, cache.columns, positions)  # beyond the cache: ignored
         hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
-        noise = jax.vmap(jax.random.fold_in)(keys, positions + 1)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
         for kind in ("vocabulary", "rows"):
             logits = sharding.place_decoded(self._mesh, kind, logits)
         if allowed is not None:
             bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
             logits = jnp.where(bits.reshape(len(logits), -1)[:, : logits.shape[1]], logits, -jnp.inf)
-        token, logprob = sample_token.sample(logits, temperatures, noise, ~done)
+        token, logprob = sample_token.sample(logits, temperatures, numbers, ~done)
         return self._placed(cache), token, logprob
 
 

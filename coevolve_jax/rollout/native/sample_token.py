@@ -12,13 +12,22 @@ BLOCK = 128
 ONE_NUMBER = 8192
 
 
+def draw(keys: jax.Array, vocab_size: int) -> jax.Array:
+    """What `sample` takes as its random numbers for rows of `vocab_size` logits, float32 [R, 1 or 2]; keys: [R].
+
+    One or two per row, not one per token. They lie in (0, 1], so a token of probability 0 is never reached.
+    """
+    count = 1 if vocab_size <= ONE_NUMBER else 2
+    return 1 - jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
+
+
 def sample(
-    logits: jax.Array, temperatures: jax.Array, keys: jax.Array, wanted: jax.Array
+    logits: jax.Array, temperatures: jax.Array, numbers: jax.Array, wanted: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The token of each row and its log-probability, int32 [R] and float32 [R] in nats.
 
     logits: float32 [R, V]. temperatures: float32 [R]; 0 takes the likeliest token, whose log-probability is that
-    at temperature 1. keys: [R] random keys. wanted: bool [R]; what other rows get means nothing.
+    at temperature 1. numbers: of `draw`. wanted: bool [R]; what other rows get means nothing.
     """
     greedy = temperatures == 0
     logits = logits / jnp.where(greedy, 1.0, temperatures)[:, None]
@@ -26,12 +35,10 @@ def sample(
     blocks = padded.reshape(len(logits), -1, BLOCK)
     peak = logits.max(axis=-1, keepdims=True)
     sums = jnp.sum(jnp.exp(blocks - peak[:, None]), axis=-1)
-    # One random number per row, not one per token. u lies in (0, 1], so a token of probability 0 is never reached.
-    numbers = () if logits.shape[1] <= ONE_NUMBER else (2,)
-    u = 1 - jax.vmap(lambda key: jax.random.uniform(key, numbers))(keys)
-    block = _first_reaching(sums, u if u.ndim == 1 else u[:, 0])
+    block = _first_reaching(sums, numbers[:, 0])
     within = jnp.exp(jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0] - peak)
-    drawn = block * BLOCK + _first_reaching(within, _rest(sums, u, block) if u.ndim == 1 else u[:, 1])
+    rest = _rest(sums, numbers[:, 0], block) if numbers.shape[1] == 1 else numbers[:, 1]
+    drawn = block * BLOCK + _first_reaching(within, rest)
     # A pass over all logits that most batches do without.
     token = jax.lax.cond(
         jnp.any(greedy & wanted), lambda: jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn), lambda: drawn
