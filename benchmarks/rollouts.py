@@ -2,6 +2,7 @@
 
     git worktree add ../before main
     python benchmarks/rollouts.py --config=configs/bfcl_tiny.py --against=../before
+    python benchmarks/rollouts.py --case=generate-small --against=../before      # a case of benchmarks/cases.py instead
 
 Each checkout is a process of its own, which is stopped while the other one works: their steps take turns. The weights
 never change, so a step of one and that of the other have the same trajectories, if the engines agree.
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def prepare(job: dict):
     """The worker's side, in the checkout that PYTHONPATH names."""
+    if job["case"]:
+        return prepare_case(job["case"])
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from coevolve_jax import build
     from coevolve_jax import config as configs
@@ -65,6 +68,42 @@ def prepare(job: dict):
     return {}, {"run": run, "close": close}
 
 
+def prepare_case(name: str):
+    """As `prepare`, of a case's messages in place of a step's rollouts."""
+    import cases
+
+    from coevolve_jax import event_loop
+    from coevolve_jax.models import hf_io
+    from coevolve_jax.rollout.engine import Request, Sampling
+    from coevolve_jax.rollout.native.engine import NativeEngine
+
+    case = cases.CASES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        cases.write(case, Path(folder))
+        _, data = cases.read(Path(folder))
+        model_config, params = hf_io.load(Path(folder) / "policy")
+    length = case.prompt + case.completion
+    engine = NativeEngine(
+        model_config, params, slots=case.rows, max_length=length, max_new_tokens=case.completion, seed=0
+    )
+    sampling = Sampling(temperature=1.0, max_new_tokens=case.completion)
+    requests = [Request(i, ids, sampling, seed=i) for i, ids in enumerate(data["prompts"])]
+
+    def run() -> dict:
+        busy = time.process_time()
+        made = event_loop.run(engine.generate(requests))
+        engine.release(range(case.rows))
+        busy = time.process_time() - busy
+        digest = hashlib.sha256(b"".join(c.ids.tobytes() + c.logprobs.tobytes() for c in made)).hexdigest()
+        return {"processors": busy, "sampled": sum(len(c.ids) for c in made), "digest": digest}
+
+    def close() -> dict:
+        engine.close()
+        return {}
+
+    return {}, {"run": run, "close": close}
+
+
 def main(_) -> None:
     checkouts = {"here": ROOT, "there": Path(_AGAINST.value).resolve()}
     with tempfile.TemporaryDirectory() as logs:
@@ -72,7 +111,7 @@ def main(_) -> None:
             name: Worker(
                 Path(sys.executable),
                 Path(__file__),
-                {"config": _CONFIG.value},
+                {"config": _CONFIG.value, "case": _CASE.value},
                 Path(logs) / f"{name}.log",
                 {**os.environ, "PYTHONPATH": str(folder), WORKER: "1"},
             )
@@ -86,7 +125,7 @@ def main(_) -> None:
             worker.ask("close")
             worker.close()
     pairs = list(zip(*steps.values(), strict=True))
-    print(f"{os.cpu_count()} cores; {_CONFIG.value}; {len(pairs)} steps, in turn")
+    print(f"{os.cpu_count()} cores; {_CASE.value or _CONFIG.value}; {len(pairs)} steps, in turn")
     for name, folder in checkouts.items():
         first = [f"{s['seconds']:.1f}" for s in steps[name][: _COMPILING.value]]
         timed = steps[name][_COMPILING.value :]
@@ -102,7 +141,8 @@ def main(_) -> None:
         print(
             f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         )
-    print(f"steps of equal tokens: {sum(a['digest'] == b['digest'] for a, b in pairs)} of {len(pairs)}")
+    same = "tokens and log-probabilities" if _CASE.value else "tokens"
+    print(f"steps of equal {same}: {sum(a['digest'] == b['digest'] for a, b in pairs)} of {len(pairs)}")
 
 
 WORKER = "COEVOLVE_BENCHMARK_WORKER"
@@ -117,6 +157,9 @@ if __name__ == "__main__":
 
         _CONFIG = flags.DEFINE_string(
             "config", "configs/bfcl_tiny.py", "Config file, FILE or FILE:ARGUMENTS."
+        )
+        _CASE = flags.DEFINE_string(
+            "case", "", "A case of benchmarks/cases.py that generates, instead of it."
         )
         _AGAINST = flags.DEFINE_string("against", None, "Folder of the other checkout.", required=True)
         _COMPILING = flags.DEFINE_integer("compiling", 3, "First steps, in which programs are compiled.")
