@@ -35,6 +35,7 @@ CHOICES = {
     "learner.dtype": FLOATS,
     "learner.param_dtype": FLOATS,
     "learner.moment_dtype": FLOATS,
+    "learner.moments_on": ("device", "host"),
 }
 
 # What a module that a config names may lack here.
@@ -73,6 +74,7 @@ LATER = {
     "learner.share_prompts": False,
     "learner.row_buckets": [],
     "mesh.context": 1,
+    "learner.moments_on": "device",
     "logging.trackers": "tensorboard",
 }
 
@@ -103,6 +105,7 @@ SERVING = (
     "explorer.offline",
     "checkpoint.folder",
     "logging.trackers",
+    "learner.moments_on",
 )
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from coevolve_jax.aot import host_memory
 from coevolve_jax.aot import work as works
 from coevolve_jax.aot.batches import Load
 from coevolve_jax.aot.hlo import Loop
@@ -49,7 +50,7 @@ class Account:
     """What the compiler says of one program; bytes are of one device.
 
     parts: name -> bytes of what it is given, returns elsewhere and works with; empty where the compiler
-    refused it. peak: the most at one time. That is the sum of the parts, but on TPUs, whose compiler lets
+    refused it. host: bytes of the host's memory, pinned, which are not among them. peak: the most at one time. That is the sum of the parts, but on TPUs, whose compiler lets
     what it works with lie where other things lay before, it is the compiler's own count. limit: what it may
     take. The compiler for TPUs refuses what takes more, that for GPUs nothing. loops: what is done in which
     loop, times: how often in a whole update.
@@ -60,6 +61,7 @@ class Account:
     limit: int
     loops: dict[str, works.Work]
     times: dict[str, int]
+    host: int = 0
 
     @property
     def fits(self) -> bool:
@@ -95,7 +97,7 @@ def compile_programs(
     given = {
         "parameters": shard_bytes(mesh, learner.abstract_state.params),
         "reference": shard_bytes(mesh, reference) if learner.keeps_reference else 0,
-        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state),
+        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state) if config.learner.moments_on == "device" else 0,
     }
     layers = load.microbatches * model.num_hidden_layers
     times = {ONCE: 1, MICROBATCH: load.microbatches, LAYER: layers, VOCABULARY: load.blocks}
@@ -103,7 +105,10 @@ def compile_programs(
     accounts = {}
     for name, lower in programs.items():
         try:
-            compiled = lower(batch).compile()
+            lowered = lower(batch)
+            if topology.platform == "gpu" and name == "update":
+                host_memory.place_donated(lowered)
+            compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
             refused = REFUSED.search(str(error))
             if not refused:
@@ -115,12 +120,13 @@ def compile_programs(
         own = {part: size for part, size in given.items() if name == "update" or part != "optimizer"}
         memory: Any = compiled.memory_analysis()
         parts = _parts(memory, own)
+        host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
         peak, limit = sum(parts.values()), topology.memory
         if topology.platform == "tpu":
-            peak = memory.peak_memory_in_bytes
+            peak = memory.peak_memory_in_bytes - host
         if topology.platform == "gpu":
             limit = int(usable * limit)
-        accounts[name] = Account(parts, peak, limit, work(compiled.as_text()), times)
+        accounts[name] = Account(parts, peak, limit, work(compiled.as_text()), times, host)
     return accounts
 
 

@@ -40,6 +40,8 @@ def compiled(
         if program == "update":
             lines[-1] += f" The plan is {planned.total / GB:.1f} GB."
         if account.parts:
+            if account.host:
+                lines.append(f"Pinned memory of the host, for each device: {account.host / GB:.1f} GB.")
             lines += ["", *_memory(account), "", *_work(account, topology, mesh.size)]
         if not account.fits and program == "update":
             scale = account.peak / planned.total

@@ -174,6 +174,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def in_host_memory(shardings: Any, abstract: Any) -> Any:
+    """The shardings, with all arrays of the tree but scalars in pinned host memory, which devices read by themselves."""
+    moved = lambda s, x: s.with_memory_kind("pinned_host") if x.ndim else s
+    return jax.tree.map(moved, shardings, abstract)
+
+
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are, as JAX names it: cpu, gpu or tpu."""
     return mesh.devices.flat[0].platform

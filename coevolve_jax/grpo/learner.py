@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora, losses, operations
 from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.grpo.moments import step_by_layer
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import moe, parts
@@ -187,6 +188,9 @@ class _Programs:
             shardings = jax.tree.map(lambda _: everywhere, abstract)
         else:
             shardings = sharding.param_shardings(mesh, abstract)
+        self._on_host = config.moments_on == "host"
+        if self._on_host:
+            shardings = shardings._replace(opt_state=sharding.in_host_memory(shardings.opt_state, abstract.opt_state))
         rows = sharding.batch_sharding(mesh, axis=1)
         batch = Batch._make(everywhere if name == "used" else rows for name in Batch._fields)
         self._mesh, self._shardings = mesh, shardings
@@ -380,17 +384,34 @@ class _Programs:
         grads, metrics = self.gradients(state.params, reference, batch, old_logprobs)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
-        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        pulls = batch.mask if self.uses_kl else batch.mask & (batch.advantages != 0)
-        if batch.ce_weights.size:
-            pulls |= batch.ce_weights != 0
-        applied = finite & jnp.any(pulls)
-        stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-        state = jax.tree.map(lambda new, old: jnp.where(applied, new, old), stepped, state)
+        kept = lambda applied, stepped, old: jax.tree.map(
+            lambda new, old: jnp.where(applied, new, old), stepped, old
+        )
+        if self._on_host:
+            applied = finite & self._asks(batch)
+
+            def step(params: Any, grads: Any, opt_state: Any) -> tuple[Any, Any]:
+                updates, new = self._optimizer.update(grads, opt_state, params, norm=grad_norm)
+                return kept(applied, (optax.apply_updates(params, updates), new), (params, opt_state))
+
+            params, opt_state = step_by_layer(step, state.params, grads, state.opt_state)
+            state = TrainState(params, opt_state, kept(applied, state.step + 1, state.step))
+        else:
+            updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
+            applied = finite & self._asks(batch)
+            stepped = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+            state = kept(applied, stepped, state)
         # Asked afterwards: the new state could not be written over the old one, three times the size of the parameters,
         # if the old one might still be returned for it.
         finite &= jnp.isfinite(optax.tree.norm(jax.lax.optimization_barrier(state.params)))
         return state, {**metrics, "grad_norm": grad_norm, "finite": finite, "applied": applied}
+
+    def _asks(self, batch: Batch[jax.Array]) -> jax.Array:
+        """Whether anything in the batch asks for a change."""
+        pulls = batch.mask if self.uses_kl else batch.mask & (batch.advantages != 0)
+        if batch.ce_weights.size:
+            pulls |= batch.ce_weights != 0
+        return jnp.any(pulls)
 
     def _score_step(self, params: Any, reference: Any, batch: Batch[jax.Array]) -> jax.Array:
         def one_microbatch(i, scores):

@@ -35,7 +35,9 @@ def decay_mask(params: Any, *, embeddings: bool) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in spared, params)
 
 
-def in_float32(inner: optax.GradientTransformation, moment_dtype: Any) -> optax.GradientTransformation:
+def in_float32(
+    inner: optax.GradientTransformationExtraArgs, moment_dtype: Any
+) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on float32 copies of gradients, parameters and state; the state is stored in moment_dtype."""
     cast = lambda tree, dtype: jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
@@ -44,26 +46,26 @@ def in_float32(inner: optax.GradientTransformation, moment_dtype: Any) -> optax.
     def init(params):
         return cast(inner.init(cast(params, jnp.float32)), moment_dtype)
 
-    def update(updates, state, params=None):
-        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (updates, state, params)))
+    def update(updates, state, params=None, **extra):
+        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (updates, state, params)), **extra)
         return updates, cast(state, moment_dtype)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """As optax's, by one product with a number, which XLA folds into what reads the gradient. It would write the
-    quotient that optax takes, a second gradient."""
+    quotient that optax takes, a second gradient. Where `update` is given a part of a gradient, it is told the norm of all."""
 
-    def clip(grads: Any, params: Any) -> Any:
-        norm = optax.tree.norm(grads)
+    def clip(grads: Any, state: optax.EmptyState, params: Any = None, *, norm: jax.Array | None = None, **_):
+        norm = optax.tree.norm(grads) if norm is None else norm
         scale = jnp.where(norm < limit, 1.0, limit / norm)
-        return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+        return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads), state
 
-    return optax.stateless(clip)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), clip)
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     """AdamW (arXiv 1711.05101) behind global-norm clipping. config: the `learner` section."""
     c = config
     adamw = optax.adamw(

@@ -1,0 +1,81 @@
+"""An optimiser's step with its state in host memory: through the layers, one layer's state on the device at a time.
+
+As a whole, the state of all layers would be on the device together, and nothing were saved. The compilers for TPUs and
+NVIDIA GPUs copy a slice of an array in host memory, and write one, where both are in the body of a loop.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def step_by_layer(step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[Any, Any]:
+    """`step(params, grads, opt_state)`, which gives the new params and the new opt_state, both in place.
+
+    Args:
+      step: takes every number by itself, with the scalars of opt_state; it gets parts of the trees.
+      params: a dict of parameters, those under "layers" stacked [layers, ...], in device memory.
+      grads: likewise.
+      opt_state: optax's. Scalars are in device memory; all else, dicts like params, in host memory.
+    """
+    opt_state = _move(opt_state, _HOST)  # where it is; devices that are only described do not say so (aot/)
+    stacks: dict[int, list[tuple]] = collections.defaultdict(list)  # by layers; 0 for what is none
+    for path, leaf in flatten_dict(params).items():
+        stacks[leaf.shape[0] if path[0] == "layers" else 0].append(path)
+    others, made = stacks.pop(0, []), []
+    for layers, paths in stacks.items():
+        own, own_grads, own_state = (_part(tree, paths) for tree in (params, grads, opt_state))
+
+        def one_layer(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            at = lambda tree: jax.tree.map(
+                lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1) if x.ndim else x, tree
+            )
+            put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i, 0) if x.ndim else x
+            new = step(at(carry[0]), at(own_grads), _move(at(carry[1]), _DEVICE))
+            return jax.tree.map(put, carry, (new[0], _move(new[1], _HOST)))
+
+        made.append(jax.lax.fori_loop(0, layers, one_layer, (own, own_state)))
+    own, own_grads, own_state = (_part(tree, others) for tree in (params, grads, opt_state))
+    new_params, new_state = step(own, own_grads, _move(own_state, _DEVICE))
+    made.append((new_params, _move(new_state, _HOST)))
+    return tuple(_join(trees) for trees in zip(*made))
+
+
+def _move(opt_state: Any, space: jax.memory.Space) -> Any:
+    """All but scalars."""
+    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, opt_state)
+
+
+def _is_dict(x: Any) -> bool:
+    return isinstance(x, dict)
+
+
+def _part(tree: Any, paths: Iterable[tuple]) -> Any:
+    """Of each dict of parameters in the tree those with such a path."""
+
+    def of(x: Any) -> Any:
+        if not _is_dict(x):
+            return x
+        flat = flatten_dict(x)
+        return unflatten_dict({path: flat[path] for path in paths})
+
+    return jax.tree.map(of, tree, is_leaf=_is_dict)
+
+
+def _join(trees: Any) -> Any:
+    """The tree whose parts these are, with the last one's scalars."""
+
+    def of(*parts: Any) -> Any:
+        if not _is_dict(parts[0]):
+            return parts[-1]
+        return unflatten_dict({path: x for part in parts for path, x in flatten_dict(part).items()})
+
+    return jax.tree.map(of, *trees, is_leaf=_is_dict)
