@@ -67,7 +67,7 @@ class Writer:
         if step < 0 or keep < 1:
             raise ValueError(f"Cannot save step {step} and keep {keep}; step must be >= 0 and keep >= 1.")
         directory = absolute(directory)
-        flat = _flatten(arrays)
+        flat = {path: _own(leaf) for path, leaf in _flatten(arrays).items()}
         text = json.dumps({"step": step, "arrays": _index(flat), "state": state})
         for later, folder in _folders(directory):
             if later >= step and _damage(folder) is None:
@@ -220,6 +220,13 @@ def _flatten(tree: Any) -> dict[str, Any]:
             raise ValueError(f"Two arrays of the checkpoint are called {name!r}; rename one of their keys.")
         flat[name] = leaf
     return flat
+
+
+def _own(leaf: Any) -> Any:
+    """What is in host memory is written from a copy, for the next update writes over it there."""
+    if getattr(getattr(leaf, "sharding", None), "memory_kind", None) != "pinned_host":
+        return leaf
+    return jax.device_put(leaf, leaf.sharding, may_alias=False)
 
 
 def _index(flat: Mapping[str, Any]) -> dict[str, str]:

@@ -41,6 +41,9 @@ class Plan:
     over micro-batches, to which each layer's is added in place. activations: what every layer keeps for its backward pass. layer:
     the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
     gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
+
+    With learner.moments_on "host" the optimizer is next to nothing, host: what of its host's memory it takes for each device,
+    and in_flight: what the optimiser's step has of that on the device at one time, before and after.
     """
 
     parameters: int
@@ -50,12 +53,14 @@ class Plan:
     activations: int
     layer: int
     logprobs: int
+    host: int = 0
+    in_flight: int = 0
 
     @property
     def total(self) -> int:
         state = self.parameters + self.reference + self.optimizer + self.gradients
         # A compiler may copy the moments before it writes them, as XLA does on CPUs.
-        return state + max(self.optimizer, self.activations + max(self.layer, self.logprobs))
+        return state + max(self.optimizer, self.in_flight, self.activations + max(self.layer, self.logprobs))
 
     def fits(self, topology: Topology) -> bool:
         return self.total <= USABLE * topology.memory
@@ -92,6 +97,7 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
         )
     params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
+    on_host = learner.get("moments_on", "device") == "host"
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
     if learner.get("param_dtype", "float32") != "float32":  # of which the one at work is added as a whole
         gradients.append(params)
@@ -101,13 +107,15 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     return Plan(
         parameters=shard_bytes(mesh, params),
         reference=shard_bytes(mesh, reference),
-        optimizer=shard_bytes(mesh, opt_state),
+        optimizer=0 if on_host else shard_bytes(mesh, opt_state),
         gradients=shard_bytes(mesh, gradients),
         activations=activations,
         layer=work
         + _gathered(params["layers"], learner, mesh)
         + _whole_rows(model, learner, mesh, rows * length),
         logprobs=_logprobs(model, learner, mesh, tokens),
+        host=shard_bytes(mesh, opt_state) if on_host else 0,
+        in_flight=_in_flight(mesh, params, learner) if on_host else 0,
     )
 
 
@@ -180,6 +188,16 @@ def shard_bytes(mesh: Any, tree: Any) -> int:
     return sum(jax.tree.leaves(jax.tree.map(size, tree, shardings)))
 
 
+def _in_flight(mesh: Any, params: Any, learner: ConfigDict) -> int:
+    """Two moments, old and new, of one layer or of all that is in no layer."""
+    size = lambda tree: shard_bytes(
+        mesh, jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.dtype(learner.moment_dtype)), tree)
+    )
+    layers = jax.tree.leaves(params["layers"])[0].shape[0]
+    others = {name: leaf for name, leaf in params.items() if name != "layers"}
+    return 2 * 2 * max(size(others), size({"layers": params["layers"]}) // layers)
+
+
 def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
     """The layer at work in the compute type, the next one on its way, the gradient before it is scattered."""
     tensor, expert = mesh.shape["tensor"], mesh.shape["expert"]
@@ -235,7 +253,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
     ask for."""
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
-    names = [field.name for field in dataclasses.fields(Plan)]
+    names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
     lines = [
         f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
         f"{rows} row(s) per device, GB per device",
@@ -255,8 +273,11 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length)
-            cells = [f"{x / GB:.1f}" for x in (*dataclasses.astuple(p), p.total)]
+            cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
             fits = "yes" if p.fits(topology) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
             lines.append(f"| {' | '.join(row)} |")
+        if p.host:
+            each = topology.devices // topology.hosts
+            notes.append(f"{name}: the moments take {each * p.host / GB:.1f} GB of the memory of each host.")
     return "\n".join([*lines, *(line for note in notes for line in ("", note))])

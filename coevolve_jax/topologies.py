@@ -1,7 +1,9 @@
 """Machines that an update is planned and compiled for: their devices and their makers' published figures.
 
 TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM,
-and of DGX H100 for the network between two hosts (one 400 Gb/s port for each GPU).
+and of DGX H100 for the network between two hosts (one 400 Gb/s port for each GPU). Between a device and its host: the data
+sheet's PCIe 5 (128 GB/s both ways together) for H100; for TPUs, of which Google states none, 16 GB/s, the lowest that
+"How to Scale Your Model" (jax-ml.github.io/scaling-book) gives.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Topology:
     0 where nothing
     is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
     second of its memory; link, bytes
-    per second that it sends to the others, in one direction.
+    per second that it sends to the others, in one direction; host_link, the same to its host. hosts: whose devices they are.
     """
 
     devices: int
@@ -30,19 +32,32 @@ class Topology:
     operations: float = 0
     bandwidth: float = 0
     link: float = 0
+    host_link: float = 16 * GB
+    hosts: int = 1
+
+
+def _hosts(chips: int) -> int:
+    """Of a slice of v5e or v6e: up to 8 chips have one, of more each 4."""
+    return 1 if chips <= 8 else chips // 4
 
 
 def _v5e(devices: int, grid: str) -> Topology:
-    return Topology(devices, 16 * GB, "tpu", f"v5e:{grid}", 197 * TERA, 819 * GB, 200 * GB)
+    return Topology(
+        devices, 16 * GB, "tpu", f"v5e:{grid}", 197 * TERA, 819 * GB, 200 * GB, hosts=_hosts(devices)
+    )
 
 
 def _v6e(devices: int, grid: str) -> Topology:
-    return Topology(devices, 32 * GB, "tpu", f"v6e:{grid}", 918 * TERA, 1600 * GB, 400 * GB)
+    return Topology(
+        devices, 32 * GB, "tpu", f"v6e:{grid}", 918 * TERA, 1600 * GB, 400 * GB, hosts=_hosts(devices)
+    )
 
 
 def _h100(hosts: int, each: int) -> Topology:
     link = 450 * GB if hosts == 1 else 50 * GB  # NVLink; between hosts, InfiniBand
-    return Topology(hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, link)
+    return Topology(
+        hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, link, 64 * GB, hosts
+    )
 
 
 # What JAX calls a device -> its peak, as above. v4: docs.cloud.google.com/tpu/docs/v4.

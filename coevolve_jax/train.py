@@ -59,6 +59,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     c, workdir = config, Path(workdir)
     configs.check(c)
     mesh = sharding.make_mesh(**c.mesh)
+    if c.learner.moments_on == "host":
+        sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # In the type of the computation, to which every product with the reference would cast it.
     policy = build.policy(c.model, mesh, c.learner.dtype)

@@ -137,7 +137,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.dtype = "float32"  # of the computation; or "bfloat16", as the next two
     c.learner.param_dtype = "float32"  # of the master weights
     c.learner.moment_dtype = "float32"  # of Adam's moments
-    c.learner.moments_on = "device"  # or "host": pinned memory of the host, and of each layer on the device for its step
+    c.learner.moments_on = (
+        "device"  # or "host": pinned memory of the host, and of each layer on the device for its step
+    )
     c.learner.lora_rank = 0  # 0: all parameters are trained
     c.learner.lora_alpha = 16.0  # adapters are scaled by lora_alpha / lora_rank
     c.learner.lora_targets = "layers/.*_proj/kernel"  # regular expression on parameter paths

@@ -16,7 +16,9 @@ def place_donated(lowered: jax.stages.Lowered) -> None:
     """Marks, in the lowered program itself, each donated argument that a result in pinned host memory overwrites."""
     module = lowered.compiler_ir()
     with module.context:
-        main = next(f for f in module.body.operations if ir.StringAttr(f.attributes["sym_name"]).value == "main")
+        main = next(
+            f for f in module.body.operations if ir.StringAttr(f.attributes["sym_name"]).value == "main"
+        )
         named = lambda found: {item.name: item.attr for item in found}
         results = [named(ir.DictAttr(x)) for x in ir.ArrayAttr(main.attributes["res_attrs"])]
         arguments = [named(ir.DictAttr(x)) for x in ir.ArrayAttr(main.attributes["arg_attrs"])]

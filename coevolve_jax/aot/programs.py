@@ -20,7 +20,7 @@ from coevolve_jax.aot import work as works
 from coevolve_jax.aot.batches import Load
 from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import logprobs
+from coevolve_jax.grpo import logprobs, moments
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
@@ -97,7 +97,9 @@ def compile_programs(
     given = {
         "parameters": shard_bytes(mesh, learner.abstract_state.params),
         "reference": shard_bytes(mesh, reference) if learner.keeps_reference else 0,
-        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state) if config.learner.moments_on == "device" else 0,
+        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state)
+        if config.learner.moments_on == "device"
+        else 0,
     }
     layers = load.microbatches * model.num_hidden_layers
     times = {ONCE: 1, MICROBATCH: load.microbatches, LAYER: layers, VOCABULARY: load.blocks}
@@ -156,6 +158,8 @@ def kind(path: str) -> str:
         return LAYER
     if re.search(rf"\b{logprobs.SCOPE}\)*/while$", path):
         return VOCABULARY
+    if re.search(rf"\b{moments.SCOPE}\)*/while$", path):
+        return OTHER
     return MICROBATCH if path.count("while") == 1 else OTHER
 
 

@@ -9,7 +9,7 @@ from coevolve_jax import plan
 from coevolve_jax.aot import batches, devices, programs
 from coevolve_jax.aot import decoding as decode
 from coevolve_jax.distributed import sharding
-from coevolve_jax.topologies import GB, TOPOLOGIES
+from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
 
 def compiled(
@@ -41,7 +41,7 @@ def compiled(
             lines[-1] += f" The plan is {planned.total / GB:.1f} GB."
         if account.parts:
             if account.host:
-                lines.append(f"Pinned memory of the host, for each device: {account.host / GB:.1f} GB.")
+                lines.append(_host(account.host, topology))
             lines += ["", *_memory(account), "", *_work(account, topology, mesh.size)]
         if not account.fits and program == "update":
             scale = account.peak / planned.total
@@ -81,6 +81,14 @@ def _verdict(account: programs.Account) -> str:
     word = "fits" if account.fits else "does not fit"
     both = lambda x: f"{x / GB:.1f} GB ({x / programs.GIB:.1f} GiB)"
     return f"{word}, {both(account.peak)} of {both(account.limit)}."
+
+
+def _host(size: int, topology: Topology) -> str:
+    there = 2 * size / topology.host_link
+    return (
+        f"Of the host's memory {size / GB:.1f} GB for each device. To go from there and back takes {there:.1f} s of an "
+        f"update at {topology.host_link / GB:.0f} GB/s each way; that is not in the estimate below."
+    )
 
 
 def _memory(account: programs.Account) -> list[str]:

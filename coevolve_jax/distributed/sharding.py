@@ -180,6 +180,16 @@ def in_host_memory(shardings: Any, abstract: Any) -> Any:
     return jax.tree.map(moved, shardings, abstract)
 
 
+def check_host_memory(mesh: Mesh) -> None:
+    """Raises ValueError where the devices cannot hold arrays in pinned host memory."""
+    kinds = sorted(memory.kind for memory in mesh.local_devices[0].addressable_memories())
+    if "pinned_host" not in kinds:
+        raise ValueError(
+            f"config.learner.moments_on is 'host', and devices of the platform {platform(mesh)} have no pinned host memory "
+            f"(they have {', '.join(kinds) or 'none that JAX names'}): set it to 'device'."
+        )
+
+
 def platform(mesh: Mesh) -> str:
     """What the mesh's devices are, as JAX names it: cpu, gpu or tpu."""
     return mesh.devices.flat[0].platform

@@ -190,7 +190,9 @@ class _Programs:
             shardings = sharding.param_shardings(mesh, abstract)
         self._on_host = config.moments_on == "host"
         if self._on_host:
-            shardings = shardings._replace(opt_state=sharding.in_host_memory(shardings.opt_state, abstract.opt_state))
+            shardings = shardings._replace(
+                opt_state=sharding.in_host_memory(shardings.opt_state, abstract.opt_state)
+            )
         rows = sharding.batch_sharding(mesh, axis=1)
         batch = Batch._make(everywhere if name == "used" else rows for name in Batch._fields)
         self._mesh, self._shardings = mesh, shardings

@@ -14,6 +14,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+SCOPE = "moments"  # of the loops' names in programs
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
@@ -30,28 +31,37 @@ def step_by_layer(step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[
     stacks: dict[int, list[tuple]] = collections.defaultdict(list)  # by layers; 0 for what is none
     for path, leaf in flatten_dict(params).items():
         stacks[leaf.shape[0] if path[0] == "layers" else 0].append(path)
-    others, made = stacks.pop(0, []), []
-    for layers, paths in stacks.items():
-        own, own_grads, own_state = (_part(tree, paths) for tree in (params, grads, opt_state))
-
-        def one_layer(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            at = lambda tree: jax.tree.map(
-                lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1) if x.ndim else x, tree
-            )
-            put = lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, i, 0) if x.ndim else x
-            new = step(at(carry[0]), at(own_grads), _move(at(carry[1]), _DEVICE))
-            return jax.tree.map(put, carry, (new[0], _move(new[1], _HOST)))
-
-        made.append(jax.lax.fori_loop(0, layers, one_layer, (own, own_state)))
+    others = stacks.pop(0, [])
+    made = [
+        _through(layers, step, *(_part(tree, paths) for tree in (params, grads, opt_state)))
+        for layers, paths in stacks.items()
+    ]
     own, own_grads, own_state = (_part(tree, others) for tree in (params, grads, opt_state))
     new_params, new_state = step(own, own_grads, _move(own_state, _DEVICE))
     made.append((new_params, _move(new_state, _HOST)))
     return tuple(_join(trees) for trees in zip(*made))
 
 
+def _through(layers: int, step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[Any, Any]:
+    """`step` of each layer; scalars of opt_state as they were."""
+
+    def one_layer(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        at = lambda tree: _each(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), tree)
+        params, opt_state = step(at(carry[0]), at(grads), _move(at(carry[1]), _DEVICE))
+        new = params, _move(opt_state, _HOST)
+        return _each(lambda x, own: jax.lax.dynamic_update_slice_in_dim(x, own, i, 0), carry, new)
+
+    with jax.named_scope(SCOPE):
+        return jax.lax.fori_loop(0, layers, one_layer, (params, opt_state))
+
+
+def _each(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """f of all leaves but scalars."""
+    return jax.tree.map(lambda x, *more: f(x, *more) if x.ndim else x, tree, *others)
+
+
 def _move(opt_state: Any, space: jax.memory.Space) -> Any:
-    """All but scalars."""
-    return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, opt_state)
+    return _each(lambda x: jax.device_put(x, space), opt_state)
 
 
 def _is_dict(x: Any) -> bool:

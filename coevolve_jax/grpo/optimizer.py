@@ -47,7 +47,9 @@ def in_float32(
         return cast(inner.init(cast(params, jnp.float32)), moment_dtype)
 
     def update(updates, state, params=None, **extra):
-        updates, state = inner.update(*(cast(tree, jnp.float32) for tree in (updates, state, params)), **extra)
+        updates, state = inner.update(
+            *(cast(tree, jnp.float32) for tree in (updates, state, params)), **extra
+        )
         return updates, cast(state, moment_dtype)
 
     return optax.GradientTransformationExtraArgs(init, update)
