@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,8 +101,9 @@ def main():
         same(updated("host", on_host, batch[2:]))  # writes over what is being saved
         writer.close()
         for where in learners:
-            _, again, _ = checkpoint.restore(folder, learners[where].abstract_state)
-            same(updated(where, again, batch[2:]))
+            found = checkpoint.restore(folder, learners[where].abstract_state)
+            assert found
+            same(updated(where, found[1], batch[2:]))
 
 
 def test_bits_do_not_depend_on_where_the_moments_are():
@@ -110,7 +112,7 @@ def test_bits_do_not_depend_on_where_the_moments_are():
 
 def test_a_platform_without_pinned_memory_is_refused():
     device = SimpleNamespace(platform="metal", addressable_memories=lambda: [SimpleNamespace(kind="device")])
-    mesh = SimpleNamespace(local_devices=[device], devices=np.array([device]))
+    mesh: Any = SimpleNamespace(local_devices=[device], devices=np.array([device]))
     with pytest.raises(
         ValueError, match="platform metal have no pinned host memory .they have device.: set it to"
     ):
@@ -164,7 +166,7 @@ def account(name):
     lowered = made.lower(shape, shape, state)
     if topology.platform == "gpu":
         host_memory.place_donated(lowered)
-    m = lowered.compile().memory_analysis()
+    m: Any = lowered.compile().memory_analysis()
     used = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
     return (
         4 * 16 * 1024**2 // topology.devices,

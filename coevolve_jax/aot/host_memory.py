@@ -6,6 +6,8 @@ program says of its results where they lie. A donated argument that such a resul
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax.extend.mlir import ir
 
@@ -14,7 +16,7 @@ _KIND, _WRITTEN_OVER = "mhlo.memory_kind", "tf.aliasing_output"
 
 def place_donated(lowered: jax.stages.Lowered) -> None:
     """Marks, in the lowered program itself, each donated argument that a result in pinned host memory overwrites."""
-    module = lowered.compiler_ir()
+    module: Any = lowered.compiler_ir()
     with module.context:
         main = next(
             f for f in module.body.operations if ir.StringAttr(f.attributes["sym_name"]).value == "main"

@@ -60,7 +60,7 @@ def _each(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return jax.tree.map(lambda x, *more: f(x, *more) if x.ndim else x, tree, *others)
 
 
-def _move(opt_state: Any, space: jax.memory.Space) -> Any:
+def _move(opt_state: Any, space: Any) -> Any:
     return _each(lambda x: jax.device_put(x, space), opt_state)
 
 

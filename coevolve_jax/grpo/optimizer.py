@@ -59,10 +59,12 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """As optax's, by one product with a number, which XLA folds into what reads the gradient. It would write the
     quotient that optax takes, a second gradient. Where `update` is given a part of a gradient, it is told the norm of all."""
 
-    def clip(grads: Any, state: optax.EmptyState, params: Any = None, *, norm: jax.Array | None = None, **_):
-        norm = optax.tree.norm(grads) if norm is None else norm
+    def clip(
+        updates: Any, state: Any, params: Any = None, *, norm: jax.Array | None = None, **_: Any
+    ) -> tuple[Any, Any]:
+        norm = optax.tree.norm(updates) if norm is None else norm
         scale = jnp.where(norm < limit, 1.0, limit / norm)
-        return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads), state
+        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), clip)
 
