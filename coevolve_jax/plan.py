@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
@@ -223,9 +223,13 @@ def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> 
     stream = c.hidden_size
     heads = c.num_attention_heads * c.head_dim // tensor
     kv_heads = c.num_key_value_heads * c.head_dim // tensor
+    size, exchanged = tokens * jnp.dtype(learner.dtype).itemsize, 0
     if c.sparse_layers:  # every token once per expert that it goes to, before and after
         chosen = c.num_experts_per_tok
         hidden, copies = chosen * c.moe_intermediate_size // tensor, 2 * chosen * stream
+        if mesh.shape["expert"] > 1:  # in the rounds of the backward pass, and then no more of it is there
+            exchanged = _exchanged(c, learner, mesh, tokens * chosen)
+            hidden, copies = 0, 0
     else:
         hidden, copies = c.intermediate_size // tensor, 0
     # Layer input, both norms' outputs and the stream between; queries, keys and values before and after the
@@ -233,10 +237,20 @@ def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> 
     kept = 4 * stream + 3 * heads + 3 * kv_heads + 3 * hidden + copies
     # The gradients of the MLP's three hidden arrays and of the stream, which norms take in float32.
     work = 3 * hidden + copies + 4 * stream
-    size = tokens * jnp.dtype(learner.dtype).itemsize
     if learner.remat:  # a layer's input is kept, the rest of it computed again
-        return size * c.num_hidden_layers * stream, size * (kept + work)
-    return size * c.num_hidden_layers * kept, size * work
+        return size * c.num_hidden_layers * stream, size * (kept + work) + exchanged
+    return size * c.num_hidden_layers * kept, size * work + exchanged
+
+
+def _exchanged(c: QwenConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int:
+    """A round of an exchange in the backward pass: tokens and gradients as they are sent and come, and an expert's three
+    hidden arrays, with their gradients; in float32 what is added up, of tokens and of a device's experts."""
+    devices, tensor = mesh.shape["expert"], mesh.shape["tensor"]
+    hidden = c.moe_intermediate_size // tensor
+    one_round = exchange.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
+    experts = c.num_experts // devices * 3 * c.hidden_size * hidden
+    sums = pairs // c.num_experts_per_tok * c.hidden_size + experts
+    return one_round * jnp.dtype(learner.dtype).itemsize + 4 * sums
 
 
 def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coevolve_jax.aot import programs, work
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import exchange, moe
 
@@ -55,8 +56,15 @@ def main():
         )
 
     compare()
-    text = spread.lower(*(np.zeros(s, t) for s, t in SHAPES)).as_text()
-    assert "all_to_all" in text
+    # The account of the program finds both loops over rounds, and takes as many as an even routing needs.
+    text = spread.lower(*(np.zeros(s, t) for s, t in SHAPES)).compile().as_text()
+    found = work.by_loop(text, programs.kind)
+    rounds = exchange.even_rounds(pairs // 4, 2)
+    assert rounds == 2 == pairs // 4 // ROOM
+    in_one = [part for loops, part in found.items() if loops and loops[-1].kind == programs.ROUND]
+    in_all = programs.by_kind(found, rounds)[programs.ONCE]
+    count = lambda *parts: sum(part.collectives.get("all-to-all", (0, 0.0))[0] for part in parts)
+    assert count(*in_one) >= 3 + 5 and count(in_all) == rounds * count(*in_one)
 
 
 SHAPES = (

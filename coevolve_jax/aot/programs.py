@@ -23,13 +23,14 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, moments
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.plan import shard_bytes
 from coevolve_jax.topologies import Topology
 
 GIB = 2**30
-ONCE, MICROBATCH, LAYER, VOCABULARY, OTHER = "once", "micro-batch", "layer", "vocabulary", "other loop"
+ONCE, MICROBATCH, LAYER, VOCABULARY = "once", "micro-batch", "layer", "vocabulary"
+ROUND, OTHER = "round", "other loop"  # counted where the loop around them is
 # Products of queries with keys, or the like, of an attention kernel, by a word in its name.
 _PRODUCTS = {"dkv": 4, "dq": 3, "fwd": 2, "forward": 2}
 # How the compiler for TPUs refuses a program: what it needs of what there is.
@@ -84,6 +85,7 @@ def compile_programs(
     Raises ValueError as `Learner` does.
     """
     reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
+    on_host = config.learner.moments_on == "host"
     learner = Learner(
         model, config.learner, reference, temperature=config.rollout.temperature, mesh=mesh, seed=config.seed
     )
@@ -97,18 +99,16 @@ def compile_programs(
     given = {
         "parameters": shard_bytes(mesh, learner.abstract_state.params),
         "reference": shard_bytes(mesh, reference) if learner.keeps_reference else 0,
-        "optimizer": shard_bytes(mesh, learner.abstract_state.opt_state)
-        if config.learner.moments_on == "device"
-        else 0,
+        "optimizer": 0 if on_host else shard_bytes(mesh, learner.abstract_state.opt_state),
     }
     layers = load.microbatches * model.num_hidden_layers
     times = {ONCE: 1, MICROBATCH: load.microbatches, LAYER: layers, VOCABULARY: load.blocks}
-    work = lambda text: _add_kernels(_by_kind(works.by_loop(text, kind)), model, mesh, size, load)
+    work = lambda text: _work(text, model, mesh, size, load)
     accounts = {}
     for name, lower in programs.items():
         try:
             lowered = lower(batch)
-            if topology.platform == "gpu" and name == "update":
+            if on_host and topology.platform == "gpu" and name == "update":
                 host_memory.place_donated(lowered)
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -160,6 +160,8 @@ def kind(path: str) -> str:
         return VOCABULARY
     if re.search(rf"\b{moments.SCOPE}\)*/while$", path):
         return OTHER
+    if re.search(rf"\b{exchange.SCOPE}\)*/while$", path):
+        return ROUND
     return MICROBATCH if path.count("while") == 1 else OTHER
 
 
@@ -188,29 +190,15 @@ def sent(collectives: Mapping[str, tuple[int, float]], devices: int) -> float:
     )
 
 
-def _by_kind(found: Mapping[tuple[Loop, ...], works.Work]) -> dict[str, works.Work]:
-    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs, once where
-    that is not known."""
-    parts: dict[str, list[tuple[int, works.Work]]] = {}
-    for loops, work in found.items():
-        inner = list(itertools.takewhile(lambda loop: loop.kind == OTHER, reversed(loops)))
-        name = loops[-len(inner) - 1].kind if len(inner) < len(loops) else ONCE
-        parts.setdefault(name, []).append((math.prod(loop.trips or 1 for loop in inner), work))
-    return {name: works.total(some) for name, some in parts.items()}
-
-
-def _add_kernels(
-    loops: dict[str, works.Work], model: QwenConfig, mesh: Mesh, size: Size, load: Load
-) -> dict[str, works.Work]:
-    """Adds the operations of kernels. In attention the pairs of the load meet; a grouped product takes each token as
-    often as it has experts."""
+def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> dict[str, works.Work]:
+    """What a program does by kind of loop, with the operations of kernels. In attention the pairs of the load meet; a
+    grouped product takes each token as often as it has experts, an equal part of that in each round of an exchange."""
     tensor, tokens = mesh.shape["tensor"], size.rows * size.length // sharding.context_parts(mesh)
+    pairs = tokens * model.num_experts_per_tok if model.sparse_layers else 0
+    rounds = exchange.even_rounds(pairs, mesh.shape["expert"]) if pairs and mesh.shape["expert"] > 1 else 1
     # 2 operations for each pair, and for each weight of an expert.
     attention = 2 * model.num_attention_heads * model.head_dim / tensor
-    experts = 0
-    if model.sparse_layers:
-        width = model.hidden_size * model.moe_intermediate_size // tensor
-        experts = 2 * tokens * model.num_experts_per_tok * width
+    experts = 2 * pairs / rounds * model.hidden_size * (model.moe_intermediate_size or 0) / tensor
 
     def operations(path: str) -> float:
         if "grouped_product" in path:
@@ -218,7 +206,20 @@ def _add_kernels(
         return next((attention * _PRODUCTS[word] * n for word, n in load.pairs.items() if word in path), 0)
 
     extra = lambda work: sum(calls * operations(path) for path, calls in work.kernels.items())
+    loops = by_kind(works.by_loop(text, kind), rounds)
     return {name: work._replace(operations=work.operations + extra(work)) for name, work in loops.items()}
+
+
+def by_kind(found: Mapping[tuple[Loop, ...], works.Work], rounds: int) -> dict[str, works.Work]:
+    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs; where that is not known
+    a loop over rounds so often, another one once."""
+    parts: dict[str, list[tuple[int, works.Work]]] = {}
+    turns = lambda loop: loop.trips or (rounds if loop.kind == ROUND else 1)
+    for loops, work in found.items():
+        inner = list(itertools.takewhile(lambda loop: loop.kind in (ROUND, OTHER), reversed(loops)))
+        name = loops[-len(inner) - 1].kind if len(inner) < len(loops) else ONCE
+        parts.setdefault(name, []).append((math.prod(map(turns, inner)), work))
+    return {name: works.total(some) for name, some in parts.items()}
 
 
 def _parts(m: Any, given: Mapping[str, int]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from coevolve_jax.distributed import sharding
 
 ROOM = 2**15  # pairs that a device takes from all others in a round, at most
+SCOPE = "exchange"  # of the loops over rounds, in the names of a program
 
 
 class _Plan(NamedTuple):
@@ -42,14 +43,25 @@ class _Route(NamedTuple):
     rounds: jax.Array
 
 
+def room(pairs: int, devices: int) -> int:
+    """S * C, pairs that a device takes in a round, where each has so many."""
+    return devices * -(-min(ROOM, pairs) // devices)
+
+
+def even_rounds(pairs: int, devices: int) -> int:
+    """Rounds where each device has so many pairs, and as many for each of the devices."""
+    return -(-pairs // room(pairs, devices))
+
+
 def exchanged(
     experts_of: Callable[..., jax.Array], mesh: Mesh, axes: sharding.ExpertAxes, x, weights, experts, *kernels
 ) -> jax.Array:
     """`moe.mix` with the experts where they lie on the mesh. experts_of: what a device does with the pairs that have come
     to it (`_Plan`)."""
     pairs = experts.size // sharding.token_parts(mesh)
-    columns = -(-min(ROOM, pairs) // mesh.shape[axes.expert])
-    return _exchanged(_Plan(experts_of, mesh, axes, columns), x, weights, experts, *kernels)
+    devices = mesh.shape[axes.expert]
+    plan = _Plan(experts_of, mesh, axes, room(pairs, devices) // devices)
+    return _exchanged(plan, x, weights, experts, *kernels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -65,7 +77,8 @@ def _exchanged(plan: _Plan, x, weights, experts, *kernels):
             there = plan.experts_of(*_sent(a, pairs, x, weights, experts, len(kernels[0])), *kernels)
             return _added(out, pairs, experts.shape[1], _swap(a, there.reshape(*pairs.shape, -1)))
 
-        out = jax.lax.fori_loop(0, route.rounds, one_round, jnp.zeros(x.shape, jnp.float32))
+        with jax.named_scope(SCOPE):
+            out = jax.lax.fori_loop(0, route.rounds, one_round, jnp.zeros(x.shape, jnp.float32))
         return jax.lax.psum(out, a.hidden).astype(x.dtype)
 
     given = (a.rows, a.rows, a.rows, a.wide, a.wide, a.narrow)
@@ -95,7 +108,8 @@ def _backward(plan: _Plan, given, g):
             return d_x, d_weights, [total + one for total, one in zip(d_kernels, more)]
 
         zeros = jnp.zeros(x.shape, jnp.float32), jnp.zeros(weights.size), _zeros(kernels)
-        d_x, d_weights, d_kernels = jax.lax.fori_loop(0, route.rounds, one_round, zeros)
+        with jax.named_scope(SCOPE):
+            d_x, d_weights, d_kernels = jax.lax.fori_loop(0, route.rounds, one_round, zeros)
         d_x, d_weights = jax.lax.psum((d_x, d_weights), a.hidden)
         scattered = [jax.lax.psum_scatter(d, a.gathered, scatter_dimension=0, tiled=True) for d in d_kernels]
         d_kernels = [jax.lax.psum(d, a.others).astype(k.dtype) for d, k in zip(scattered, kernels)]
