@@ -114,8 +114,7 @@ def test_a_model_of_dense_and_sparse_layers_has_adapters_on_both(batch):
         mlp_only_layers=(0, 2),
     )
     params = Qwen(mixed).init(jax.random.key(0), TOKENS)["params"]
-    targets = "self_attn/(q|o)_proj|mlp/(gate|down)_proj"
-    config = learner_config(lora_rank=2, lora_targets=targets, kl_coef=0.0)
+    config = learner_config(lora_rank=2, lora_targets="self_attn/(q|o)_proj|mlp/(gate|down)_proj")
     learner = Learner(mixed, config, params, temperature=1.0, mesh=sharding.make_mesh())
     first = learner.init(params)
     before, adapters = learner.score(first, batch), flatten_dict(jax.device_get(first.params))
