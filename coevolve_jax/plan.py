@@ -150,26 +150,29 @@ def smallest_change(
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
     The first that is enough of: layers computed again, fewer rows per micro-batch, both, rows that are split over devices
-    besides, and all that on more devices. What changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
+    besides, moments in the host's memory with these, and all that but the moments on more devices. What changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
     plans are corrected.
     """
-    axes, remat = dict(mesh.shape), bool(learner.remat)
-    # Whether layers are computed again, rows, times as many devices, times as many to a row.
-    changes = [(True, rows, 1, 1)] * (not remat) + [(remat, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
-    changes += [(True, 1, 2**n, 2**k) for n in range(9) for k in range(4)]
-    for again, fewer, times, parts in changes:
+    axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
+    # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
+    changes = [(True, where, rows, 1, 1)] * (not remat)
+    changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
+    split = [2**k for k in range(4)]
+    changes += [(True, moments, 1, 1, parts) for moments in (where, "host") for parts in split]
+    changes += [(True, where, 1, 2**n, parts) for n in range(1, 9) for parts in split]
+    for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
         sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
         if left or (parts > 1 and length % (2 * sizes["context"])):
             continue
         changed = learner.copy_and_resolve_references()
-        changed.remat = again
+        changed.remat, changed.moments_on = again, moments
         try:
             larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-            total = scale * plan(model, changed, larger, rows=fewer, length=length).total
+            planned = plan(model, changed, larger, rows=fewer, length=length)
         except ValueError:  # so many devices do not divide a parameter
             break
-        if total <= memory:
+        if scale * planned.total <= memory:
             told = ["config.learner.remat=True"] * (again != remat)
             if fewer != rows or times > 1 or parts > 1:
                 told.append(f"config.learner.rows_per_microbatch={fewer * sharding.row_parts(larger)}")
@@ -177,7 +180,11 @@ def smallest_change(
                 told.append(f"config.mesh.context={sizes['context']}")
             if times > 1 or parts > 1:
                 told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
-            return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
+            sizes = f"{scale * planned.total / GB:.1f} GB by plan"
+            if moments != where:
+                told.append("config.learner.moments_on=host")
+                sizes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
+            return f"set {' and '.join(told)} ({sizes})"
     return "no number of such devices holds a row of this length: use devices with more memory"
 
 

@@ -22,7 +22,8 @@ class Topology:
     0 where nothing
     is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
     second of its memory; link, bytes
-    per second that it sends to the others, in one direction; host_link, the same to its host. hosts: whose devices they are.
+    per second that it sends to the others, in one direction; host_link, the same to its host; hosts_link, to devices of
+    another host, 0 where that is no other link. hosts: whose devices they are.
     """
 
     devices: int
@@ -34,6 +35,7 @@ class Topology:
     link: float = 0
     host_link: float = 16 * GB
     hosts: int = 1
+    hosts_link: float = 0
 
 
 def _hosts(chips: int) -> int:
@@ -54,10 +56,8 @@ def _v6e(devices: int, grid: str) -> Topology:
 
 
 def _h100(hosts: int, each: int) -> Topology:
-    link = 450 * GB if hosts == 1 else 50 * GB  # NVLink; between hosts, InfiniBand
-    return Topology(
-        hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, link, 64 * GB, hosts
-    )
+    rates = 450 * GB, 64 * GB, hosts, 50 * GB  # NVLink; between hosts, InfiniBand
+    return Topology(hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, *rates)
 
 
 # What JAX calls a device -> its peak, as above. v4: docs.cloud.google.com/tpu/docs/v4.

@@ -108,6 +108,47 @@ def test_a_collective_that_goes_on_beside_other_work_counts_once():
     assert found.collectives == {"all-gather": (1, 64 * 32 * 2)}
 
 
+SENT = """HloModule jit_s, is_scheduled=true
+
+ENTRY %main (a: f32[16,4]) -> f32[16,4] {{
+  %a = f32[16,4]{{1,0}} parameter(0)
+  ROOT %made = {made} {op}(%a), channel_id=1, {groups}, use_global_device_ids=true, frontend_attributes={{x="y"}}
+}}
+"""
+GATHERED = "f32[64,4]{1,0}", "all-gather"
+MOVED = "f32[16,4]{1,0}", "collective-permute"
+
+
+@pytest.mark.parametrize(
+    "what, groups, within, between",
+    [
+        (GATHERED, "replica_groups={{0,1,2,3},{4,5,6,7}}", 3 / 4 * 1024, 0),
+        (GATHERED, "replica_groups={{0,2,4,6},{1,3,5,7}}", 0, 3 / 4 * 1024),
+        (GATHERED, "replica_groups=[2,4]<=[8]", 3 / 4 * 1024, 0),
+        (GATHERED, "replica_groups=[2,4]<=[4,2]T(1,0)", 0, 3 / 4 * 1024),
+        (GATHERED, "replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", 3 / 4 * 1024, 0),
+        (GATHERED, "replica_groups=mesh['a'=2,'b'=2,'c'=2] {'a','c'}", 0, 3 / 4 * 1024),
+        (GATHERED, "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", 3 / 4 * 1024, 0),
+        (GATHERED, "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", 0, 1 / 2 * 1024),
+        (GATHERED, "replica_groups={}", 0, 7 / 8 * 1024),
+        (GATHERED, "replica_groups=of_a_kind_that_is_not_known", 0, 7 / 8 * 1024),
+        (("f32[16,4]{1,0}", "all-reduce"), "replica_groups={{0,1},{2,3},{4,5},{6,7}}", 2 / 2 * 256, 0),
+        (MOVED, "source_target_pairs={{0,1},{1,0},{2,2}}", 256, 0),
+        (MOVED, "source_target_pairs={{0,1},{3,4}}", 0, 256),
+        (MOVED, "source_target_pairs={{0,0},{1,1}}", 0, 0),
+    ],
+)
+def test_what_devices_send_goes_over_the_links_of_their_group(what, groups, within, between):
+    """Eight devices, four of each host; all ways in which the compilers write groups."""
+    made, op = what
+    (found,) = works.by_loop(
+        SENT.format(made=made, op=op, groups=groups), lambda _: "", [0] * 4 + [1] * 4
+    ).values()
+    assert (found.within, found.between) == (within, between)
+    twice = works.total([(2, found), (1, found)])
+    assert (twice.within, twice.between) == (3 * within, 3 * between)
+
+
 WINDOWED = """HloModule jit_g, is_scheduled=true
 
 %body (p: (u32[], bf16[100,64], bf16[8,32,64])) -> (u32[], bf16[100,64], bf16[8,32,64]) {
@@ -182,7 +223,7 @@ weights = sum(a * b for a, b in ((16, 16), (16, 8), (16, 8), (16, 16), (16, 24),
 once = 2 * 64 * weights
 assert 4 * once < update.loops["layer"].operations < 12 * once, update.loops["layer"].operations / once
 assert score.loops["layer"].operations < update.loops["layer"].operations / 3
-one, whole = programs.seconds(score, machine, 8), programs.seconds(update, machine, 8)
+one, whole = programs.seconds(score, machine), programs.seconds(update, machine)
 assert all(0 < one[part] < whole[part] for part in whole)
 assert max(whole[part] for part in ("products", "memory", "links")) <= whole["overlapped"]
 """
@@ -218,13 +259,14 @@ def test_a_batch_is_loaded_as_the_run_packs_it(four):
 
 
 def test_an_estimate_is_the_published_peaks():
-    work = works.Work(2e12, 4e9, {"all-reduce": (3, 1e9), "all-gather": (1, 2e9)}, {})
+    work = works.Work(2e12, 4e9, {}, {}, within=2e9, between=1e9)
     account = programs.Account({}, 0, 0, {"layer": work}, {"layer": 10})
     machine = dataclasses.replace(TOPOLOGIES["v6e-8"], operations=1e12, bandwidth=1e9, link=1e9)
-    assert programs.sent(work.collectives, 4) == (2 * 1e9 + 2e9) * 3 / 4
-    told = programs.seconds(account, machine, 4)
+    told = programs.seconds(account, machine)
     assert not account.fits  # without parts the compiler has refused it
     assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
+    slower = dataclasses.replace(machine, hosts_link=5e8)  # what goes to another host takes twice as long
+    assert programs.seconds(account, slower) == {"products": 20, "memory": 40, "links": 40, "overlapped": 40}
 
 
 def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
@@ -241,9 +283,16 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
     memory = 26 * GB  # which no part of a row mends
     told = change(memory, 2)
-    assert total(mesh, 1) > memory and "config.mesh.fsdp=8 (8 devices)" in told
-    assert "rows_per_microbatch=8 and" in told
-    assert total(plan.make_mesh(TOPOLOGIES["v6e-8"], {}), 1) <= memory
+    assert total(mesh, 1) > memory and told.startswith(
+        "set config.learner.rows_per_microbatch=4 and config.learner.moments_on=host ("
+    )
+    there = four.learner.copy_and_resolve_references()
+    there.moments_on = "host"
+    planned = plan.plan(model, there, mesh, rows=1, length=25600)
+    assert f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
+    assert "fsdp=2 (4 devices) and config.learner.moments_on=host" in change(planned.total - 1, 2)
+    told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
+    assert "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told and "moments_on" not in told
     assert "devices with more memory" in change(GB, 2)
     kept = four.learner.copy_and_resolve_references()
     kept.remat = False

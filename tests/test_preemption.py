@@ -64,9 +64,12 @@ def whole(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("moments", [[D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], [EVOLUTION]])
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments):
-    config, workdir = settings("coevolve", **RARE), tmp_path / "run"
+@pytest.mark.parametrize(
+    "moments, place", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], "device"), ([EVOLUTION], "host")]
+)
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, place):
+    """Wherever Adam's moments lie."""
+    config, workdir = settings("coevolve", **RARE, **{"learner.moments_on": place}), tmp_path / "run"
     for moment in moments:
         assert asked(config, workdir, moment) == moment[-1]
     train(config, workdir)

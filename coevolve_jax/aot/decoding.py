@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from coevolve_jax.aot import work as works
-from coevolve_jax.aot.programs import sent
+from coevolve_jax.aot.programs import hosts_of, on_links
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
@@ -53,7 +53,9 @@ def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: in
     quota = jax.ShapeDtypeStruct((), np.int32, sharding=everywhere)
     compiled = programs.decode.lower(params, cache, key, *given, per_row(np.int32, STOP_IDS), quota).compile()
     loops = works.by_loop(
-        str(compiled.as_text()), lambda path: "token" if path.count("while") == 1 else "inner"
+        str(compiled.as_text()),
+        lambda path: "token" if path.count("while") == 1 else "inner",
+        hosts_of(mesh),
     )
     token = works.total((1, work) for around, work in loops.items() if around and around[0].kind == "token")
     memory: Any = compiled.memory_analysis()
@@ -65,7 +67,7 @@ def _size(x: Any) -> int:
     return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
 
 
-def text(decoding: Decoding, topology: Topology, mesh: Mesh, rows: int, columns: int) -> str:
+def text(decoding: Decoding, topology: Topology, rows: int, columns: int) -> str:
     """Markdown: the memory, and the estimated time of a token at the topology's published peaks."""
     d, work = decoding, decoding.token
     read = (
@@ -74,7 +76,7 @@ def text(decoding: Decoding, topology: Topology, mesh: Mesh, rows: int, columns:
     seconds = {
         "products": work.operations / topology.operations,
         "memory": read / topology.bandwidth,
-        "links": sent(work.collectives, mesh.size) / topology.link,
+        "links": on_links(work, topology),
     }
     moved = ", ".join(f"{n} {op} ({size / 1e6:.1f} MB)" for op, (n, size) in sorted(work.collectives.items()))
     together = sum(seconds.values())

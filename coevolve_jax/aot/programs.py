@@ -165,7 +165,7 @@ def kind(path: str) -> str:
     return MICROBATCH if path.count("while") == 1 else OTHER
 
 
-def seconds(account: Account, topology: Topology, devices: int) -> dict[str, float]:
+def seconds(account: Account, topology: Topology) -> dict[str, float]:
     """Estimates for a whole update at the published peaks: of products, of memory, of the links between
     devices; and their
     "overlapped", the largest of the three for each loop. No program reaches them."""
@@ -174,7 +174,7 @@ def seconds(account: Account, topology: Topology, devices: int) -> dict[str, flo
         one = {
             "products": work.operations / topology.operations,
             "memory": work.bytes / topology.bandwidth,
-            "links": sent(work.collectives, devices) / topology.link,
+            "links": on_links(work, topology),
         }
         one["overlapped"] = max(one.values())
         for part, value in one.items():
@@ -182,12 +182,14 @@ def seconds(account: Account, topology: Topology, devices: int) -> dict[str, flo
     return totals
 
 
-def sent(collectives: Mapping[str, tuple[int, float]], devices: int) -> float:
-    """Bytes that each device sends, around a ring. An all-reduce goes around twice."""
-    rounds = {"all-reduce": 2}
-    return (
-        sum(rounds.get(name, 1) * size for name, (_, size) in collectives.items()) * (devices - 1) / devices
-    )
+def on_links(work: works.Work, topology: Topology) -> float:
+    """Seconds that what a device sends takes."""
+    return work.within / topology.link + work.between / (topology.hosts_link or topology.link)
+
+
+def hosts_of(mesh: Mesh) -> list[int]:
+    """Whose each device of a mesh's programs is."""
+    return [device.process_index for device in mesh.devices.flat]
 
 
 def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> dict[str, works.Work]:
@@ -206,7 +208,7 @@ def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> d
         return next((attention * _PRODUCTS[word] * n for word, n in load.pairs.items() if word in path), 0)
 
     extra = lambda work: sum(calls * operations(path) for path, calls in work.kernels.items())
-    loops = by_kind(works.by_loop(text, kind), rounds)
+    loops = by_kind(works.by_loop(text, kind, hosts_of(mesh)), rounds)
     return {name: work._replace(operations=work.operations + extra(work)) for name, work in loops.items()}
 
 

@@ -42,7 +42,7 @@ def compiled(
         if account.parts:
             if account.host:
                 lines.append(_host(account.host, topology))
-            lines += ["", *_memory(account), "", *_work(account, topology, mesh.size)]
+            lines += ["", *_memory(account), "", *_work(account, topology)]
         if not account.fits and program == "update":
             scale = account.peak / planned.total
             change = plan.smallest_change(
@@ -73,7 +73,7 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
-    return f"{title}\n\n{decode.text(found, topology, mesh, rows, columns)}"
+    return f"{title}\n\n{decode.text(found, topology, rows, columns)}"
 
 
 def _verdict(account: programs.Account) -> str:
@@ -98,7 +98,7 @@ def _memory(account: programs.Account) -> list[str]:
     return [f"| {' | '.join(names)} |", "|" + "---:|" * len(names), f"| {' | '.join(cells)} |"]
 
 
-def _work(account: programs.Account, topology, count: int) -> list[str]:
+def _work(account: programs.Account, topology: Topology) -> list[str]:
     lines = [
         "| in | times per update | operations, 10^12 | bytes, GB, at most | collectives (bytes of whole arrays, GB) |",
         "|---|---:|---:|---:|---|",
@@ -111,10 +111,15 @@ def _work(account: programs.Account, topology, count: int) -> list[str]:
         lines.append(
             f"| {name} | {times:,} | {work.operations / 1e12:.3f} | {work.bytes / GB:.2f} | {moved or 'none'} |"
         )
-    s = programs.seconds(account, topology, count)
+    s = programs.seconds(account, topology)
+    sent = [
+        sum(account.times[name] * size(work) for name, work in account.loops.items())
+        for size in (lambda work: work.within, lambda work: work.between)
+    ]
+    over = f" (a device sends {sent[0] / GB:.0f} GB within its host, {sent[1] / GB:.0f} to others)"
     lines += [
         "",
         f"Estimate, no measurement, at published peaks: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
-        f"links {s['links']:.1f} s; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
+        f"links {s['links']:.1f} s{over if topology.hosts_link else ""}; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
     ]
     return lines

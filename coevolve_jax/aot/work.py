@@ -9,9 +9,12 @@ from __future__ import annotations
 import collections
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from coevolve_jax.aot.groups import groups
 from coevolve_jax.aot.hlo import Computations, Instruction, Loop, parse, shapes, size_of, walk
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -37,18 +40,23 @@ class Work(NamedTuple):
 
     operations: of matrix products, two for each multiplication and addition. bytes: operands and results of
     all instructions, as they go to and from memory at most. collectives: name -> (how many, bytes of the
-    whole arrays). kernels: name -> calls of kernels that are written by hand, whose work XLA does not know.
+    whole arrays). kernels: name -> calls of kernels that are written by hand, whose work XLA does not know. within,
+    between: bytes that a device sends in collectives of one host's devices, and in those of several hosts'.
     """
 
     operations: float
     bytes: float
     collectives: dict[str, tuple[int, float]]
     kernels: dict[str, int]
+    within: float = 0
+    between: float = 0
 
 
-def by_loop(text: str, kinds: Callable[[str], str]) -> dict[tuple[Loop, ...], Work]:
+def by_loop(
+    text: str, kinds: Callable[[str], str], hosts: Sequence[int] = (0,)
+) -> dict[tuple[Loop, ...], Work]:
     """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced
-    program -> its kind."""
+    program -> its kind. hosts: whose each of the program's devices is."""
     entry, computations = parse(text)
     types = {i.name: i.type for body in computations.values() for i in body}
     found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
@@ -59,14 +67,17 @@ def by_loop(text: str, kinds: Callable[[str], str]) -> dict[tuple[Loop, ...], Wo
             if chain in chains:
                 continue
             chains.add(chain)
-        found[loops].append(_one(instruction, fused, types, computations))
+        found[loops].append(_one(instruction, fused, types, computations, hosts))
     return {loops: total((1, part) for part in parts) for loops, parts in found.items()}
 
 
-def _one(i: Instruction, fused: bool, types: Mapping[str, str], computations: Computations) -> Work:
+def _one(
+    i: Instruction, fused: bool, types: Mapping[str, str], computations: Computations, hosts: Sequence[int]
+) -> Work:
     base = i.opcode.removesuffix("-start")
     if base in COLLECTIVES:
-        return Work(0, 0, {base: (1, _whole(i, types))}, {})
+        whole = _whole(i, types)
+        return Work(0, 0, {base: (1, whole)}, {}, *_sent(base, whole, groups(i.rest, len(hosts)), hosts))
     if i.opcode in ("dot", "convolution"):
         operations = _product(i, types)
         return Work(operations, 0 if fused else _moved(i, types, computations), {}, {})
@@ -81,17 +92,31 @@ def _one(i: Instruction, fused: bool, types: Mapping[str, str], computations: Co
 
 def total(parts: Iterable[tuple[int, Work]]) -> Work:
     """The sum of work that is done so many times."""
-    operations, moved = 0.0, 0.0
+    operations, moved, within, between = 0.0, 0.0, 0.0, 0.0
     collectives: dict[str, tuple[int, float]] = {}
     kernels: collections.Counter[str] = collections.Counter()
     for times, part in parts:
         operations += times * part.operations
         moved += times * part.bytes
+        within += times * part.within
+        between += times * part.between
         for name, (count, size) in part.collectives.items():
             before = collectives.get(name, (0, 0.0))
             collectives[name] = before[0] + times * count, before[1] + times * size
         kernels.update({name: times * calls for name, calls in part.kernels.items()})
-    return Work(operations, moved, collectives, dict(kernels))
+    return Work(operations, moved, collectives, dict(kernels), within, between)
+
+
+def _sent(name: str, size: float, groups: np.ndarray, hosts: Sequence[int]) -> tuple[float, float]:
+    """Bytes that each device sends around a ring of its group, of one host and of several. An all-reduce goes around
+    twice."""
+    if name == "collective-permute":
+        sent = size if len(groups) else 0.0
+    else:
+        devices = groups.shape[1]
+        sent = (2 if name == "all-reduce" else 1) * size * (devices - 1) / devices
+    owners = np.asarray(hosts)[groups]
+    return (0.0, sent) if (owners != owners[:, :1]).any() else (sent, 0.0)
 
 
 def _whole(i: Instruction, types: Mapping[str, str]) -> float:
