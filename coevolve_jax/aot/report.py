@@ -116,10 +116,11 @@ def _work(account: programs.Account, topology: Topology) -> list[str]:
         sum(account.times[name] * size(work) for name, work in account.loops.items())
         for size in (lambda work: work.within, lambda work: work.between)
     ]
-    over = f" (a device sends {sent[0] / GB:.0f} GB within its host, {sent[1] / GB:.0f} to others)"
+    ways = f" (a device sends {sent[0] / GB:.0f} GB within its host, {sent[1] / GB:.0f} to others)"
+    over = ways if topology.hosts > 1 and topology.hosts_link else ""
     lines += [
         "",
         f"Estimate, no measurement, at published peaks: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
-        f"links {s['links']:.1f} s{over if topology.hosts_link else ""}; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
+        f"links {s['links']:.1f} s{over}; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
     ]
     return lines
