@@ -150,8 +150,9 @@ def smallest_change(
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
     The first that is enough of: layers computed again, fewer rows per micro-batch, both, rows that are split over devices
-    besides, moments in the host's memory with these, and all that but the moments on more devices. What changes the numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which
-    plans are corrected.
+    besides, moments in the host's memory with these, and all that but the moments on more devices. What changes the
+    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are
+    corrected.
     """
     axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
     # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
@@ -180,11 +181,11 @@ def smallest_change(
                 told.append(f"config.mesh.context={sizes['context']}")
             if times > 1 or parts > 1:
                 told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
-            sizes = f"{scale * planned.total / GB:.1f} GB by plan"
+            takes = f"{scale * planned.total / GB:.1f} GB by plan"
             if moments != where:
                 told.append("config.learner.moments_on=host")
-                sizes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
-            return f"set {' and '.join(told)} ({sizes})"
+                takes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
+            return f"set {' and '.join(told)} ({takes})"
     return "no number of such devices holds a row of this length: use devices with more memory"
 
 

@@ -289,7 +289,9 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     there = four.learner.copy_and_resolve_references()
     there.moments_on = "host"
     planned = plan.plan(model, there, mesh, rows=1, length=25600)
-    assert f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
+    assert (
+        f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
+    )
     assert "fsdp=2 (4 devices) and config.learner.moments_on=host" in change(planned.total - 1, 2)
     told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
     assert "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told and "moments_on" not in told
