@@ -194,6 +194,31 @@ def test_the_published_table_follows_from_the_published_numbers(name):
         assert shown in page
 
 
+def test_what_was_run_later_is_compared_with_the_same_seeds():
+    """The ends of the scale in the second test: how much there was to gain."""
+    folders = HEADROOM / "test_spread", HEADROOM / "test_spread_ends"
+    rows = [r for folder in folders for r in results.read_csv(folder / "outcomes.csv.gz")]
+    begun: dict[str, set] = {}
+    for r in rows:
+        if r["step"] == "0":
+            begun.setdefault((r["seed"], r["set"], r["task"]), set()).add((r["successes"], r["trials"]))
+    assert len(begun) == 8 * 396 and all(len(counts) == 1 for counts in begun.values())
+    pairs = [("random", "static"), ("oracle", "random"), ("oracle", "blame")]
+    arms = ["static", "random", "blame", "oracle"]
+    found = results.compare(rows, results.METRICS["weak"], arms, pairs)
+    page = HEADROOM.with_suffix(".md").read_text()
+    for row in found["arms"]:
+        shown = " ".join(f"{100 * value:.1f}" for value in row["values"].values())
+        assert f"| {100 * row['mean']:.1f} | {shown} |" in page
+    free, oracle, blame = found["planned"]
+    told = lambda d: f"({100 * d['low']:.1f} to {100 * d['high']:.1f}"
+    assert f"free exploration {100 * free['difference']:.1f} over no new tasks {told(free)}" in page
+    known = f"the oracle is {100 * oracle['difference']:.1f} points over free exploration (t interval {told(oracle)[1:]}"
+    assert (
+        known in page and f"the oracle is {100 * blame['difference']:.1f} over blame {told(blame)})" in page
+    )
+
+
 def test_no_effect_is_mostly_not_found():
     rng = np.random.default_rng(1)
     found = [stats.paired_p(rng.standard_normal(6)) < 0.05 for _ in range(400)]
