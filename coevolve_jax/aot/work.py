@@ -53,10 +53,11 @@ class Work(NamedTuple):
 
 
 def by_loop(
-    text: str, kinds: Callable[[str], str], hosts: Sequence[int] = (0,)
+    text: str, kinds: Callable[[str], str], hosts: Sequence[int] = ()
 ) -> dict[tuple[Loop, ...], Work]:
     """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced
-    program -> its kind. hosts: whose each of the program's devices is."""
+    program -> its kind. hosts: whose each of the program's devices is; without
+    them what devices send is not counted."""
     entry, computations = parse(text)
     types = {i.name: i.type for body in computations.values() for i in body}
     found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
@@ -77,7 +78,8 @@ def _one(
     base = i.opcode.removesuffix("-start")
     if base in COLLECTIVES:
         whole = _whole(i, types)
-        return Work(0, 0, {base: (1, whole)}, {}, *_sent(base, whole, groups(i.rest, len(hosts)), hosts))
+        sent = _sent(base, whole, groups(i.rest, len(hosts)), hosts) if hosts else (0.0, 0.0)
+        return Work(0, 0, {base: (1, whole)}, {}, *sent)
     if i.opcode in ("dot", "convolution"):
         operations = _product(i, types)
         return Work(operations, 0 if fused else _moved(i, types, computations), {}, {})
