@@ -194,15 +194,30 @@ def test_the_published_table_follows_from_the_published_numbers(name):
         assert shown in page
 
 
-def test_what_was_run_later_is_compared_with_the_same_seeds():
-    """The ends of the scale in the second test: how much there was to gain."""
-    folders = HEADROOM / "test_spread", HEADROOM / "test_spread_ends"
-    rows = [r for folder in folders for r in results.read_csv(folder / "outcomes.csv.gz")]
-    begun: dict[str, set] = {}
+def both_runs(first: str, later: str, seeds: int) -> list[dict]:
+    """The outcomes of both, whose first evaluations are the same, count for count."""
+    rows = [r for name in (first, later) for r in results.read_csv(HEADROOM / name / "outcomes.csv.gz")]
+    begun: dict[tuple, set] = {}
     for r in rows:
         if r["step"] == "0":
             begun.setdefault((r["seed"], r["set"], r["task"]), set()).add((r["successes"], r["trials"]))
-    assert len(begun) == 8 * 396 and all(len(counts) == 1 for counts in begun.values())
+    assert len(begun) == seeds * 396 and all(len(counts) == 1 for counts in begun.values())
+    return rows
+
+
+def test_probes_that_were_run_later_are_compared_with_the_same_seeds():
+    rows = both_runs("options", "options_probe", 2)
+    pairs = [("coevolve_probe", "coevolve"), ("blame_probe", "blame")]
+    page = HEADROOM.with_suffix(".md").read_text()
+    for d in results.compare(rows, results.METRICS["weak"], [], pairs)["planned"]:
+        cells = f"{100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
+        resampled = f"{100 * d['boot_low']:+.1f} to {100 * d['boot_high']:+.1f}"
+        assert f"| {d['a']} - {d['b']} | {cells} | {resampled} | {d['p']:.2f} ({d['p_holm']:.2f}) |" in page
+
+
+def test_what_was_run_later_is_compared_with_the_same_seeds():
+    """The ends of the scale in the second test: how much there was to gain."""
+    rows = both_runs("test_spread", "test_spread_ends", 8)
     pairs = [("random", "static"), ("oracle", "random"), ("oracle", "blame")]
     arms = ["static", "random", "blame", "oracle"]
     found = results.compare(rows, results.METRICS["weak"], arms, pairs)
