@@ -89,11 +89,13 @@ class Laboratory:
         step: int,
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
         try:
             stats = self.synthesizer.explore_unguided(
-                self.tasks, scenarios or self.scenarios, wanted=wanted, kind=kind, step=step, rng=rng
-            )
+                self.tasks, scenarios or self.scenarios,
+                wanted=wanted, kind=kind, step=step, rng=rng, admit=admit,
+            )  # fmt: skip
         finally:
             self._book_roles()  # also what was spent in vain
         return self._booked(kind, stats)

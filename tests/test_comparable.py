@@ -23,7 +23,7 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
 from coevolve_jax.synthesis import choice, signals
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import Admission, Synthesizer
 from coevolve_jax.synthesis.task_pool import ROW, TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Turn
@@ -88,6 +88,40 @@ def test_a_full_pool_ends_unguided_exploration_too(pool):
     assert (more.added, more.contexts, more.refused["pool_full"]) == (0, 0, 4)
     with pytest.raises(ValueError, match="max_tasks is 20.*initial_tasks"):
         configs.check(settings_of(**{"data.max_tasks": 20}))
+
+
+def test_free_exploration_is_probed_like_any_other(pool):
+    how = dict(kind="random", step=1, wanted=6)
+    scenarios, made = build.scenarios(settings_of()), synthesizer(pool)
+
+    def odd(tasks):  # by what they are, so that rounds with fewer tasks refuse the same ones
+        return [Admission(None if len(t.calls) % 2 else "never_solved", 0.5) for t in tasks]
+
+    tasks = TaskPool()
+    stats = made.explore_unguided(tasks, scenarios, rng=np.random.default_rng(0), admit=odd, **how)
+    assert stats.added == len(tasks) == 6 and {len(t.calls) % 2 for t in tasks} == {1}
+    assert stats.refused["never_solved"] and {t.lineage.solved for t in tasks} == {0.5}
+
+    none, asked = TaskPool(), []
+    refuse = lambda tasks: asked.append(len(tasks)) or [Admission("always_solved", 1.0)] * len(tasks)
+    stats = made.explore_unguided(none, scenarios, rng=np.random.default_rng(0), admit=refuse, **how)
+    assert (len(none), stats.added) == (0, 0) and 0 < len(asked) <= 20  # ends, though nothing was found
+
+
+def test_the_probe_of_free_exploration_is_its_own_key():
+    asked = []
+
+    class Lab(MadeUpLab):
+        def grow_unguided(self, *, admit=None, **how):
+            asked.append(admit)
+            return super().grow_unguided(admit=admit, **how)
+
+    for probe in (0, 4):
+        config = settings_of("random", **{"strategy.probe": probe, "evolution.every": 1})
+        tasks = TaskPool()
+        tasks.add([made_up_task(f"t{n}", np.random.default_rng(n)) for n in range(4)])
+        build.strategy(config).evolve(0, Lab(config, tasks))
+    assert asked[0] is None and asked[1] is not None
 
 
 # 3. A checkpoint of static stays small; evidence is kept without its tokens.

@@ -83,9 +83,10 @@ class Lab(Protocol):
         step: int,
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
         """The same by free exploration of random scenarios (of these, or of all that may be explored), until D_t
-        has grown by `wanted`. ValueError where they give no more new tasks."""
+        has grown by `wanted`. Where they give no more new tasks: ValueError, or with `admit` fewer tasks."""
         ...
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Lab, evolves
+from coevolve_jax.strategies.base import Lab, evolves, solvable
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 DEFAULTS = {
     "scenarios": "train",  # where it explores: all of the training split, or "known": those of tasks in D_t
+    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
 }
 
 
@@ -32,4 +33,7 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     known = {json.dumps(t.scenario, sort_keys=True): t for t in lab.tasks}
     scenarios = list(known.values()) if c.strategy.scenarios == "known" else None
     rng = rng_for(c.seed, "evolve", step)
-    return lab.grow_unguided(wanted=c.evolution.tasks, kind="random", step=step, rng=rng, scenarios=scenarios)
+    return lab.grow_unguided(
+        wanted=c.evolution.tasks, kind="random", step=step, rng=rng, scenarios=scenarios,
+        admit=solvable(c, lab, step, c.strategy.probe) if c.strategy.probe else None,
+    )  # fmt: skip

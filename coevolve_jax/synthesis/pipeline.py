@@ -150,12 +150,13 @@ class Synthesizer:
         kind: str,
         step: int,
         rng: np.random.Generator,
+        admit: Admit | None = None,
         on_added: Callable[[int], object] = lambda n: None,
     ) -> SynthesisStats:
         """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
-        What a full pool has no room for is not made, as in `grow`. Raises ValueError where the scenarios give no
-        more new tasks.
+        What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it raises
+        ValueError; with `admit`, which may refuse all there is, it ends there instead.
         """
         (total, wanted), empty = self._room(tasks, wanted), 0
         while total.added < wanted:
@@ -164,11 +165,13 @@ class Synthesizer:
             contexts = [
                 unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
             ]
-            stats = self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng)
+            stats = self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng, admit)
             total.add(stats)
             on_added(stats.added)
             empty = 0 if stats.added else empty + 1
             if empty == 20:
+                if admit is not None:
+                    break
                 costs = self.roles.costs or {}
                 why = dict(total.refused) | {
                     key: n for key, n in costs.items() if "faults/" in key or "refused/" in key

@@ -233,8 +233,9 @@ class MadeUpLab:
         step: int,
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
+        admit: Admit | None = None,
     ) -> SynthesisStats:
-        return self._add(wanted, kind, step, rng)
+        return self._add(wanted, kind, step, rng, admit)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
