@@ -32,7 +32,8 @@ ARMS: dict[str, Arm] = {
         {"strategy.name": "random", "strategy.scenarios": "known"}, "the same, in the scenarios of D_t alone"
     ),
     "random_probe": Arm(
-        {"strategy.name": "random", "strategy.probe": 4}, "free exploration, of tasks that are solved sometimes"
+        {"strategy.name": "random", "strategy.probe": 4},
+        "free exploration, of tasks that are solved sometimes",
     ),
     "placebo": _coevolve("the whole method with its signals on tasks drawn at random", shuffled=True),
     "coevolve": _coevolve("the paper's method"),
