@@ -23,6 +23,8 @@ class Case:
 
     kind: "update" (one GRPO step) or "generate". vocab_size, tied: of the Qwen3 model. rows: sequences.
     prompt, completion: tokens of each; ragged: completions are uniform in completion / 16 .. completion.
+    given: the log-probabilities of the KL term's reference are part of the data; else each implementation runs the
+    reference within the step.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Case:
     prompt: int
     completion: int
     ragged: bool = False
+    given: bool = False
     layers: int = 4
 
     def shrunk(self) -> Case:
@@ -46,7 +49,8 @@ def _both(size: str, vocab_size: int, tied: bool) -> list[Case]:
     update = Case(f"{size}-even", "update", vocab_size, tied, rows=32, prompt=128, completion=128)
     ragged = dataclasses.replace(update, name=f"{size}-ragged", ragged=True)
     generate = Case(f"generate-{size}", "generate", vocab_size, tied, rows=64, prompt=64, completion=64)
-    return [update, ragged, generate]
+    given = [dataclasses.replace(case, name=f"{case.name}-given", given=True) for case in (update, ragged)]
+    return [update, ragged, *given, generate]
 
 
 CASES = {c.name: c for c in _both("small", 4096, False) + _both("large", 151936, True)}
@@ -115,7 +119,7 @@ def random_weights(case: Case, seed: int) -> dict[str, np.ndarray]:
 
 def random_data(case: Case, seed: int) -> dict[str, np.ndarray]:
     """prompts [N, P] and, for an update, completions [N, C] (PAD behind lengths [N]), sampler_logprobs [N, C]
-    and advantages [N].
+    and advantages [N]; where they are given also reference_logprobs [N, C].
 
     The sampler's log-probabilities scatter around those of a model that knows nothing, which is what random
     weights are, so that some ratios are clipped.
@@ -131,12 +135,16 @@ def random_data(case: Case, seed: int) -> dict[str, np.ndarray]:
         lengths = rng.integers(case.completion // 16, case.completion + 1, case.rows)
     inside = np.arange(case.completion) < lengths[:, None]
     logprobs = -np.log(case.vocab_size) + 0.2 * rng.standard_normal(shape)
-    return data | {
+    data |= {
         "completions": np.where(inside, draw(case.completion), PAD).astype(np.int32),
         "lengths": lengths.astype(np.int32),
         "sampler_logprobs": np.where(inside, logprobs, 0).astype(np.float32),
         "advantages": rng.standard_normal(case.rows).astype(np.float32),
     }
+    if case.given:
+        logprobs = -np.log(case.vocab_size) + 0.2 * rng.standard_normal(shape)
+        data["reference_logprobs"] = np.where(inside, logprobs, 0).astype(np.float32)
+    return data
 
 
 def write(case: Case, folder: Path) -> None:
@@ -165,9 +173,9 @@ def useful_tokens(case: Case, data: dict[str, np.ndarray]) -> int:
 def operations(case: Case, data: dict[str, np.ndarray]) -> float:
     """Floating-point operations that the useful tokens need: the products with weights and of attention.
 
-    2 per weight and token forward, 4 more backward. Update: the policy forward and backward and the reference
-    forward, the unembedding on completion tokens only. Generation: forward, the unembedding once per token
-    that is sampled.
+    2 per weight and token forward, 4 more backward. Update: the policy forward and backward and, unless it is given,
+    the reference forward, the unembedding on completion tokens only. Generation: forward, the unembedding once
+    per token that is sampled.
     """
     c = model_config(case)
     d, f, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
@@ -178,4 +186,5 @@ def operations(case: Case, data: dict[str, np.ndarray]) -> float:
     pairs = np.sum(tokens * (tokens + 1) / 2)  # of a query and a key, causal
     attention = case.layers * pairs * 2 * q  # scores and weighted sum, multiply-adds
     forward = 2 * (layers * np.sum(tokens) + case.vocab_size * d * np.sum(lengths) + attention)
-    return float(forward if case.kind == "generate" else 4 * forward)
+    passes = 1 if case.kind == "generate" else 3 if case.given else 4
+    return float(passes * forward)

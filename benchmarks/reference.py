@@ -64,7 +64,8 @@ def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
     for i, n in enumerate(data["lengths"]):
         ids = np.concatenate([data["prompts"][i], data["completions"][i, :n]])
         predicts, targets = np.arange(case.prompt - 1, len(ids) - 1), ids[case.prompt :]
-        logp, ref = policy(ids)[predicts, targets], reference(ids)[predicts, targets]
+        logp = policy(ids)[predicts, targets]
+        ref = data["reference_logprobs"][i, :n] if case.given else reference(ids)[predicts, targets]
         ratio, a = np.exp(logp - data["sampler_logprobs"][i, :n]), float(data["advantages"][i])
         surrogate = -np.minimum(ratio * a, np.clip(ratio, 1 - CLIP, 1 + CLIP) * a)
         total += np.sum(surrogate + KL * (np.exp(ref - logp) - 1 - (ref - logp)))

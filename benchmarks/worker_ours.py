@@ -69,7 +69,8 @@ def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]
             }
         )
     model_config, params = hf_io.load(folder / "policy")
-    _, reference = hf_io.load(folder / "reference")
+    # Where its log-probabilities are given it is not run, and the policy stands in for its shapes.
+    reference = params if cases.read(folder)[0].given else hf_io.load(folder / "reference")[1]
     learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
     return learner, params, c.learner
 
@@ -77,10 +78,16 @@ def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]
 def make_batch(
     case: cases.Case, data: dict[str, np.ndarray], rollouts: list[Trajectory], config: ConfigDict
 ) -> Batch:
+    def reference(i: int) -> np.ndarray | None:
+        if not case.given:
+            return None
+        completion = data["reference_logprobs"][i, : data["lengths"][i]]
+        return np.concatenate([np.zeros(case.prompt, np.float32), completion])
+
     return pack(
         [
-            Sample(t, np.full(len(t.ids), a, np.float32))
-            for t, a in zip(rollouts, data["advantages"], strict=True)
+            Sample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
+            for i, (t, a) in enumerate(zip(rollouts, data["advantages"], strict=True))
         ],
         row_length=config.row_length,
         rows_per_microbatch=config.rows_per_microbatch,

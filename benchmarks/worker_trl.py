@@ -36,6 +36,8 @@ class Trainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         r = self.rollouts
+        if "ref_per_token_logps" in r:
+            return {**r, "num_items_in_batch": r["completion_mask"].sum()}
         ids = torch.cat([r["prompt_ids"], r["completion_ids"]], dim=1)
         mask = torch.cat([r["prompt_mask"], r["completion_mask"]], dim=1)
         with torch.no_grad():
@@ -81,9 +83,12 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         train_dataset=datasets.Dataset.from_list([{"prompt": "<eos>"}] * case.rows),
         processing_class=tokenizer(),
     )
-    reference = load_file(folder / "reference" / "model.safetensors")
-    trainer.ref_model.load_state_dict(reference, strict=not case.tied)
-    del reference
+    if case.given:
+        trainer.ref_model = None  # so that nobody has its memory
+    else:
+        reference = load_file(folder / "reference" / "model.safetensors")
+        trainer.ref_model.load_state_dict(reference, strict=not case.tied)
+        del reference
     completions = torch.tensor(data["completions"], dtype=torch.long)
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
     trainer.rollouts = {
@@ -94,6 +99,8 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         "advantages": torch.tensor(data["advantages"]),
         "old_per_token_logps": torch.tensor(data["sampler_logprobs"]),
     }
+    if case.given:
+        trainer.rollouts["ref_per_token_logps"] = torch.tensor(data["reference_logprobs"])
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = steps
 
@@ -105,7 +112,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         return {"loss": float(loss), "grad_norm": float(norm)}
 
     return [
-        "trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)",
+        *([] if case.given else ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)"]),
         "trl.GRPOTrainer.training_step (dapo)",
         "trl.GRPOTrainer._clip_grad_norm",
         f"{type(trainer.optimizer).__name__}.step",

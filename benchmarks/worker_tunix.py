@@ -73,7 +73,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         has_aux=True,
     )
     trainer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": algorithm})
-    reference = InferenceWorker({"reference": load(folder / "reference", case)})
+    reference = None if case.given else InferenceWorker({"reference": load(folder / "reference", case)})
 
     def update() -> dict:
         examples = []
@@ -87,9 +87,9 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
                     completion_ids=completions,
                     completion_mask=completions != cases.PAD,
                     advantages=rows["advantages"],
-                    ref_per_token_logps=reference.get_ref_per_token_logps(
-                        prompts, completions, cases.PAD, cases.EOS
-                    ),
+                    ref_per_token_logps=rows["reference_logprobs"]
+                    if reference is None
+                    else reference.get_ref_per_token_logps(prompts, completions, cases.PAD, cases.EOS),
                     old_per_token_logps=rows["sampler_logprobs"],
                 )
             )
@@ -98,8 +98,9 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         # It reports losses one step late; this is where it keeps the newest.
         return {"loss": float(trainer._prev_buffered_train_metrics.loss)}
 
+    scored = ["tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps"]
     return [
-        "tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps",
+        *([] if case.given else scored),
         "tunix.rl.trainer.Trainer.train",
         "tunix.rl.algo_core.grpo_loss_fn (token-mean)",
     ], {"run": update}

@@ -1,5 +1,6 @@
 """The benchmark's own arithmetic: its float64 reference, its count of operations, its talk with workers."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -46,9 +47,9 @@ def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
     np.testing.assert_allclose(reference.Model(tmp_path / "policy")(ids), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("ragged", (False, True))
-def test_reference_loss_is_the_mean_over_completion_tokens_of_the_clipped_objective(tmp_path, ragged):
-    case = tiny(ragged=ragged)
+@pytest.mark.parametrize("ragged, given", [(False, False), (True, False), (True, True)])
+def test_reference_loss_is_the_mean_over_completion_tokens_of_the_clipped_objective(tmp_path, ragged, given):
+    case = tiny(ragged=ragged, given=given)
     cases.write(case, tmp_path)
     case_read, data = cases.read(tmp_path)
     assert case_read == case
@@ -58,6 +59,7 @@ def test_reference_loss_is_the_mean_over_completion_tokens_of_the_clipped_object
         ids = [*data["prompts"][i], *data["completions"][i][data["completions"][i] != cases.PAD]]
         for t in range(case.prompt, len(ids)):
             logp, ref = (m(np.array(ids[:t]))[-1][ids[t]] for m in (policy, frozen))
+            ref = data["reference_logprobs"][i, t - case.prompt] if given else ref
             ratio = np.exp(logp - data["sampler_logprobs"][i, t - case.prompt])
             a = float(data["advantages"][i])
             plain, bounded = ratio * a, min(max(ratio, 0.8), 1.2) * a
@@ -99,6 +101,11 @@ def test_operations_are_those_of_the_products_written_out():
     data = cases.random_data(case, 0)
     # the policy forward and backward, the reference forward
     assert cases.operations(case, data) == forward * (1 + 2 + 1)
+    given = dataclasses.replace(case, given=True)
+    assert cases.operations(given, cases.random_data(given, 0)) == forward * (1 + 2)
+    assert {**data, **cases.random_data(given, 0)}.keys() - data.keys() == {"reference_logprobs"}
+    for name, x in data.items():
+        np.testing.assert_array_equal(x, cases.random_data(given, 0)[name])  # and nothing else is another
     assert cases.operations(tiny(kind="generate", rows=1, prompt=3, completion=2, layers=1), {}) == forward
 
 
