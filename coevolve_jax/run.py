@@ -35,6 +35,7 @@ from coevolve_jax.evaluate import versions
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.lab import explorer_costs
 from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter
+from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -207,6 +208,16 @@ class Run:
         with timed(self.state.seconds, "evaluation"):
             self.state.evaluations += evaluate(step=self.state.step)
         write_lines(self.workdir / "evaluations.jsonl", self.state.evaluations)
+
+    def evaluate_if_due(self, evaluate: Callable[..., list[dict]]) -> None:
+        """`evaluated` where config.evaluation.every asks for it at this step and it was not done yet.
+
+        Raises Preempted where the run is asked to end.
+        """
+        every, step = self.config.evaluation.every, self.state.step
+        due = every and step % every == 0 and 0 < step < self.config.steps
+        if due and all(row["step"] != step for row in self.state.evaluations):
+            self.evaluated(interruptible()(evaluate))
 
     def close(self) -> None:
         self._progress.close()

@@ -16,7 +16,8 @@ config.rollout.max_staleness is 0.
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +36,6 @@ from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.run import Run, RunState, checkpoints, claim
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
@@ -53,7 +53,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact.
-      EngineError: nothing generates any more; every finished step is in the last checkpoint.
+      EngineError: nothing generates any more; every finished step is in the last checkpoint, but where a strategy asks
+        for rollouts while D_t evolves (`Lab.probe`): then those up to the last one that was due.
       Preempted: the run was asked to end (preemption.py); likewise.
     """
     c, workdir = config, Path(workdir)
@@ -103,20 +104,21 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
+            held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
+            # What fails here fails between two steps: the run is saved as it is.
+            kept = partial(saved_where_it_fails, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the beginning, for others to fork
                 run.save(learner, state, evolve.to_json())
+            with kept():
+                run.evaluate_if_due(held_out)  # where a run ended in it
             for step in range(run.state.step, last):
                 seconds: dict[str, float] = {}
                 with timed(seconds, "step"):
                     # 1. K rollouts for each of a batch of tasks from D_t
-                    with timed(seconds, "rollout"):
-                        try:
-                            collected = collect(step)
-                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
-                                sleep()
-                        except (EngineError, Preempted):
-                            run.save(learner, state, evolve.to_json())
-                            raise
+                    with timed(seconds, "rollout"), kept():
+                        collected = collect(step)
+                        if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                            sleep()
                     groups = collected.groups
 
                     # 2. GRPO update of the policy
@@ -135,12 +137,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         grown = evolve(step)
 
                 run.log(collected, samples, learned, found, grown, seconds, policy.chat)
-                if (
-                    c.evaluation.every
-                    and run.state.step % c.evaluation.every == 0
-                    and run.state.step < c.steps
-                ):
-                    run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out))
+                with kept():
+                    run.evaluate_if_due(held_out)
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
                     run.save(learner, state, evolve.to_json())
 
@@ -150,7 +148,19 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         if last < c.steps:
             return {}
         with interruptible():
-            run.evaluated(partial(evaluate_held_out, c, agent, run.state.held_out, greedy=True))
+            run.evaluated(partial(held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
     return run.finish()
+
+
+@contextmanager
+def saved_where_it_fails(save: Callable[[], object]) -> Iterator[None]:
+    """Saves before it raises what the block raises, but for FloatingPointError: that policy is of no use."""
+    try:
+        yield
+    except FloatingPointError:
+        raise
+    except (Exception, Preempted):
+        save()
+        raise

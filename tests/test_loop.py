@@ -425,6 +425,26 @@ def test_cases_that_chance_seldom_makes(config, stops, batches, soon):
     compare(config, stops, batches, soon)
 
 
+@pytest.mark.parametrize("batches", [True, False])
+def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches):
+    changes = {**SMALL, "steps": 5, "evaluation.every": 2, "checkpoint.every": 100}
+    config = override(
+        BASE, {**changes, "environment.name": "tests.families.lamps", "environment.eval_split": "test"}
+    )
+    whole, _ = session(config, tmp_path / "whole", batches, soon=True)
+    steps = [i for i, event in enumerate(whole) if event[0] == "observe"]
+    evaluation = next(i for i, event in enumerate(whole) if i > steps[1] and event[0] == "rollouts")
+    assert evaluation < next(i for i, event in enumerate(whole) if event[0] == "credit" and i > steps[1])
+    heard, end = session(config, tmp_path / "run", batches, soon=True, kill_at=evaluation)
+    assert isinstance(end, EngineError) and heard == [*whole[:evaluation], ("saved", 2)]
+    session(config, tmp_path / "run", batches, soon=True)
+    made, wanted = (
+        {name: rows(folder / f"{name}.jsonl") for name in ("tasks", "signals", "evaluations")}
+        for folder in (tmp_path / "run", tmp_path / "whole")
+    )
+    assert made == wanted and [row["step"] for row in made["evaluations"]] == [0, 2, 4, 5]
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(config=st.fixed_dictionaries(SETTINGS), stops=STOPS, batches=st.booleans(), soon=st.booleans())
 def test_the_loop_agrees_with_the_reference(config, stops, batches, soon):

@@ -150,6 +150,25 @@ def test_a_temporary_root_is_deleted(tiny_config):
     assert not root.exists()
 
 
+def test_what_a_killed_process_left_is_deleted_by_the_next(tiny_config, tmp_path):
+    params = random_params(tiny_config)
+    for left in (".version-5-x1y2", ".old-z3"):  # killed while it wrote, and while it deleted
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "model.safetensors").write_bytes(b"half")
+    weights.Folders(tmp_path).write(tiny_config, params, 6, "float32")
+    assert [path.name for path in tmp_path.iterdir()] == ["version-6"]
+
+    alive, killed = weights.Folders(), weights.Folders()
+    kept, gone = (f.write(tiny_config, params, 1, "float32").folder.parent for f in (alive, killed))
+    killed._owned.close()  # as the system does it for a process that ends
+    other = weights.Folders()
+    assert other.write(tiny_config, params, 1, "float32").folder.exists()
+    assert kept.exists() and not gone.exists()
+    for folders in (alive, other):
+        folders.close()
+    assert not kept.exists()
+
+
 # ---- What does not fit ----------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax import build
+from coevolve_jax import build, logs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Job, Limits
@@ -354,3 +355,51 @@ def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, e
         for t, expected in zip(run, runs[0], strict=True):
             for name in ("ids", "mask", "logprobs", "versions"):
                 np.testing.assert_array_equal(getattr(t, name), getattr(expected, name))
+
+
+def test_two_calls_at_once_are_served_one_after_the_other(policy, env_pool):
+    """An evaluation beside the next step's rollouts: with one cache they would push each other out of it for ever."""
+    engine = NativeEngine(policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3)
+    limits = Limits(max_length=400, max_new_tokens=48)
+    agent = Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=4)
+    batches = [[Job(TASK, i, first + i) for i in range(4)] for first in (100, 200)]
+    alone = [agent.rollouts(jobs, 3.0) for jobs in batches]
+    needed, together = dict(engine.counts), [None, None]
+    engine.counts.clear()
+
+    def roll(n):
+        together[n] = agent.rollouts(batches[n], 3.0)
+
+    threads = [threading.Thread(target=roll, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert all(together), "the two calls do not end"
+    assert dict(engine.counts) == needed and needed["decode_tokens"] > 8 * 32
+    for one, other in zip(sum(alone, []), sum(together, []), strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+    agent.close()
+
+
+# ---- What no tokenizer and no log takes ----------------------------------------------------------------
+
+
+def test_half_a_surrogate_pair_in_an_observation_is_replaced(policy):
+    texts = ["dinner \ud83d", "\ud83d\ude00", "\udc00 after"]
+    assert policy.chat.observations(texts) == policy.chat.observations(
+        ["dinner \ufffd", "😀", "\ufffd after"]
+    )
+
+
+def test_arguments_are_read_to_a_bounded_depth():
+    def nested(depth):
+        value = 1
+        for _ in range(depth - 1):
+            value = [value]
+        return render_call(Call("ls", {"a": value}))
+
+    (deepest,), (deeper,) = parse_calls(nested(64)), parse_calls(nested(65))
+    assert deepest.call is not None and deeper.call is None
+    assert deeper.error == "malformed tool call: arguments are more than 64 levels deep"
+    assert json.loads(logs.encode({"call": deepest.call.to_json()}))["call"] == deepest.call.to_json()

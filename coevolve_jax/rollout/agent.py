@@ -235,6 +235,7 @@ class Agent:
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
         self._seats = asyncio.Semaphore(concurrency)  # first come, first served
+        self._alone = asyncio.Lock()  # of a call whose engine serves batches
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[asyncio.Task] = set()
         self._sessions = 0
@@ -315,13 +316,21 @@ class Agent:
         assert running is not None
         self._running.add(running)
         running.add_done_callback(self._running.discard)
+        if not self._engine.batches:
+            return await self._converse_all(jobs, temperature, on_done)
+        async with (
+            self._alone
+        ):  # else one call's conversations would push the other's out of the cache, by turns
+            return await self._converse_all(jobs, temperature, on_done)
+
+    async def _converse_all(self, jobs, temperature, on_done) -> list[Trajectory]:
         done: dict[int, Trajectory] = {}
         first, seats = self._sessions, min(self._concurrency, len(jobs))
         self._sessions += len(jobs)
         ask, free = self._ask, self._seats
         rounds = _Rounds(partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), seats)
         if self._engine.batches:  # a round waits for all seats of its call: none may be another call's
-            ask, free = rounds.ask, asyncio.Semaphore(self._concurrency)
+            ask = rounds.ask
 
         async def converse(i: int, job: Job) -> None:
             async with free:

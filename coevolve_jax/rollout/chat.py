@@ -95,7 +95,7 @@ class Chat:
 
     def _fill(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
         """Tokenises pieces and contents as one text; a control token's text in a content is broken up."""
-        safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", c) for c in contents)
+        safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", whole(c)) for c in contents)
         text = pieces[0] + "".join(c + p for c, p in zip(safe, pieces[1:], strict=True))
         return self._tokenizer.encode(text, add_special_tokens=False)
 
@@ -143,6 +143,11 @@ class Chat:
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """The calls of one sampled assistant message; none means that it ends its turn."""
         return self._writing.parse(self.decode(ids))
+
+
+def whole(text: str) -> str:
+    """Pairs of surrogates put together, and halves of them, which no tokenizer takes, as U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def pieces(decode: Callable[[Sequence[int] | np.ndarray], str], ids: Sequence[int] | np.ndarray) -> list[str]:

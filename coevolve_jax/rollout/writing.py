@@ -6,9 +6,11 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coevolve_jax.types import Call
+
+MAX_DEPTH = 64  # of a call's arguments; what logs and compares them goes down level by level
 
 END = "<|im_end|>"
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
@@ -41,7 +43,19 @@ def _parse_json(body: str, closed: bool) -> ParsedCall:
     arguments = data.get("arguments", {})
     if not isinstance(arguments, dict):
         return ParsedCall(text, None, "malformed tool call: arguments is not an object")
+    if _deeper(arguments, MAX_DEPTH):
+        return ParsedCall(text, None, f"malformed tool call: arguments are more than {MAX_DEPTH} levels deep")
     return ParsedCall(text, Call(data["name"], arguments))
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects lie in each other more than `most` times."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            x for v in level if isinstance(v, list | dict) for x in (v if isinstance(v, list) else v.values())
+        ]
+    return any(isinstance(v, list | dict) for v in level)
 
 
 def parse_calls(text: str) -> list[ParsedCall]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import os
 import re
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -21,6 +22,10 @@ from coevolve_jax.models.qwen import QwenConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
 FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS of them are written at once
+TEMPORARY, OWNER = (
+    "coevolve-weights-",
+    "owner",
+)  # names of a temporary root and of the file that its owner locks
 LISTED = 8  # differences that a message names
 
 
@@ -142,18 +147,24 @@ def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> lis
 class Folders:
     """The versions of a run as folders root/version-N; those older than the last two are deleted.
 
-    root: None makes a temporary one, in memory where there is room, that `close` deletes.
+    root: None makes a temporary one, in memory where there is room, that `close` deletes. What a process that was killed
+    left is deleted by the next one: half-written versions in its root, and temporary roots without an owner.
     """
 
     def __init__(self, root: str | os.PathLike | None = None):
         self._root = None if root is None else Path(root).absolute()
-        self._temporary = root is None
+        self._temporary, self._swept = root is None, False
+        self._owned: IO | None = None  # the temporary root's lock
 
     def write(self, config: QwenConfig, params: Any, version: int, dtype: str) -> FolderWeights:
         """Whole or not at all: a server never sees a half-written folder."""
         if self._root is None:
             count = sum(leaf.size for leaf in jax.tree.leaves(params))
-            self._root = _temporary_root(count * np.dtype(dtype).itemsize)
+            self._root, self._owned = _temporary_root(count * np.dtype(dtype).itemsize)
+        if not self._swept and self._root.exists():
+            for left in (*self._root.glob(".version-*"), *self._root.glob(".old-*")):
+                shutil.rmtree(left, ignore_errors=True)
+        self._swept = True
         folder = self._root / f"version-{version}"
         self._remove(folder)
         hf_io.save(folder, config, params, dtype, FILE)
@@ -166,6 +177,8 @@ class Folders:
         if self._temporary and self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = None
+        if self._owned is not None:
+            self._owned.close()
 
     def _remove(self, folder: Path) -> None:
         """In one step for those who look for it under its name."""
@@ -175,8 +188,17 @@ class Folders:
             shutil.rmtree(doomed)
 
 
-def _temporary_root(size: int) -> Path:
-    """size: bytes of one version; three are there while one is written."""
-    memory = Path("/dev/shm")
+def _temporary_root(size: int) -> tuple[Path, IO]:
+    """A new one, and its file that stays locked while it is open. size: bytes of one version; three are there while one
+    is written."""
+    memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
+    for left in (*memory.glob(f"{TEMPORARY}*/{OWNER}"), *disk.glob(f"{TEMPORARY}*/{OWNER}")):
+        with contextlib.suppress(OSError), left.open() as file:  # locked by who is alive; or another user's
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent)
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * size
-    return Path(tempfile.mkdtemp(prefix="coevolve-weights-", dir=memory if roomy else None))
+    root = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=memory if roomy else disk))
+    owner = open(root / f"{OWNER}-new", "w")
+    fcntl.flock(owner, fcntl.LOCK_EX)
+    os.replace(owner.name, root / OWNER)  # so that nobody finds it before it is locked
+    return root, owner
