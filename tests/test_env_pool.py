@@ -125,6 +125,26 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_one_session(pool):
     pool.close(sessions)
 
 
+def test_what_was_interrupted_answers_nobody_else(impatient):
+    a, b = impatient.reset([ALL] * 3)[::2]  # on the same worker of two
+    worker = impatient._sessions[a].worker
+    request = worker.request
+
+    def interrupted(session, ops):
+        yield next(request(session, ops))
+        raise KeyboardInterrupt
+
+    worker.request = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        impatient.step([a], [ADD])
+    worker.request = request
+    assert impatient._sessions[b].worker is worker
+    (answers,) = impatient.step([b], [[Call("multiply", {"a": 6, "b": 7})]])
+    assert json.loads(answers[0].text) == {"result": 42} and answers[0].valid
+    (outcome,) = impatient.score([a])
+    assert not outcome.valid and "interrupted" in outcome.reason
+
+
 def test_a_worker_that_died_while_idle_costs_nothing(impatient):
     sessions = impatient.reset([SUM] * 4)
     impatient.step(sessions, [[ADD[0]]] * 4)

@@ -27,7 +27,7 @@ from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
-from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member
+from coevolve_jax.rollout.sglang.fleet import FIRST_PAUSE, Fault, Fleet, Member
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.testing.engine import Subject, ask, check_completion, moved
 
@@ -142,8 +142,10 @@ def test_servers_on_the_learners_devices_sleep_during_the_update(saver, make, po
     engine.release([0])
     saver.posted.clear()
     engine.sleep()
+    assert not engine._fleet.awake.is_set()
     saver.posted.append("the update")
     engine.update_weights(weights[1], 1)
+    assert engine._fleet.awake.is_set()
     told = [path for path in saver.posted if path != "/weights_checker"]
     asleep = ["/pause_generation", "/release_memory_occupation", "the update", "/resume_memory_occupation"]
     assert told == [*asleep, "/pause_generation", "/update_weights_from_disk", "/continue_generation"]
@@ -153,6 +155,34 @@ def test_servers_on_the_learners_devices_sleep_during_the_update(saver, make, po
     engine.sleep()
     engine.close()  # in the middle of a step
     assert saver.posted == [*asleep[:2], asleep[3], "/continue_generation"]
+
+
+def test_a_server_that_is_out_stays_out_while_the_others_sleep():
+    """Its memory is the learner's then: it is not asked, not started and sent no weights before the next push."""
+
+    async def scene():
+        asked, well = [], asyncio.Event()
+
+        async def probe(member):
+            asked.append(member.url)
+            await well.wait()
+            fleet.check_awake()  # as the engine's, which waited for a push
+
+        async def refresh(member):
+            asked.append("weights")
+
+        fleet = Fleet([Member("a"), Member("b")], probe=probe, refresh=refresh, patience=60.0, restarts=1)
+        fleet.put_out(fleet.members[1], "reset")
+        await until(lambda: asked == ["b"])
+        fleet.awake.clear()  # in the middle of a probe
+        well.set()
+        await asyncio.sleep(3 * FIRST_PAUSE)
+        assert asked == ["b"] and fleet.serving == fleet.members[:1]
+        fleet.awake.set()
+        await until(lambda: fleet.members[1].serving)
+        assert asked == ["b", "b", "weights"]
+
+    event_loop.run(scene())
 
 
 def test_a_server_that_cannot_sleep_is_refused(saver, sglang_server, make):

@@ -231,6 +231,10 @@ class ProcessPool:
                     session.failure = str(lost)
                     worker.restart()
                     return
+                except BaseException:  # Ctrl-C: what is still on its way is nobody's answer
+                    session.failure = "interrupted"
+                    worker.kill()  # who asks it next starts it anew
+                    raise
                 if session.log:  # one that will be asked again
                     worker.live.add(session.id)
                 return

@@ -280,6 +280,7 @@ class SGLangEngine:
 
     async def _probe(self, member: Member) -> None:
         async with self._pushing:  # while weights are loaded, a server does not answer
+            self._fleet.check_awake()
             # A push whose connection broke may have left it paused, in which it never is well.
             await self._call(member, "POST", "/continue_generation", {}, self._probe_timeout, reads=False)
             await self._call(member, "GET", "/health", None, self._probe_timeout, reads=False)
@@ -288,6 +289,7 @@ class SGLangEngine:
         """Brings a server that was out to the newest weights, unless it still has them."""
         async with self._pushing:
             served = (await call(self._http, member.url, "GET", "/model_info")).get("weight_version")
+            self._fleet.check_awake()
             assert self._weights is not None, "A fleet is refreshed after the engine has its first weights."
             if served != str(self._weights.version) or not self._pusher.holds(member.url, self._weights):
                 await self._pusher.push(self._http, member.url, self._weights)
@@ -320,6 +322,7 @@ class SGLangEngine:
     async def _push(self, weights: Weights) -> None:
         async with self._pushing:
             self._weights, before = weights, self._pusher.paused_seconds
+            self._fleet.awake.set()
             outcomes = await asyncio.gather(
                 *(self._push_to(member, weights) for member in self._fleet.serving), return_exceptions=True
             )
@@ -345,7 +348,12 @@ class SGLangEngine:
 
     async def _sleep(self) -> None:
         async with self._pushing:
-            await asyncio.gather(*(self._lay_down(member) for member in self._fleet.serving))
+            self._fleet.awake.clear()
+            try:
+                await asyncio.gather(*(self._lay_down(member) for member in self._fleet.serving))
+            except EngineError:
+                self._fleet.awake.set()
+                raise
 
     async def _lay_down(self, member: Member) -> None:
         """It asserts that it is idle, or paused."""

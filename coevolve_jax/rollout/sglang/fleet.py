@@ -68,6 +68,8 @@ class Fleet:
         self._patience, self._restarts = patience, restarts
         self._changed = asyncio.Event()  # set when a server serves again or is lost, and then another one
         self._recoveries: set[asyncio.Task] = set()
+        self.awake = asyncio.Event()  # cleared while the servers' memory is the learner's: none recovers then
+        self.awake.set()
 
     @property
     def serving(self) -> list[Member]:
@@ -130,9 +132,15 @@ class Fleet:
             self._recoveries.add(task)
             task.add_done_callback(self._recoveries.discard)
 
+    def check_awake(self) -> None:
+        """Raises Fault while the servers sleep."""
+        if not self.awake.is_set():
+            raise Fault("the servers sleep")
+
     async def _recover(self, member: Member) -> None:
         pause, unanswered = FIRST_PAUSE, 0
         while True:
+            await self.awake.wait()
             try:
                 if member.process and (not member.process.alive() or unanswered >= PROBES):
                     unanswered = 0
