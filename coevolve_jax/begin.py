@@ -55,6 +55,7 @@ def begin(
                 kind=kind,
                 step=0,
                 rng=rng_for(seed, kind),
+                all_or_none=True,
                 on_added=bar.update,
             )
         return list(tasks), stats

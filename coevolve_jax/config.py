@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -268,6 +270,26 @@ def check(config: ConfigDict) -> None:
         names.function(model, "data.leak_embedding")
         rule = "a cosine above 0 where config.data.leak_embedding names a model"
         require(config.data.leak_embedding_threshold > 0, "data.leak_embedding_threshold", rule)
+    for key, least in LEAST.items():
+        section, name = key.split(".") if "." in key else (None, key)
+        value = (config[section] if section else config).get(name, least)
+        require(least <= value < math.inf, key, f"at least {least} and finite")
+    for key in ("learner.max_grad_norm", "environment.call_timeout"):
+        section, name = key.split(".")
+        require(config[section][name] > 0, key, "above 0")
+    require(
+        config.data.min_calls <= config.data.max_calls,
+        "data.min_calls",
+        f"at most config.data.max_calls ({config.data.max_calls})",
+    )
+    rule = f"below config.rollout.max_length ({config.rollout.max_length}), which a prompt must fit in too"
+    require(config.rollout.max_new_tokens < config.rollout.max_length, "rollout.max_new_tokens", rule)
+    require(config.signals.rare_percent <= 100, "signals.rare_percent", "a percentage")
+    require(config.learner.clip_low <= 1, "learner.clip_low", "at most 1: ratios are above 0")
+    try:
+        re.compile(config.learner.lora_targets)
+    except re.error as error:
+        require(False, "learner.lora_targets", f"a regular expression ({error})")
     require(config.rollout.group_size >= 2, "rollout.group_size", "at least 2, for a group to have a spread")
     require(config.rollout.temperature > 0, "rollout.temperature", "above 0: greedy rollouts have no spread")
     require(
@@ -384,6 +406,18 @@ def check(config: ConfigDict) -> None:
         config.checkpoint.keep >= 2, "checkpoint.keep", "at least 2, so that a damaged one has a predecessor"
     )
     require(config.steps >= 1, "steps", "at least 1")
+
+
+# The least that these may be, as far as the config has them; all are finite.
+LEAST = {
+    "seed": 0, "mesh.data": 1, "mesh.fsdp": 1, "mesh.expert": 1, "mesh.context": 1, "mesh.tensor": 1,
+    "rollout.tasks_per_step": 1, "rollout.max_new_tokens": 1, "rollout.max_steps": 1, "rollout.max_observation": 1,
+    "engine.max_concurrency": 1, "data.min_calls": 1, "data.initial_tasks": 1, "evolution.contexts": 1,
+    "evolution.tasks": 1, "evolution.rounds": 1, "evolution.steps": 1, "evolution.proposals": 1, "signals.window": 1,
+    "signals.rare_percent": 0.0, "evaluation.samples": 1, "evaluation.temperature": 0.0, "evaluation.seed": 0,
+    "learner.clip_low": 0.0, "learner.clip_high": 0.0, "learner.weight_decay": 0.0, "learner.kl_coef": 0.0,
+    "logging.trajectories_every": 1, "logging.trajectories": 0,
+}  # fmt: skip
 
 
 def to_json(config: ConfigDict) -> str:

@@ -55,7 +55,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
-        "kept_groups": len({s.trajectory.task_id for s in samples}) / len(groups),
+        "kept_groups": len(taught(samples)) / len(groups),
         "length_reward": _correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),
@@ -64,6 +64,11 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
             for name, success in (("success", True), ("failure", False))
         },
     }
+
+
+def taught(samples: Sequence[Sample]) -> set[str]:
+    """The tasks that something is learned from: with learner.skip_dead_groups off there are samples of others too."""
+    return {s.trajectory.task_id for s in samples if s.advantages is None or np.any(s.advantages)}
 
 
 def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -185,7 +186,7 @@ class Run:
             "throughput": throughput(c, collected, samples, learned["operations"], seconds),
             "groups": {
                 "rolled_out": len(groups),
-                "learned_from": len({s.trajectory.task_id for s in samples}),
+                "learned_from": len(health.taught(samples)),
             },
             "signals": found.counts,
             "evolution": grown and grown.to_json(),
@@ -270,7 +271,8 @@ class Run:
             "seconds": state.seconds.get("evolution", 0.0),
             "costs": dict(sorted(state.ledger.items())),
         }
-        for name, content in (("summary.json", summary), ("ledger.json", ledger)):
+        # The summary comes last: where it is, the run is finished.
+        for name, content in (("ledger.json", ledger), ("summary.json", summary)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
         report.write_report(self.workdir)
         print(summary_table(summary, self.workdir))
@@ -333,15 +335,16 @@ def fork(
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
     # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
-    half = workdir.with_name(f"{workdir.name}.tmp")
-    shutil.rmtree(half, ignore_errors=True)
-    claim(half, config)
-    checkpoint.copy(folder, step, checkpoints(config, half))
-    for path in run.glob("*.jsonl"):
-        shutil.copyfile(path, half / path.name)
-    if (run / "trajectories").is_dir():
-        shutil.copytree(run / "trajectories", half / "trajectories")
-    os.replace(half, workdir)
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:
+        half = Path(beside) / workdir.name
+        claim(half, config)
+        checkpoint.copy(folder, step, checkpoints(config, half))
+        for path in run.glob("*.jsonl"):
+            shutil.copyfile(path, half / path.name)
+        if (run / "trajectories").is_dir():
+            shutil.copytree(run / "trajectories", half / "trajectories")
+        os.replace(half, workdir)
     return config
 
 

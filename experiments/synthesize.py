@@ -91,6 +91,13 @@ def synthesize() -> None:
                     )
                 else:
                     stats = lab.grow_unguided(kind="initial", **how)
+                    end = (
+                        ""
+                        if stats.added
+                        else f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): let "
+                        "config.environment offer more, widen data.min_calls..max_calls, mend the explorer, or ask for "
+                        "fewer tasks."
+                    )
             except ValueError as error:
                 stats, end = SynthesisStats(), str(error)
             total.add(stats)

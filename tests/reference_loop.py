@@ -188,7 +188,7 @@ class Loop:
             return (np.inf if retired or not weight else luck[id] / weight, luck[id])
 
         order = sorted(by_id, key=rank)
-        new = [id for id in order if by_id[id].lineage.kind != "initial"]
+        new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
         first = new[: round(self.c.data.new_share * rest)]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
@@ -264,8 +264,6 @@ class Loop:
         if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.overlap:
             grown, then, heard = self.found
             self.events += [] if self.soon else heard
-            if grown is None:
-                raise Exhausted
             new = then.tasks[size:]
             self.s.tasks += new
             self.s.records.update({t.id: then.records[t.id] for t in new})
@@ -283,10 +281,7 @@ class Loop:
     def set_off(self, step, then):
         """Evolves with the state of then: self.found is what became of it, the state after it, and what was heard."""
         here, events, self.s, self.events = self.s, self.events, then.copy(), []
-        try:
-            grown = self.evolve(step)
-        except Exhausted:
-            grown = None
+        grown = self.evolve(step)
         begun, *heard = self.events  # that it begins is heard at once
         self.found = grown, self.s, heard
         self.s, self.events = here, [*events, begun, *(heard if self.soon else [])]
@@ -362,6 +357,8 @@ class Loop:
             stats = self.grow(pool, contexts, missing, kind, step, total["proposed"], rng)
             total += stats
             in_vain = 0 if stats["added"] else in_vain + 1
+            if in_vain == 20 and kind == "random":  # D_t grows by fewer
+                break
             if in_vain == 20:
                 raise Exhausted
         return total
@@ -441,7 +438,7 @@ class Loop:
             "mean_turn_calls": mean(len(t.steps) / len(t.turn_starts) for t in good),
             "malformed": mean(x.call is None for x in steps), "length": mean(len(t.ids) for t in good),
             "staleness_mean": mean(ages) or 0.0, "staleness_max": max(ages, default=0), "tasks": len(self.s.tasks),
-            "groups": {"rolled_out": len(groups), "learned_from": len({t.task_id for t, _ in learned})},
+            "groups": {"rolled_out": len(groups), "learned_from": len({t.task_id for t, a in learned if a})},
             "signals": counts, "evolution": grown, "loss": float(len(learned)),
         }  # fmt: skip
         self.signal_rows[step] = [e.signal.to_json() for e in found]

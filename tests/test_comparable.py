@@ -64,6 +64,27 @@ def test_every_method_keeps_to_it(name):
     assert grown == [4, 9]
 
 
+BAD = {
+    "seed": -1, "mesh.data": 0, "mesh.tensor": 0, "rollout.tasks_per_step": 0, "rollout.max_new_tokens": 0,
+    "rollout.max_steps": 0, "rollout.max_length": 10, "engine.max_concurrency": 0, "data.min_calls": 99,
+    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.samples": 0, "evaluation.temperature": -1.0,
+    "evolution.contexts": 0, "evolution.rounds": 0, "evolution.steps": 0, "evolution.proposals": 0,
+    "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5, "learner.weight_decay": -1.0,
+    "learner.kl_coef": float("inf"), "learner.lora_targets": "[", "environment.call_timeout": 0.0,
+    "logging.trajectories_every": 0, "logging.trajectories": -1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_value_that_no_run_can_have_is_refused_before_anything_is_made(key):
+    named = {"rollout.max_length": "rollout.max_new_tokens"}.get(key, key)
+    with pytest.raises(ValueError, match=rf"config\.{named} is .*: it must be "):
+        configs.check(settings_of(**{key: BAD[key]}))
+    if key == "learner.max_grad_norm":  # which would turn the gradient round
+        with pytest.raises(ValueError, match="max_grad_norm is -1.0: it must be above 0"):
+            configs.check(settings_of(**{key: -1.0}))
+
+
 # 2. A bound on growth is met by all, and counted. (test_loop.py runs it in whole runs.)
 
 
@@ -106,6 +127,23 @@ def test_free_exploration_is_probed_like_any_other(pool):
     refuse = lambda tasks: asked.append(len(tasks)) or [Admission("always_solved", 1.0)] * len(tasks)
     stats = made.explore_unguided(none, scenarios, rng=np.random.default_rng(0), admit=refuse, **how)
     assert (len(none), stats.added) == (0, 0) and 0 < len(asked) <= 20  # ends, though nothing was found
+
+
+def test_only_a_run_that_begins_needs_all_that_it_asks_for(pool):
+    """As where a budget is spent or no endpoint answers: then D_t grows by less, whatever the strategy."""
+    config = settings_of(**{"evolution.rounds": 1, "evolution.steps": 1, "data.min_calls": 5})  # no such task
+    made = Synthesizer(build.explorer(config), bfcl.tools, pool, config, None)
+    how = dict(wanted=2, kind="random", step=1)
+    for admit in (None, lambda tasks: [Admission(None)] * len(tasks)):
+        tasks = TaskPool()
+        stats = made.explore_unguided(
+            tasks, build.scenarios(config), rng=np.random.default_rng(0), admit=admit, **how
+        )
+        assert (len(tasks), stats.added, stats.contexts) == (0, 0, 20 * 4)
+    with pytest.raises(ValueError, match="Unguided exploration found 0 of 2 new tasks"):
+        made.explore_unguided(
+            TaskPool(), build.scenarios(config), rng=np.random.default_rng(0), all_or_none=True, **how
+        )
 
 
 def test_the_probe_of_free_exploration_is_its_own_key():

@@ -100,3 +100,14 @@ def test_the_terminal_hears_of_what_lasts_and_of_each_spell_once():
     watch, values = health.Watch(THRESHOLDS), diagnose(BAD["truncated"])
     said = [len(watch(values, raised)) for raised in [["truncated"]] * 5 + [[]] + [["truncated"]] * 3]
     assert said == [0, 0, 1, 0, 0, 0, 0, 0, 1]
+
+
+def test_groups_without_a_spread_count_as_nothing_to_learn_from_even_where_they_are_not_skipped():
+    groups = sound()
+    samples = [
+        Sample(t, np.full(len(t.ids), 0.0 if n else 1.0, np.float32))
+        for n, g in enumerate(groups)
+        for t in g.valid
+    ]
+    assert health.taught(samples) == {groups[0].task.id}
+    assert health.diagnose(groups, samples)["kept_groups"] == 1 / len(groups)

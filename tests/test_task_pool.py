@@ -149,7 +149,8 @@ def slow_sample(pool, n, rng, new_share, weight, apart_from):
     weights = np.array([weight(pool.records[i]) for i in ids])
     noise = rng.exponential(size=len(ids))
     order = [ids[i] for i in np.lexsort((noise, noise / weights))]
-    reserved = [i for i in order if pool[i].lineage.kind != "initial"][: round(new_share * rest)]
+    new = [i for i in order if pool[i].lineage.kind != "initial" and weight(pool.records[i]) > 0]
+    reserved = new[: round(new_share * rest)]
     others = [i for i in order if i not in reserved]
     batch = ids * rounds + reserved + others[: rest - len(reserved)]
     return [batch[i] for i in rng.permutation(len(batch))]
@@ -346,3 +347,12 @@ def test_what_is_no_training_set_is_not_read(tmp_path, lines, word):
 def test_bad_arguments(call, word):
     with pytest.raises(ValueError, match=word):
         call()
+
+
+def test_none_is_reserved_for_evolved_tasks_that_are_drawn_no_more():
+    pool = filled(8, prefix="old")
+    evolved(8, 3, pool)
+    weights = lambda rows: np.where(rows["evolved"], 0.0, 1.0)
+    for seed in range(20):
+        drawn = pool.sample(4, np.random.default_rng(seed), new_share=0.5, weights=weights)
+        assert all(t.id.startswith("old") for t in drawn)

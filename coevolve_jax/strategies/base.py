@@ -86,7 +86,7 @@ class Lab(Protocol):
         admit: Admit | None = None,
     ) -> SynthesisStats:
         """The same by free exploration of random scenarios (of these, or of all that may be explored), until D_t
-        has grown by `wanted`. Where they give no more new tasks: ValueError, or with `admit` fewer tasks."""
+        has grown by `wanted`, or they give no more new tasks."""
         ...
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:

@@ -151,12 +151,13 @@ class Synthesizer:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
+        all_or_none: bool = False,
         on_added: Callable[[int], object] = lambda n: None,
     ) -> SynthesisStats:
         """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
-        What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it raises
-        ValueError; with `admit`, which may refuse all there is, it ends there instead.
+        What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it ends with
+        those that it has, or with all_or_none it raises ValueError.
         """
         (total, wanted), empty = self._room(tasks, wanted), 0
         while total.added < wanted:
@@ -170,7 +171,7 @@ class Synthesizer:
             on_added(stats.added)
             empty = 0 if stats.added else empty + 1
             if empty == 20:
-                if admit is not None:
+                if not all_or_none:
                     break
                 costs = self.roles.costs or {}
                 why = dict(total.refused) | {

@@ -151,7 +151,9 @@ class TaskPool:
         noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
             times = noise / weights(self.rows)[places] if weights else noise
-        evolved = np.flatnonzero(self.rows["evolved"][places])
+        evolved = np.flatnonzero(
+            self.rows["evolved"][places] & np.isfinite(times)
+        )  # of weight 0 none is reserved
         reserved = evolved[_first(round(new_share * rest), times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]
