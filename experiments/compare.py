@@ -86,19 +86,27 @@ def run() -> list:
         settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
     else:
         settings = plan.grid(config, _GRID.value)
+    plan.check_strategy(config, [*changes, *settings[0]])
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
+    columns = list(dict.fromkeys(cell.column for cell in chosen))
+    planned = [
+        next(((a, b) for a in columns for b in columns if p == f"{a}-{b}"), p.split("-"))
+        for p in _PLANNED.value
+    ]
+    plan.check_planned(planned, columns)
     made = {
         "config": configs.numbers(config.to_dict()),
         "arms": _ARMS.value,
         "seeds": plan.parse_seeds(_SEEDS.value),
         "settings": settings,
-        "planned": [tuple(p.split("-")) for p in _PLANNED.value],
+        "planned": planned,
         "reads": config.environment.eval_split,
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
         "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
     }
-    plan.write(folder, made)
+    plan.write(folder, made, replace=not _ONLY_READ.value)
+    plan.check_cells(folder, config, chosen)
     failures = []
     if not _ONLY_READ.value:
         index, count = plan.parse_shard(_SHARD.value)

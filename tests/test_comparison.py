@@ -20,7 +20,7 @@ from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
 from coevolve_jax.comparison.table import table
-from coevolve_jax.config import check, load_file, override
+from coevolve_jax.config import check, load_file, override, to_json
 
 ROOT = Path(__file__).parents[1]
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
@@ -43,20 +43,71 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     found = plan.cells(["static", "random"], plan.parse_seeds("3:5"), settings)
     assert len(found) == 16 == len({c.workdir(tmp_path) for c in found})
     assert len({c.start(tmp_path) for c in found}) == 8  # the arms share it
-    assert found[0].column == "static+every=5+sampling=uniform"
+    assert found[0].column == "static+evolution.every=5+data.sampling=uniform"
     assert plan.cells(["static"], [7]) == [Cell("static", 7)]
     start = plan.start_config(TINY, found[2])
     assert (start.seed, start.strategy.name, start.evolution.every) == (3, "static", 5)
-    with pytest.raises(ValueError, match="must each name"):
-        plan.cells(["static", "static"], [0])
+    for arms, seeds in (
+        (["static", "static"], [0]),
+        (["static"], [0, 0]),
+        (["static"], []),
+        (["static"], [-1]),
+    ):
+        with pytest.raises(ValueError, match="must each name"):
+            plan.cells(arms, seeds)
+    assert len(plan.cells(["static"], [0], [{"steps": 3}, {"steps": 4}, {"steps": 3}])) == 2
+    # Keys that end alike are columns, and folders, of their own.
+    ends = [plan.cells(["static"], [0], [{key: 5}])[0] for key in ("evolution.every", "evaluation.every")]
+    assert len({c.column for c in ends}) == len({c.workdir(tmp_path) for c in ends}) == 2
     for text in ("1-3", "", "a:b"):
         with pytest.raises(ValueError, match="neither a range"):
             plan.parse_seeds(text)
     for text, why in (("learner.nothing=1", "no key"), ("steps=many", "cannot be 'many': it is a int")):
         with pytest.raises(ValueError, match=why):
             plan.grid(TINY, [text])
-    with pytest.raises(ValueError, match="is no range"):
-        plan.search(TINY, ["steps=1"], 2, 0)
+    for text in ("steps=1", "learner.learning_rate=0:1:log"):
+        with pytest.raises(ValueError, match="is no range"):
+            plan.search(TINY, [text], 2, 0)
+
+
+def test_lists_are_written_with_plus():
+    assert plan.parse_value(TINY, "learner.row_buckets", "128+256") == (128, 256)
+    assert plan.parse_value(TINY, "environment.toolsets", "A+B") == ("A", "B")
+
+
+def test_what_no_cell_would_run_is_refused(tmp_path):
+    plan.check_strategy(TINY, ["steps"])
+    with pytest.raises(ValueError, match=r"config\.strategy\.probe would be the arms' own again"):
+        plan.check_strategy(TINY, ["steps", "strategy.probe"])
+    with pytest.raises(ValueError, match=r"config\.strategy\.probe would be"):
+        plan.check_strategy(override(TINY, {"strategy.probe": 4}), [])
+    plan.check_planned([("a+lr=1e-05", "b")], ["a+lr=1e-05", "b"])
+    for pair in (("oracle", "randm"), ("oracle",)):
+        with pytest.raises(ValueError, match="is no difference of two columns.*there are oracle, random"):
+            plan.check_planned([pair], ["oracle", "random"])
+
+    cell = Cell("random", 0)
+    folder = cell.workdir(tmp_path)
+    plan.check_cells(tmp_path, TINY, [cell])  # it is not there
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(to_json(plan.cell_config(TINY, cell)))
+    plan.check_cells(tmp_path, TINY, [cell])
+    (folder / "config.json").write_text(
+        to_json(override(plan.cell_config(TINY, cell), {"strategy.probe": 4}))
+    )
+    with pytest.raises(
+        ValueError, match="seed_0 is a run of another config .*strategy.probe is 4 there and 0 here"
+    ):
+        plan.check_cells(tmp_path, TINY, [cell])
+
+
+def test_a_plan_is_not_replaced_by_who_only_reads(tmp_path):
+    whole, part = {"config": {"a": 1}, "arms": ["x", "y"]}, {"config": {"a": 1}, "arms": ["x"]}
+    plan.write(tmp_path / "c", whole)
+    plan.write(tmp_path / "c", part, replace=False)
+    assert json.loads((tmp_path / "c" / "plan.json").read_text()) == whole
+    plan.write(tmp_path / "c", part)
+    assert json.loads((tmp_path / "c" / "plan.json").read_text()) == part
 
 
 def test_a_search_spreads_over_its_ranges_and_is_seeded():
@@ -270,6 +321,21 @@ def test_what_is_not_equal_is_said():
     assert any("not start from the same D_0" in n for n in said) and any(
         "equal in rollouts" in n for n in said
     )
+
+
+def test_a_cell_without_a_number_costs_itself_and_is_named():
+    rows = [
+        {**r, "trials": 0, "successes": 0} if (r["arm"], r["seed"]) == ("random", 3) else r
+        for r in made_up(0.1)
+    ]
+    every = [{**r, "weak": "a"} for r in rows]  # and no task that calls no weak tool
+    cells = [budget(arm, seed, new_tasks=1) for arm in ("static", "random") for seed in range(8)]
+    for given in (rows, every):
+        found = results.summarise(given, cells, {**PLAN, "planned": [("random", "static")]})
+        (pair,) = found["planned"]
+        assert pair["n"] == 7 and "3" not in pair["by_seed"] and np.isfinite(pair["high"])
+        assert any("of random, seed 3: no valid rollout" in note for note in found["notes"])
+        assert "random - static" in table(found) and "NaN" not in json.dumps(found)
 
 
 def test_a_table_of_one_seed_has_no_intervals():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class Cell(NamedTuple):
     @property
     def column(self) -> str:
         """What is averaged over seeds: the arm with its setting."""
-        return "+".join([self.arm, *(f"{key.rpartition('.')[2]}={value}" for key, value in self.setting)])
+        return "+".join([self.arm, *(f"{key}={value}" for key, value in self.setting)])
 
     def workdir(self, folder: Path) -> Path:
         return folder / "cells" / self.column.replace("/", "_") / f"seed_{self.seed}"
@@ -42,14 +43,39 @@ def cells(
     """All of them, seed by seed, so that whole comparisons are there as early as can be."""
     for name in arms:
         arm(name)
-    repeated = sorted({name for name in arms if list(arms).count(name) > 1})
-    if repeated or not arms or not seeds:
+    repeated = len({*arms}) < len(arms) or len({*seeds}) < len(seeds)
+    if repeated or not arms or not seeds or min(seeds) < 0:
         raise ValueError(
-            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, and none twice."
+            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, none twice, and seeds from 0 on."
         )
     return [
-        Cell(name, seed, tuple(setting.items())) for seed in seeds for setting in settings for name in arms
+        Cell(name, seed, setting)
+        for seed in seeds
+        for setting in dict.fromkeys(tuple(s.items()) for s in settings)  # a search may round to the same
+        for name in arms
     ]
+
+
+def check_planned(planned: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
+    """Raises ValueError for a difference that is none of two columns."""
+    for pair in planned:
+        if len(pair) != 2 or not {*pair} <= {*columns}:
+            raise ValueError(
+                f"--planned={'-'.join(pair)} is no difference of two columns, such as oracle-random: there are "
+                f"{', '.join(columns)}."
+            )
+
+
+def check_strategy(config: ConfigDict, keys: Iterable[str]) -> None:
+    """Arms bring their strategy with its settings: raises ValueError for others, in the config or among these keys."""
+    own = configs.strategy(config.strategy.name)
+    named = [key for key in keys if key.startswith("strategy.")]
+    named += [f"strategy.{key}" for key, value in config.strategy.items() if own.get(key) != value]
+    if named:
+        raise ValueError(
+            f"config.{named[0]} would be the arms' own again, which bring their strategy with its settings: name an arm "
+            "that has it (--arms=help), or the dotted path of a strategy's module with such DEFAULTS."
+        )
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -86,10 +112,17 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
         if isinstance(present, bool):
             return {"true": True, "false": False}[text.lower()]
         if isinstance(present, (tuple, list)):
-            return tuple(filter(None, text.split("+")))
+            return tuple(_number(part) for part in text.split("+") if part)
         return type(present)(text)
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"config.{key} cannot be {text!r}: it is a {type(present).__name__}.") from None
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -113,9 +146,11 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
         try:
             low, high, *how = span.split(":")
             axes.append((key, float(low), float(high), how == ["log"]))
+            if how == ["log"] and float(low) <= 0:
+                raise ValueError
         except ValueError:
             raise ValueError(
-                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log."
+                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log (from above 0)."
             ) from None
     points = qmc.LatinHypercube(len(axes), rng=np.random.default_rng(seed)).random(samples)
     settings = []
@@ -140,8 +175,27 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     return configs.override(config, {**dict(cell.setting), "seed": cell.seed, "strategy.name": "static"})
 
 
-def write(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Writes plan.json, or checks that the folder's is of the same config. ValueError where it is not."""
+def cell_config(config: ConfigDict, cell: Cell) -> ConfigDict:
+    """Of a cell, as it is forked from its beginning."""
+    return configs.override(start_config(config, cell), arm(cell.arm).changes)
+
+
+def check_cells(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
+    """Raises ValueError where a cell is there with another config, such as that of an arm as it was before."""
+    for cell in cells:
+        if (path := cell.workdir(folder) / "config.json").exists():
+            theirs = configs.numbers(json.loads(path.read_text()))
+            ours = configs.numbers(json.loads(configs.to_json(cell_config(config, cell))))
+            if theirs != ours:
+                raise ValueError(
+                    f"{path.parent} is a run of another config ({configs.difference(theirs, ours)}): delete it, or choose "
+                    "another --workdir."
+                )
+
+
+def write(folder: Path, plan: Mapping[str, Any], replace: bool = True) -> None:
+    """Writes plan.json, and first checks that the folder's is of the same config: ValueError where it is not. replace:
+    whether one that is there makes room."""
     path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # as it is read back
     if path.exists():
         theirs = json.loads(path.read_text())
@@ -155,4 +209,5 @@ def write(folder: Path, plan: Mapping[str, Any]) -> None:
             f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plan, indent=1))
+    if replace or not path.exists():
+        path.write_text(json.dumps(plan, indent=1))

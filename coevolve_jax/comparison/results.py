@@ -193,7 +193,8 @@ def compare(
     rows: Sequence[Mapping[str, Any]], metric: Metric, arms: Sequence[str], planned: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Each arm's mean, and the planned differences with Holm's correction over them."""
-    found = counts(rows, metric)
+    everything = counts(rows, metric)
+    found = {key: c for key, c in everything.items() if np.isfinite(c.value())}
     table = []
     for arm in arms:
         values = {s: float(c.value()) for (name, s), c in sorted(found.items()) if name == arm}
@@ -212,7 +213,8 @@ def compare(
     tested = [d for d in differences if "p" in d]
     for d, p in zip(tested, stats.holm([d["p"] for d in tested]), strict=True):
         d["p_holm"] = p
-    return {"metric": metric._asdict(), "arms": table, "planned": differences}
+    left_out = [f"{arm}, seed {seed}" for arm, seed in sorted(everything.keys() - found.keys())]
+    return {"metric": metric._asdict(), "arms": table, "planned": differences, "left_out": left_out}
 
 
 def curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> dict[str, Any]:
@@ -223,7 +225,8 @@ def curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> dict[st
         for step in steps:
             values: dict[str, list[float]] = {}
             for (arm, _), c in counts(rows, METRICS[name], step).items():
-                values.setdefault(arm, []).append(float(c.value()))
+                if np.isfinite(value := float(c.value())):
+                    values.setdefault(arm, []).append(value)
             for arm, points in values.items():
                 lone = stats.Estimate(*[points[0]] * 3)
                 e = stats.over_seeds(points) if len(points) > 1 else lone
@@ -248,7 +251,8 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
             f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Two that happen to agree "
             f"give a narrow interval and a small p; {FEW} or more are needed."
         )
-    static = {r["arm"] for r in budget if not r["new_tasks"]}
+    arms = {r["arm"] for r in budget}
+    static = {a for a in arms if not any(r["new_tasks"] for r in budget if r["arm"] == a)}
     for key in BOUND:
         means = {
             arm: _mean(r[key] for r in budget if r["arm"] == arm and r[key] is not None)
@@ -293,6 +297,9 @@ def summarise(
     if not any(r["weak"] for r in rows):
         metrics = [name for name in metrics if name not in ("weak", "others")]
     tables = [compare(rows, METRICS[name], columns, planned) for name in metrics]
+    tables = [t for t in tables if any(arm["n"] for arm in t["arms"])]
+    lost = [(t["metric"]["name"], t.pop("left_out")) for t in tables]
+    lost = [f"No {name} of {'; '.join(cells)}: no valid rollout." for name, cells in lost if cells]
     primary, *others = tables or [{"metric": None, "arms": [], "planned": []}]
     for entry in primary["arms"]:
         own = [r for r in budget if r["arm"] == entry["arm"]]
@@ -305,7 +312,7 @@ def summarise(
         **primary,
         "secondary": others,
         "curves": curves(rows, metrics),
-        "notes": notes(plan, budget, missing),
+        "notes": [*notes(plan, budget, missing), *lost],
         "plan": {k: plan[k] for k in ("arms", "seeds", "reads", "machine", "date", "command")},
     }
 

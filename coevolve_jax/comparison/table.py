@@ -15,7 +15,8 @@ def table(comparison: Mapping[str, Any]) -> str:
         lines = [part["metric"]["name"], f"  {'arm':<24}{'seeds':>5}{'mean':>8}   95% interval over seeds"]
         for a in part["arms"]:
             span = f"   {a['low']:.1%} to {a['high']:.1%}" if "low" in a else ""
-            lines.append(f"  {a['arm']:<24}{a['n']:>5}{a['mean']:>8.1%}{span}")
+            mean = f"{a['mean']:.1%}" if a["n"] else "-"
+            lines.append(f"  {a['arm']:<24}{a['n']:>5}{mean:>8}{span}")
         for d in part["planned"]:
             lines.append("  " + _difference(d))
         blocks.append("\n".join(lines))
