@@ -14,12 +14,14 @@ summary.json    ledger.json      report.html     with report_data/ beside it whe
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +304,21 @@ def claim(workdir: Path, config: ConfigDict) -> None:
     else:
         workdir.mkdir(parents=True, exist_ok=True)
         write_text(path, configs.to_json(config))
+
+
+@contextmanager
+def alone(workdir: Path) -> Iterator[None]:
+    """Within it no other process goes on with this run: ValueError where one does. A process that ends lets go."""
+    with open(workdir / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process goes on with the run in {workdir}: wait for its end, or choose another --workdir."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def fork(

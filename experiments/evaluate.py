@@ -38,13 +38,14 @@ _CATEGORIES = flags.DEFINE_list(
 _PROTOCOL = flags.DEFINE_string(
     "protocol",
     "",
-    "A named protocol of the benchmark; BFCL: official, steps_30. None: limits and prompts as in training.",
+    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, and limits by the flags or, "
+    "for the held-out tasks of a run, its own where no flag says otherwise.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _CALLS = flags.DEFINE_enum(
@@ -55,7 +56,7 @@ _STEPS = flags.DEFINE_integer(
     "max_steps", 20, "Messages with calls per user turn; 20 is the benchmark's limit.", lower_bound=1
 )
 _OBSERVATION = flags.DEFINE_integer(
-    "max_observation", 1000, "Characters of a tool result that the model reads."
+    "max_observation", 1000, "Characters of a tool result that the model reads.", lower_bound=1
 )
 _URL = flags.DEFINE_string(
     "url", "", "SGLang servers that generate, separated by commas; none: this process does."
@@ -92,8 +93,18 @@ def run() -> None:
         raise ValueError(
             "--category and --protocol are a benchmark's: leave them out with --benchmark=held_out."
         )
-    if _OUTPUT.value and Path(_OUTPUT.value).exists():
-        raise ValueError(f"{_OUTPUT.value} exists: choose another --output.")
+    if _OUTPUT.value:  # before anything is computed
+        try:
+            Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
+            with open(_OUTPUT.value, "x"):
+                pass
+            os.remove(_OUTPUT.value)
+        except OSError as error:
+            if Path(_OUTPUT.value).exists():
+                raise ValueError(f"{_OUTPUT.value} exists: choose another --output.") from None
+            raise ValueError(
+                f"--output={_OUTPUT.value} cannot be written ({error.strerror}): choose another."
+            ) from None
     from coevolve_jax import build
     from coevolve_jax import config as configs
     from coevolve_jax.evaluate import evaluate, scores, table, versions
@@ -103,14 +114,15 @@ def run() -> None:
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
-    config.environment.update(name=name, python=_PYTHON.value, call_timeout=_TIMEOUT.value)
-    config.rollout.update(
-        max_length=_LENGTH.value,
-        max_new_tokens=_NEW.value,
-        max_steps=_STEPS.value,
-        calls=_CALLS.value,
-        max_observation=_OBSERVATION.value,
-    )
+    limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _CALLS, _OBSERVATION)}
+    world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
+    if held_out:  # as the run has them, but for what a flag says otherwise
+        trained = configs.of_run(Path(_WORKDIR.value))
+        kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
+        config.environment = trained.environment
+        limits, world = {key: trained.rollout[key] for key in limits} | kept(limits), kept(world)
+    config.environment.update(name=name, **world)
+    config.rollout.update(limits)
     config.engine.update(
         url=_URL.value,
         max_concurrency=_SLOTS.value,
@@ -118,6 +130,7 @@ def run() -> None:
         push_folder=_FOLDER.value,
         timeout=600.0,
     )
+    as_trained = held_out and not any(flags.FLAGS[key].present for key in limits)
     family = build.family(config)
     settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
     config.rollout.update(fixed_by_protocol(family))
@@ -142,12 +155,12 @@ def run() -> None:
             "samples": _SAMPLES.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
-            "calls": _CALLS.value,
-            "limits": _PROTOCOL.value or "as in training",
+            "calls": config.rollout.calls,
+            "limits": _PROTOCOL.value or ("as in training" if as_trained else "by the flags"),
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",
-            "max_length": _LENGTH.value,
-            "max_new_tokens": _NEW.value,
+            "max_length": config.rollout.max_length,
+            "max_new_tokens": config.rollout.max_new_tokens,
             "max_observation": config.rollout.max_observation,
             "malformed_calls": MALFORMED[config.rollout.malformed],
         },
@@ -166,7 +179,6 @@ def run() -> None:
     )
     print(table(rows, _SAMPLES.value))
     if _OUTPUT.value:
-        Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
 
 

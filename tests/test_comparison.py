@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import shlex
 import statistics
 import subprocess
@@ -245,9 +246,9 @@ def test_the_published_table_follows_from_the_published_numbers(name):
         assert shown in page
 
 
-def both_runs(first: str, later: str, seeds: int) -> list[dict]:
-    """The outcomes of both, whose first evaluations are the same, count for count."""
-    rows = [r for name in (first, later) for r in results.read_csv(HEADROOM / name / "outcomes.csv.gz")]
+def runs_of(*names: str, seeds: int) -> list[dict]:
+    """The outcomes of all of them, whose first evaluations are the same, count for count."""
+    rows = [r for name in names for r in results.read_csv(HEADROOM / name / "outcomes.csv.gz")]
     begun: dict[tuple, set] = {}
     for r in rows:
         if r["step"] == "0":
@@ -257,7 +258,7 @@ def both_runs(first: str, later: str, seeds: int) -> list[dict]:
 
 
 def test_probes_that_were_run_later_are_compared_with_the_same_seeds():
-    rows = both_runs("options", "options_probe", 2)
+    rows = runs_of("options", "options_probe", seeds=2)
     pairs = [("coevolve_probe", "coevolve"), ("blame_probe", "blame")]
     page = HEADROOM.with_suffix(".md").read_text()
     for d in results.compare(rows, results.METRICS["weak"], [], pairs)["planned"]:
@@ -266,9 +267,36 @@ def test_probes_that_were_run_later_are_compared_with_the_same_seeds():
         assert f"| {d['a']} - {d['b']} | {cells} | {resampled} | {d['p']:.2f} ({d['p_holm']:.2f}) |" in page
 
 
+def test_options_on_six_seeds_and_at_equal_rollouts():
+    first, longer = ("options", "options_probe", "options_six", "options_six_probe"), "options_six_rollouts"
+    runs_of(*first, longer, seeds=6)
+    rows = runs_of(*first, seeds=6)
+    rows += [{**r, "arm": "random_longer"} for r in results.read_csv(HEADROOM / longer / "outcomes.csv.gz")]
+    costs = [
+        {**r, "arm": "random_longer"} if name == longer else r
+        for name in (*first, longer)
+        for r in results.read_csv(HEADROOM / name / "cells.csv")
+    ]
+    page = HEADROOM.with_suffix(".md").read_text()
+    page = page[page.index("## Options on six seeds") :]
+    arms = re.findall(r"^\| ([a-z_]+) \| \d", page, re.MULTILINE)
+    pairs = re.findall(r"^\| (\w+) - (\w+) \|", page, re.MULTILINE)[:10]
+    found = results.compare(rows, results.METRICS["weak"], arms, pairs)
+    for row in found["arms"]:
+        own = [c for c in costs if c["arm"] == row["arm"]]
+        mean = lambda key: f"{statistics.fmean(float(c[key]) for c in own):,.0f}"
+        shown = " ".join(f"{100 * value:.1f}" for value in row["values"].values())
+        told = f"| {row['arm']} | {100 * row['mean']:.1f} | {shown} | {mean('rollouts')} | "
+        assert len(own) == 6 and f"{told}{mean('new_tasks_with_a_weak_tool')} of 96 |" in page
+    for d in found["planned"]:
+        cells = f"{100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
+        resampled = f"{100 * d['boot_low']:+.1f} to {100 * d['boot_high']:+.1f}"
+        assert f"| {d['a']} - {d['b']} | {cells} | {resampled} | {d['p']:.3f} ({d['p_holm']:.3f}) |" in page
+
+
 def test_what_was_run_later_is_compared_with_the_same_seeds():
     """The ends of the scale in the second test: how much there was to gain."""
-    rows = both_runs("test_spread", "test_spread_ends", 8)
+    rows = runs_of("test_spread", "test_spread_ends", seeds=8)
     pairs = [("random", "static"), ("oracle", "random"), ("oracle", "blame")]
     arms = ["static", "random", "blame", "oracle"]
     found = results.compare(rows, results.METRICS["weak"], arms, pairs)

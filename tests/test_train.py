@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax.config import load_file, override
+from coevolve_jax.run import alone
 from coevolve_jax.train import train
 
 ROOT = Path(__file__).parent.parent
@@ -331,3 +332,29 @@ def test_resuming_a_finished_run_changes_no_result(finished, environ):
     after = comparable(finished)
     assert before == after
     assert np.isfinite(json.loads((finished / "summary.json").read_text())["held_out_success_after"])
+
+
+def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
+    before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
+    with alone(finished):
+        done = forked.run(command(finished), environ)
+    assert done.returncode != 0 and "Another process goes on with the run in" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert before == {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
+    with alone(finished):  # it was let go
+        pass
+
+
+def test_a_run_is_evaluated_within_its_own_limits(finished, environ, tmp_path):
+    ours = json.loads((finished / "config.json").read_text())["rollout"]
+    program = [ROOT / "experiments" / "evaluate.py", f"--workdir={finished}", "--benchmark=held_out"]
+    for more, limits in (((), "as in training"), (("--max_new_tokens=8",), "by the flags")):
+        output = tmp_path / f"{len(more)}.json"
+        done = forked.run([*program, f"--output={output}", *more], environ)
+        assert done.returncode == 0, done.stderr[-2000:]
+        told = json.loads(output.read_text())["protocol"]
+        assert told["limits"] == limits and told["max_new_tokens"] == (8 if more else ours["max_new_tokens"])
+        for name in ("max_length", "max_observation", "calls"):
+            assert told[name] == ours[name]
+    done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], environ)
+    assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
