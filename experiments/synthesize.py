@@ -12,6 +12,7 @@ explorer (explorer=policy). The same command again asks another model nothing tw
 
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -25,9 +26,11 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
 _TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
-_OUTPUT = flags.DEFINE_string("output", None, "File for the tasks, as JSON lines with their lineage.")
+_OUTPUT = flags.DEFINE_string("output", None, "New file for the tasks, as JSON lines with their lineage.")
 _DIALOGUES = flags.DEFINE_string(
-    "dialogues", None, "File for what the explorer was asked and answered, if it is a model, as JSON lines."
+    "dialogues",
+    None,
+    "New file for what the explorer was asked and answered, if it is a model, as JSON lines.",
 )
 flags.mark_flag_as_required("config")
 AT_ONCE = 4  # tasks asked for at once
@@ -67,6 +70,9 @@ def synthesize() -> None:
         raise ValueError(
             f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
         )
+    for flag in (_OUTPUT, _DIALOGUES):
+        if flag.value:
+            check_new(flag.name, flag.value)
     tasks, end = TaskPool(key=family.task_key), ""
     record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
     with ExitStack() as stack:
@@ -103,13 +109,25 @@ def synthesize() -> None:
             total.add(stats)
             for task in list(tasks)[len(tasks) - stats.added :]:
                 show(task, {row["context"]["id"]: row for row in stats.explored})
+            if _OUTPUT.value:  # after each batch: what was made is kept, however it ends
+                tasks.write(_OUTPUT.value)
             batch += 1
         seconds = time.perf_counter() - start
-    if _OUTPUT.value:
-        tasks.write(_OUTPUT.value)
     report(total, ledger, seconds, family.action_pattern)
     if end:
         sys.exit(f"Error: {end}")
+
+
+def check_new(flag, path):
+    """Raises ValueError, before anything is made, where there is a file at `path` or none can be."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x"):
+            pass
+        Path(path).unlink()
+    except OSError as error:
+        why = "exists" if Path(path).exists() else f"cannot be written ({error.strerror})"
+        raise ValueError(f"--{flag}={path} {why}: choose another.") from None
 
 
 def recorder(path):

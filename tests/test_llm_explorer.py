@@ -441,6 +441,8 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
         own = {d["role"] for d in dialogues if d["about"]["context"] == task["lineage"]["context"]}
         assert own == {"explore", "abstract", "judge"} and task["turns"][0]["query"] in done.stdout
     assert KEY not in (tmp_path / "dialogues.jsonl").read_text() + done.stdout + done.stderr
+    again = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
 
 
 @needs_browser
