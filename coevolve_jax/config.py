@@ -77,6 +77,7 @@ LATER = {
     "learner.row_buckets": [],
     "mesh.context": 1,
     "learner.moments_on": "device",
+    "strategy.probe": 0,  # of random
     "logging.trackers": "tensorboard",
 }
 
@@ -439,6 +440,18 @@ def numbers(config: dict) -> dict:
 def digest(config: ConfigDict) -> str:
     """16 hex digits that name everything in the config that a run's numbers depend on."""
     return hashlib.sha256(json.dumps(numbers(config.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_new_file(flag: str, path: str | os.PathLike) -> None:
+    """For a file that a command is to write at its end: raises ValueError where one is there, or none can be."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x"):
+            pass
+        Path(path).unlink()
+    except OSError as error:
+        why = "exists" if Path(path).exists() else f"cannot be written ({error.strerror})"
+        raise ValueError(f"--{flag}={path} {why}: choose another.") from None
 
 
 def parse_flags(argv: list[str]) -> list[str]:

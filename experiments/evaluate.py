@@ -93,21 +93,12 @@ def run() -> None:
         raise ValueError(
             "--category and --protocol are a benchmark's: leave them out with --benchmark=held_out."
         )
-    if _OUTPUT.value:  # before anything is computed
-        try:
-            Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
-            with open(_OUTPUT.value, "x"):
-                pass
-            os.remove(_OUTPUT.value)
-        except OSError as error:
-            if Path(_OUTPUT.value).exists():
-                raise ValueError(f"{_OUTPUT.value} exists: choose another --output.") from None
-            raise ValueError(
-                f"--output={_OUTPUT.value} cannot be written ({error.strerror}): choose another."
-            ) from None
     from coevolve_jax import build
     from coevolve_jax import config as configs
     from coevolve_jax.evaluate import evaluate, scores, table, versions
+
+    if _OUTPUT.value:  # before anything is computed
+        configs.check_new_file("output", _OUTPUT.value)
 
     held_out = _BENCHMARK.value == "held_out"
     name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value

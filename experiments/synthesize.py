@@ -12,7 +12,6 @@ explorer (explorer=policy). The same command again asks another model nothing tw
 
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -72,7 +71,7 @@ def synthesize() -> None:
         )
     for flag in (_OUTPUT, _DIALOGUES):
         if flag.value:
-            check_new(flag.name, flag.value)
+            configs.check_new_file(flag.name, flag.value)
     tasks, end = TaskPool(key=family.task_key), ""
     record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
     with ExitStack() as stack:
@@ -116,18 +115,6 @@ def synthesize() -> None:
     report(total, ledger, seconds, family.action_pattern)
     if end:
         sys.exit(f"Error: {end}")
-
-
-def check_new(flag, path):
-    """Raises ValueError, before anything is made, where there is a file at `path` or none can be."""
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "x"):
-            pass
-        Path(path).unlink()
-    except OSError as error:
-        why = "exists" if Path(path).exists() else f"cannot be written ({error.strerror})"
-        raise ValueError(f"--{flag}={path} {why}: choose another.") from None
 
 
 def recorder(path):

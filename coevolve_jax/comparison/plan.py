@@ -46,7 +46,8 @@ def cells(
     repeated = len({*arms}) < len(arms) or len({*seeds}) < len(seeds)
     if repeated or not arms or not seeds or min(seeds) < 0:
         raise ValueError(
-            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, none twice, and seeds from 0 on."
+            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, "
+            "none twice, and seeds from 0 on."
         )
     return [
         Cell(name, seed, setting)
@@ -198,10 +199,10 @@ def write(folder: Path, plan: Mapping[str, Any], replace: bool = True) -> None:
     whether one that is there makes room."""
     path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # as it is read back
     if path.exists():
-        theirs = json.loads(path.read_text())
-        if theirs["config"] != plan["config"]:
+        theirs = configs.numbers(json.loads(path.read_text())["config"])
+        if theirs != plan["config"]:
             raise ValueError(
-                f"{folder} holds a comparison of another config ({configs.difference(theirs['config'], plan['config'])}): "
+                f"{folder} holds a comparison of another config ({configs.difference(theirs, plan['config'])}): "
                 "choose another --workdir."
             )
     elif folder.exists() and any(folder.iterdir()):

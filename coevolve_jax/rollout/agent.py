@@ -318,9 +318,8 @@ class Agent:
         running.add_done_callback(self._running.discard)
         if not self._engine.batches:
             return await self._converse_all(jobs, temperature, on_done)
-        async with (
-            self._alone
-        ):  # else one call's conversations would push the other's out of the cache, by turns
+        # Side by side one call's conversations would push the other's out of the cache, by turns, for ever.
+        async with self._alone:
             return await self._converse_all(jobs, temperature, on_done)
 
     async def _converse_all(self, jobs, temperature, on_done) -> list[Trajectory]:

@@ -151,9 +151,8 @@ class TaskPool:
         noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
             times = noise / weights(self.rows)[places] if weights else noise
-        evolved = np.flatnonzero(
-            self.rows["evolved"][places] & np.isfinite(times)
-        )  # of weight 0 none is reserved
+        drawn = np.isfinite(times)  # for those of weight 0 nothing is reserved
+        evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
         reserved = evolved[_first(round(new_share * rest), times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]

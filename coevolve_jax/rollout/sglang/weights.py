@@ -22,10 +22,7 @@ from coevolve_jax.models.qwen import QwenConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
 FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS of them are written at once
-TEMPORARY, OWNER = (
-    "coevolve-weights-",
-    "owner",
-)  # names of a temporary root and of the file that its owner locks
+TEMPORARY, OWNER = "coevolve-weights-", "owner"  # a temporary root, and in it the file that its owner locks
 LISTED = 8  # differences that a message names
 
 
