@@ -522,6 +522,7 @@ def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
             kind="initial",
             step=0,
             rng=np.random.default_rng(0),
+            all_or_none=True,
         )
 
 
