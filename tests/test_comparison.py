@@ -97,7 +97,7 @@ def test_what_no_cell_would_run_is_refused(tmp_path):
         to_json(override(plan.cell_config(TINY, cell), {"strategy.probe": 4}))
     )
     with pytest.raises(
-        ValueError, match="seed_0 is a run of another config .*strategy.probe is 4 there and 0 here"
+        ValueError, match="seed_0 is a run of another config .*strategy.probe is 4 there and 'nothing' here"
     ):
         plan.check_cells(tmp_path, TINY, [cell])
 
