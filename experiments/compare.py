@@ -12,6 +12,7 @@ comparison.json the statistics, report.html shows both. --arms=help lists the ar
 
 import datetime
 import fcntl
+import json
 import os
 import shlex
 import sys
@@ -38,13 +39,15 @@ _SEARCH = flags.DEFINE_multi_string(
 )
 _SAMPLES = flags.DEFINE_integer("samples", 8, "Settings of --search.", lower_bound=1)
 _PLANNED = flags.DEFINE_list(
-    "planned", [], "Differences to test, such as oracle-random; none: the usual ones."
+    "planned", [], "Differences to test, such as oracle-random, in each setting; none: the usual ones."
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 _SHARD = flags.DEFINE_string(
     "shard", "0/1", "I/N: run the I-th of N parts of the seeds; experiments/sweep.py prints such."
 )
-_ONLY_READ = flags.DEFINE_bool("only_read", False, "Run nothing: write the tables of what is finished.")
+_ONLY_READ = flags.DEFINE_bool(
+    "only_read", False, "Run nothing: write the tables of what is finished; of a part of it, only print them."
+)
 
 
 def main(argv) -> None:
@@ -79,6 +82,10 @@ def run() -> list:
     folder = Path(_WORKDIR.value)
     path, _, arg = _CONFIG.value.partition(":")
     config = configs.load_file(path, arg)
+    if _GRID.value and _SEARCH.value:
+        raise ValueError(
+            f"--grid={_GRID.value[0]} and --search={_SEARCH.value[0]} exclude each other: give one of them."
+        )
     changes = dict(text.partition("=")[::2] for text in _SET.value)
     config = configs.override(config, {k: plan.parse_value(config, k, v) for k, v in changes.items()})
     configs.check(config)
@@ -86,27 +93,27 @@ def run() -> list:
         settings = plan.search(config, _SEARCH.value, _SAMPLES.value, config.seed)
     else:
         settings = plan.grid(config, _GRID.value)
-    plan.check_strategy(config, [*changes, *settings[0]])
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
-    columns = list(dict.fromkeys(cell.column for cell in chosen))
-    planned = [
-        next(((a, b) for a in columns for b in columns if p == f"{a}-{b}"), p.split("-"))
-        for p in _PLANNED.value
-    ]
-    plan.check_planned(planned, columns)
     made = {
         "config": configs.numbers(config.to_dict()),
         "arms": _ARMS.value,
         "seeds": plan.parse_seeds(_SEEDS.value),
         "settings": settings,
-        "planned": planned,
+        "strategies": {c.column: plan.cell_config(config, c).strategy.to_dict() for c in chosen},
+        "planned": plan.pairs(_PLANNED.value, chosen),
         "reads": config.environment.eval_split,
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
         "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
     }
-    plan.write(folder, made, replace=not _ONLY_READ.value)
-    plan.check_cells(folder, config, chosen)
+    theirs, whole = plan.written(folder, made), True
+    plan.check(folder, config, chosen)
+    if _ONLY_READ.value and theirs:
+        whole = json.dumps(theirs["settings"]) == json.dumps(settings)
+        whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
+        made |= {key: theirs[key] for key in ("machine", "date", "command")}  # of what ran
+    if whole:
+        plan.write(folder, made)
     failures = []
     if not _ONLY_READ.value:
         index, count = plan.parse_shard(_SHARD.value)
@@ -127,11 +134,16 @@ def run() -> list:
                         file=sys.stderr,
                     )
                     if count == 1:  # of several machines none writes for the others
-                        results.write(folder, made, chosen)
+                        results.read(folder, made, chosen, keep=True)
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done)
-    print(table(results.write(folder, made, chosen)))
-    report.write_report(folder)
+    print(table(results.read(folder, made, chosen, keep=whole)))
+    if whole:
+        report.write_report(folder)
+    else:
+        print(
+            f"\nNothing was written: {folder} holds a comparison of other arms, seeds or settings than these."
+        )
     return failures
 
 

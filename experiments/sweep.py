@@ -9,6 +9,7 @@ What follows -- are the flags of experiments/compare.py. Each machine takes its 
 arms of a seed share their beginning; --workdir must be a folder that all machines see. The last command writes the tables.
 """
 
+import argparse
 import shlex
 import sys
 
@@ -39,14 +40,25 @@ def main(argv) -> None:
     from coevolve_jax.comparison import plan
 
     own = argv[1:]
-    given = dict(text.removeprefix("--").partition("=")[::2] for text in own if text.startswith("--"))
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name in ("config", "arms", "workdir", "seeds", "shard"):
+        parser.add_argument(f"--{name}", f"-{name}")
+    given = {key: value for key, value in vars(parser.parse_known_args(own)[0]).items() if value is not None}
     try:
         missing = {"config", "arms", "workdir"} - set(given)
         if missing:
             raise ValueError(
                 f"After -- the flags of experiments/compare.py lack --{', --'.join(sorted(missing))}."
             )
+        if "shard" in given:
+            raise ValueError(
+                f"--shard={given['shard']} is what sweep.py gives each machine: leave it out after --."
+            )
         seeds, count = plan.parse_seeds(given.get("seeds", "0:3")), _MACHINES.value
+        if _ON.value == "tpu" and len({_NAMES.value.format(i) for i in range(count)}) < count:
+            raise ValueError(
+                f"--names={_NAMES.value} names one VM for --machines={count}: put {{}} where the number goes."
+            )
         if count > len(seeds):
             raise ValueError(
                 f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."

@@ -16,7 +16,7 @@ import pytest
 
 from coevolve_jax import preemption
 from coevolve_jax.analysis import stats
-from coevolve_jax.comparison import cells, plan, results
+from coevolve_jax.comparison import cells, notes, plan, results
 from coevolve_jax.comparison.arms import ARMS, arm
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
@@ -48,67 +48,80 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     assert plan.cells(["static"], [7]) == [Cell("static", 7)]
     start = plan.start_config(TINY, found[2])
     assert (start.seed, start.strategy.name, start.evolution.every) == (3, "static", 5)
-    for arms, seeds in (
-        (["static", "static"], [0]),
-        (["static"], [0, 0]),
-        (["static"], []),
-        (["static"], [-1]),
-    ):
-        with pytest.raises(ValueError, match="must each name"):
-            plan.cells(arms, seeds)
-    assert len(plan.cells(["static"], [0], [{"steps": 3}, {"steps": 4}, {"steps": 3}])) == 2
-    # Keys that end alike are columns, and folders, of their own.
-    ends = [plan.cells(["static"], [0], [{key: 5}])[0] for key in ("evolution.every", "evaluation.every")]
-    assert len({c.column for c in ends}) == len({c.workdir(tmp_path) for c in ends}) == 2
+    with pytest.raises(ValueError, match="must each name"):
+        plan.cells(["static", "static"], [0])
+    for text, why in (("3:1", "at least one seed"), ("-1", "none below 0"), ("0,0,1", "none twice")):
+        with pytest.raises(ValueError, match=why):
+            plan.parse_seeds(text)
     for text in ("1-3", "", "a:b"):
         with pytest.raises(ValueError, match="neither a range"):
             plan.parse_seeds(text)
-    for text, why in (("learner.nothing=1", "no key"), ("steps=many", "cannot be 'many': it is a int")):
+    for text, why in (
+        ("learner.nothing=1", "no key"),
+        ("steps=many", "cannot be 'many': it is a int"),
+        ("learner=3", "config.learner is a section and cannot be '3'"),
+        ("seed=3", "what --seeds varies"),
+        ("strategy.name=random", "what --arms varies"),
+    ):
         with pytest.raises(ValueError, match=why):
             plan.grid(TINY, [text])
-    for text in ("steps=1", "learner.learning_rate=0:1:log"):
-        with pytest.raises(ValueError, match="is no range"):
+    for text in ("steps=1", "learner.kl_coef=0:1:log", "steps=4:2", "steps=2:4:lgo"):
+        with pytest.raises(ValueError, match=f"--search='{text}' is no range"):
             plan.search(TINY, [text], 2, 0)
-
-
-def test_lists_are_written_with_plus():
+    assert plan.grid(TINY, ["evolution.every=5,5"]) == [{"evolution.every": 5}]
     assert plan.parse_value(TINY, "learner.row_buckets", "128+256") == (128, 256)
-    assert plan.parse_value(TINY, "environment.toolsets", "A+B") == ("A", "B")
-
-
-def test_what_no_cell_would_run_is_refused(tmp_path):
-    plan.check_strategy(TINY, ["steps"])
-    with pytest.raises(ValueError, match=r"config\.strategy\.probe would be the arms' own again"):
-        plan.check_strategy(TINY, ["steps", "strategy.probe"])
-    with pytest.raises(ValueError, match=r"config\.strategy\.probe would be"):
-        plan.check_strategy(override(TINY, {"strategy.probe": 4}), [])
-    plan.check_planned([("a+lr=1e-05", "b")], ["a+lr=1e-05", "b"])
-    for pair in (("oracle", "randm"), ("oracle",)):
-        with pytest.raises(ValueError, match="is no difference of two columns.*there are oracle, random"):
-            plan.check_planned([pair], ["oracle", "random"])
-
-    cell = Cell("random", 0)
-    folder = cell.workdir(tmp_path)
-    plan.check_cells(tmp_path, TINY, [cell])  # it is not there
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(to_json(plan.cell_config(TINY, cell)))
-    plan.check_cells(tmp_path, TINY, [cell])
-    (folder / "config.json").write_text(
-        to_json(override(plan.cell_config(TINY, cell), {"strategy.probe": 4}))
+    assert plan.parse_value(TINY, "environment.toolsets", "MessageAPI+TicketAPI") == (
+        "MessageAPI",
+        "TicketAPI",
     )
-    with pytest.raises(
-        ValueError, match="seed_0 is a run of another config .*strategy.probe is 4 there and 'nothing' here"
-    ):
-        plan.check_cells(tmp_path, TINY, [cell])
+    assert (
+        Cell("static", 0, (("learner.row_buckets", (128, 256)),)).column
+        == "static+learner.row_buckets=128+256"
+    )
 
 
-def test_a_plan_is_not_replaced_by_who_only_reads(tmp_path):
-    whole, part = {"config": {"a": 1}, "arms": ["x", "y"]}, {"config": {"a": 1}, "arms": ["x"]}
-    plan.write(tmp_path / "c", whole)
-    plan.write(tmp_path / "c", part, replace=False)
-    assert json.loads((tmp_path / "c" / "plan.json").read_text()) == whole
-    plan.write(tmp_path / "c", part)
-    assert json.loads((tmp_path / "c" / "plan.json").read_text()) == part
+def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
+    (mine,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evolution.every=5"]))
+    (other,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evaluation.every=5"]))
+    assert mine.workdir(tmp_path) != other.workdir(tmp_path)
+    mine.workdir(tmp_path).mkdir(parents=True)
+    path = mine.workdir(tmp_path) / "config.json"
+    path.write_text(to_json(plan.cell_config(TINY, mine)))
+    plan.check(tmp_path, TINY, [mine])
+    edited = override(
+        plan.cell_config(TINY, mine), {"strategy.shuffled": True}
+    )  # as an arm that was edited since
+    path.write_text(to_json(edited))
+    why = "cells/coevolve.*seed_0 holds a run of another config .config.strategy.shuffled is True there"
+    with pytest.raises(ValueError, match=why):
+        plan.check(tmp_path, TINY, [mine])
+    mine.start(tmp_path).mkdir(parents=True)
+    path.write_text(to_json(plan.cell_config(TINY, mine)))
+    (mine.start(tmp_path) / "config.json").write_text(to_json(plan.start_config(TINY, other)))
+    with pytest.raises(ValueError, match="starts/.*config.evaluation.every is 5 there"):
+        plan.check(tmp_path, TINY, [mine])
+
+
+def test_settings_of_a_strategy_reach_the_cells_that_have_them(tmp_path):
+    config = override(TINY, {"strategy.probe": 4, "strategy.unsolved": True})
+    settled = {
+        c.arm: plan.cell_config(config, c).strategy.to_dict()
+        for c in plan.cells(["static", "random", "coevolve", "coevolve_probe"], [0])
+    }
+    assert settled["static"] == {"name": "static"}
+    assert settled["random"] == {"name": "random", "scenarios": "train", "probe": 4}
+    assert settled["coevolve"]["probe"] == 4 and settled["coevolve"]["unsolved"] is True
+    only = override(TINY, {"strategy.signals": "rare"})
+    (cell,) = plan.cells(["only_boundary"], [0])
+    assert plan.cell_config(only, cell).strategy.signals == "boundary"  # what the arm is
+    with pytest.raises(ValueError, match="strategy.unsolved is True, which none of the arms random has"):
+        plan.check(tmp_path, config, plan.cells(["random"], [0]))
+    found = plan.cells(["coevolve"], [0], plan.grid(TINY, ["strategy.probe=0,4"]))
+    assert [plan.cell_config(TINY, c).strategy.probe for c in found] == [0, 4]
+    assert len({c.start(tmp_path) for c in found}) == 1
+    for name in ("static", "coevolve_probe"):
+        with pytest.raises(ValueError, match=f"The arm '{name}' sets strategy.probe itself, or has none"):
+            plan.check(tmp_path, TINY, plan.cells([name], [0], plan.grid(TINY, ["strategy.probe=0,4"])))
 
 
 def test_a_search_spreads_over_its_ranges_and_is_seeded():
@@ -117,7 +130,32 @@ def test_a_search_spreads_over_its_ranges_and_is_seeded():
     rates = sorted(s["learner.learning_rate"] for s in found)
     assert rates[0] < 2e-4 and rates[-1] > 5e-3 and sum(r < 1e-3 for r in rates) == 10
     assert all(isinstance(s["evolution.every"], int) and 2 <= s["evolution.every"] <= 20 for s in found)
+    few = plan.search(TINY, ["evolution.every=2:4"], 8, seed=0)  # rounded to the same values
+    assert sorted(s["evolution.every"] for s in few) == [2, 3, 4]
     assert found == plan.search(TINY, texts, 20, seed=1) != plan.search(TINY, texts, 20, seed=2)
+
+
+def test_planned_differences_are_of_columns_that_are_there():
+    arms = ["random", "static", "oracle"]
+    cells = plan.cells(arms, [0])
+    assert plan.pairs([], cells) == [("random", "static")]
+    assert plan.pairs(["oracle-random"], cells) == [("oracle", "random")]
+    for text in ("oracle-randm", "oracle", "oracle-oracle"):
+        with pytest.raises(
+            ValueError, match=f"--planned='{text}' names no two columns .*: join two of random, static"
+        ):
+            plan.pairs([text], cells)
+    cells = plan.cells(arms, [0, 1], plan.grid(TINY, ["learner.learning_rate=1e-5,3e-5"]))
+    low, high = "+learner.learning_rate=1e-05", "+learner.learning_rate=3e-05"
+    assert plan.pairs([], cells) == [(f"random{own}", f"static{own}") for own in (low, high)]
+    assert plan.pairs(["oracle-static"], cells) == [(f"oracle{own}", f"static{own}") for own in (low, high)]
+    assert plan.pairs([f"oracle{low}-oracle{high}"], cells) == [(f"oracle{low}", f"oracle{high}")]
+
+
+def test_that_nothing_is_tested_is_said():
+    budgets = [budget(name, seed) for name in ("static", "oracle") for seed in (0, 1)]
+    found = results.summarise(made_up(0.1, 2, ("static", "oracle")), budgets, PLAN)
+    assert any("No difference is tested" in n for n in found["notes"])
 
 
 # Statistics
@@ -240,6 +278,7 @@ def test_the_published_table_follows_from_the_published_numbers(name):
         assert ours == {key: pytest.approx(theirs[key]) for key in ours}
     for ours, theirs in zip(again["planned"], said["planned"], strict=True):
         assert ours == {key: pytest.approx(theirs[key]) for key in ours}
+    assert table(said)
     page = HEADROOM.with_suffix(".md").read_text()
     for d in again["planned"]:
         shown = f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
@@ -326,7 +365,7 @@ PLAN = {
 
 
 def budget(name, seed, **changes):
-    same = dict.fromkeys(results.BOUND, 1.0)
+    same = dict.fromkeys(notes.BOUND, 1.0)
     return {"arm": name, "seed": seed, **same, "initial_digest": "x", **changes}
 
 
@@ -336,34 +375,79 @@ def test_what_is_not_equal_is_said():
         budget("coevolve", 0, new_tasks=6),
         budget("static", 0, new_tasks=0),
     ]
-    said = results.notes(PLAN, rows, ["oracle, seed 0"])
+    said = notes.notes(PLAN, rows, ["oracle, seed 0"])
     assert "Read on the development set." in said and any("oracle, seed 0" in note for note in said)
     assert [n for n in said if "not equal" in n] == [
-        "The arms are not equal in new tasks: from 6 (coevolve) to 8 (random)."
+        "The arms are not equal in new tasks in seed 0: in seed 0 from 6 (coevolve) to 8 (random)."
     ]
-    few = [any("is itself a guess" in n for n in results.notes(PLAN, rows * n, [])) for n in (1, 5)]
+    few = [any("is itself a guess" in n for n in notes.notes(PLAN, rows * n, [])) for n in (1, 5)]
     many = [{**row, "seed": seed} for row in rows for seed in range(5)]
-    assert few == [True, True] and not any("guess" in n for n in results.notes(PLAN, many, []))
+    assert few == [True, True] and not any("guess" in n for n in notes.notes(PLAN, many, []))
     rows[1] = budget("coevolve", 0, new_tasks=8, initial_digest="y", rollouts=2.0)
-    said = results.notes(PLAN, rows, [])
+    said = notes.notes(PLAN, rows, [])
     assert any("not start from the same D_0" in n for n in said) and any(
         "equal in rollouts" in n for n in said
     )
 
 
-def test_a_cell_without_a_number_costs_itself_and_is_named():
-    rows = [
-        {**r, "trials": 0, "successes": 0} if (r["arm"], r["seed"]) == ("random", 3) else r
-        for r in made_up(0.1)
-    ]
-    every = [{**r, "weak": "a"} for r in rows]  # and no task that calls no weak tool
-    cells = [budget(arm, seed, new_tasks=1) for arm in ("static", "random") for seed in range(8)]
-    for given in (rows, every):
-        found = results.summarise(given, cells, {**PLAN, "planned": [("random", "static")]})
-        (pair,) = found["planned"]
-        assert pair["n"] == 7 and "3" not in pair["by_seed"] and np.isfinite(pair["high"])
-        assert any("of random, seed 3: no valid rollout" in note for note in found["notes"])
-        assert "random - static" in table(found) and "NaN" not in json.dumps(found)
+def test_budgets_are_compared_seed_by_seed_and_arms_are_static_by_what_they_are():
+    made = {"random": (80, 40, 0), "coevolve": (40, 80, 0), "static": (0, 0, 0)}
+    rows = [budget(name, seed, new_tasks=n) for name, of in made.items() for seed, n in enumerate(of)]
+    (said,) = [n for n in notes.notes(PLAN, rows, []) if "not equal" in n]
+    assert "new tasks in seeds 0, 1: in seed 0 from 40 (coevolve) to 80 (random)." in said
+    rows = [budget("random", 0, new_tasks=80), budget("coevolve", 0, new_tasks=0)]
+    assert any("from 0 (coevolve) to 80 (random)" in n for n in notes.notes(PLAN, rows, []))
+
+
+def test_tasks_that_differ_between_columns_are_said():
+    columns = ["random", "coevolve", "random+data.initial_tasks=8", "coevolve+data.initial_tasks=8"]
+    rows = [budget(name, 0, iid_digest="x", initial_digest=name.partition("+")[2]) for name in columns]
+    assert not any("held-out" in n or "D_0" in n for n in notes.notes(PLAN, rows, []))
+    rows[3] = budget(columns[3], 0, iid_digest="y", initial_digest="z")
+    said = notes.notes(PLAN, rows, [])
+    assert "The arms with data.initial_tasks=8 do not start from the same D_0 in seed 0." in said
+    tasks = "The iid held-out tasks are not the same in seed 0: those of random and coevolve+data.initial_tasks=8 differ"
+    assert sum(n.startswith(tasks) for n in said) == 1
+
+
+def test_the_digest_of_held_out_tasks_is_of_their_content(tmp_path):
+    digests = []
+    for path in ("a", "b"):
+        task = {"id": "t", "scenario": {"files": path}, "turns": []}
+        (tmp_path / "held_out.jsonl").write_text(json.dumps(task) + "\n")
+        (tmp_path / "evaluations.jsonl").write_text(
+            json.dumps({"set": "iid", "by_task": {"t": [1, 2]}}) + "\n"
+        )
+        digests.append(results._held_out_digests(tmp_path))
+    assert digests[0]["iid_digest"] != digests[1]["iid_digest"] and digests[0]["balanced_digest"] == ""
+
+
+def test_a_run_without_a_valid_rollout_is_left_out_and_named():
+    rows = made_up(0.1, seeds=4)
+    for r in rows:
+        if (r["arm"], r["seed"]) == ("static", 2):
+            r["successes"] = r["trials"] = 0
+    budgets = [budget(name, seed) for name in ("static", "random") for seed in range(4)]
+    found = results.summarise(rows, budgets, PLAN)
+    (d,) = found["planned"]
+    assert d["n"] == 3 and set(d["by_seed"]) == {"0", "1", "3"} and np.isfinite(d["difference"])
+    assert found["arms"][0]["n"] == 3 and found["arms"][1]["n"] == 4
+    assert any("macro success" in n and "left out of it: static, seed 2." in n for n in found["notes"])
+    json.dumps(found, allow_nan=False)
+    # Every balanced task calls a weak tool: there are no others to speak of.
+    rows = [r for r in rows if r["weak"]]
+    found = results.summarise(rows, budgets, PLAN)
+    assert found["metric"]["group"] == "weak" and not found["secondary"]
+    with pytest.raises(ValueError, match="must be finite"):
+        stats.seeds_needed(float("nan"), 0.03)
+
+
+def test_a_column_without_a_held_out_set_stands_in_the_table():
+    rows = made_up(0.1, seeds=2)
+    rows += [{**r, "set": "iid"} for r in rows if r["arm"] == "static"]
+    found = results.summarise(rows, [budget(a, s) for a in ("static", "random") for s in (0, 1)], PLAN)
+    lines = table({**found, "signals": []}).splitlines()
+    assert [line.split()[1:3] for line in lines if line.startswith("  random  ")][-1] == ["0", "-"]
 
 
 def test_a_table_of_one_seed_has_no_intervals():
@@ -415,14 +499,27 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
     boundary, rare = quality(tmp_path, cells, rows)
     assert (boundary["signal"], boundary["new_tasks"], rare["signal"]) == ("boundary", 2, "rare")
     assert boundary["precision"] == pytest.approx((0.75 + 0.25) / 2)
-    assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a; nothing matches b
+    assert boundary["matched_precision"] == 0.75  # of a alone: nothing matches b
+    assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a
     # a: cp from step 0; b, born after step 25: cp and ls from step 20.
     assert boundary["gain"] == pytest.approx((0.8 + 0.4 - 0.1) / 3)
     assert boundary["against_gain"] == pytest.approx((0.3 + 0.2 + 0.0) / 3)
     assert rare["precision"] is None and rare["gain"] is None
     found = results.summarise(made_up(0.1, seeds=1), [budget("static", 0)], PLAN)
     text = table({**found, "signals": [boundary, rare]})
-    assert "boundary        2 new tasks    50.0% (25.0%)" in text
+    assert "boundary        2 new tasks    50.0%    75.0% (25.0%)" in text
+
+
+def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setting(tmp_path):
+    settings = [(("evolution.every", every),) for every in (5, 10)]
+    made = [(Cell(a, 0, s), a, 0.2 * i) for i, s in enumerate(settings) for a in ("random", "coevolve")]
+    for cell, name, score in made:
+        cell.workdir(tmp_path).mkdir(parents=True)
+        task = new_task("t", "rare" if name == "coevolve" else None, 4, 3, score)
+        (cell.workdir(tmp_path) / "tasks.jsonl").write_text(json.dumps(task))
+    found = quality(tmp_path, [cell for cell, _, _ in made], [])
+    shown = {row["arm"]: row["against_precision"] for row in found}
+    assert shown == {"coevolve+evolution.every=5": 1.0, "coevolve+evolution.every=10": 0.8}
 
 
 # Cells
@@ -501,6 +598,18 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
 
     read = forked.run(command(folder, "--arms=random,static", "--seeds=0", "--only_read"), environ)
     assert read.returncode == 0 and "random - static: 1 seeds in common" in read.stdout, read.stderr
+    kept = (folder / "plan.json").read_text()
+    assert "Nothing was written" in read.stdout and json.loads(kept)["arms"] == ["random", "static", "oracle"]
+    assert json.loads(kept)["strategies"]["random"]["name"] == "random"
+    with open(folder / "outcomes.csv") as f:
+        assert list(csv.DictReader(f)) == rows
+    read = forked.run(
+        command(folder, "--arms=random,static,oracle", "--seeds=0", "--only_read", "--planned=static-random"),
+        environ,
+    )
+    assert read.returncode == 0 and "static - random: 1 seeds in common" in read.stdout, read.stderr
+    again, kept = json.loads((folder / "plan.json").read_text()), json.loads(kept)
+    assert again.pop("planned") == [["static", "random"]] != kept.pop("planned") and again == kept
     other = forked.run(command(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5"), environ)
     assert other.returncode == 1 and "comparison of another config (config.learner.kl_coef" in other.stderr
 
@@ -511,8 +620,8 @@ def _plain(config):
     return json.loads(json.dumps(configs.numbers(config.to_dict())))
 
 
-def sweep(*flags):
-    own = ["--config=configs/bfcl_tiny.py", "--arms=static,random", "--seeds=0:4", "--workdir=/shared/x y"]
+def sweep(*flags, more=("--seeds=0:4",)):
+    own = ["--config=configs/bfcl_tiny.py", "--arms=static,random", *more, "--workdir=/shared/x y"]
     script = [sys.executable, ROOT / "experiments" / "sweep.py", *flags, "--", *own]
     return subprocess.run(script, capture_output=True, text=True)
 
@@ -540,5 +649,11 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
 
 def test_a_sweep_refuses_what_it_cannot_split():
     assert "more than the 4 seeds" in sweep("--machines=5").stderr
+    apart = sweep("--machines=8", more=("--seeds", "0:8"))  # a flag and its value as two words
+    assert apart.returncode == 0 and "--seeds 0:8" in apart.stdout
+    assert "--shard=0/2 is what sweep.py gives" in sweep("--machines=2", more=("--shard=0/2",)).stderr
+    assert (
+        "--names=vm names one VM for --machines=2" in sweep("--on=tpu", "--machines=2", "--names=vm").stderr
+    )
     with pytest.raises(ValueError, match="no part such as"):
         plan.parse_shard("4/4")

@@ -174,8 +174,8 @@ def seeds_needed(
     have the standard deviation `sd` (in the unit of the effect); `most` where more would be needed."""
     from scipy import stats
 
-    if not effect > 0:
-        raise ValueError(f"The effect is {effect}: it must be above 0.")
+    if not (effect > 0 and math.isfinite(sd)):
+        raise ValueError(f"The effect is {effect}, which must be above 0, and sd {sd}, which must be finite.")
     for n in range(2, most):
         shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
         found = stats.nct.sf(bound, n - 1, shift)

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import checkpoint, preemption, run
-from coevolve_jax.comparison.arms import arm
-from coevolve_jax.comparison.plan import Cell, start_config
+from coevolve_jax.comparison.plan import Cell, changes, start_config
 
 MAIN = Path(__file__).parents[2] / "experiments" / "main.py"
 
@@ -42,10 +41,10 @@ def begun(start: Path) -> bool:
     return 0 in checkpoint.steps(start / "checkpoints")
 
 
-def prepare(folder: Path, cell: Cell) -> None:
+def prepare(folder: Path, config: ConfigDict, cell: Cell) -> None:
     """Forks a cell from its beginning, unless it is there. ValueError where the arm does not fit the config."""
     if not cell.workdir(folder).exists():
-        run.fork(cell.start(folder), 0, cell.workdir(folder), arm(cell.arm).changes)
+        run.fork(cell.start(folder), 0, cell.workdir(folder), changes(config, cell))
 
 
 def run_all(
@@ -79,7 +78,7 @@ def run_all(
             return None if begun(start) else attempt(start, lambda: run.claim(start, config), "--until=0")
 
         def go_on(cell: Cell) -> Failure | None:
-            return attempt(cell.workdir(folder), lambda: prepare(folder, cell))
+            return attempt(cell.workdir(folder), lambda: prepare(folder, config, cell))
 
         waiting: dict[Future, Path | Cell] = {
             threads.submit(begin, start, start_config(config, own[0])): start for start, own in starts.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import itertools
 import json
 import math
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax.comparison.arms import arm
+from coevolve_jax.comparison.arms import PLANNED, arm
 
 
 class Cell(NamedTuple):
@@ -26,15 +26,25 @@ class Cell(NamedTuple):
     @property
     def column(self) -> str:
         """What is averaged over seeds: the arm with its setting."""
-        return "+".join([self.arm, *(f"{key}={value}" for key, value in self.setting)])
+        return "+".join([self.arm, *(f"{key}={_text(value)}" for key, value in self.setting)])
 
     def workdir(self, folder: Path) -> Path:
         return folder / "cells" / self.column.replace("/", "_") / f"seed_{self.seed}"
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What of the setting is its beginning's too: all but settings of the strategy, which begins after it."""
+        return {key: value for key, value in self.setting if not key.startswith("strategy.")}
+
     def start(self, folder: Path) -> Path:
         """Workdir of the beginning that it shares with the other arms."""
-        setting = "+".join(f"{key}={value}" for key, value in self.setting) or "common"
+        setting = "+".join(f"{key}={_text(value)}" for key, value in self.shared.items()) or "common"
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
+
+
+def _text(value: Any) -> str:
+    """As the command line has it."""
+    return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def cells(
@@ -43,40 +53,14 @@ def cells(
     """All of them, seed by seed, so that whole comparisons are there as early as can be."""
     for name in arms:
         arm(name)
-    repeated = len({*arms}) < len(arms) or len({*seeds}) < len(seeds)
-    if repeated or not arms or not seeds or min(seeds) < 0:
+    repeated = sorted({name for name in arms if list(arms).count(name) > 1})
+    if repeated or not arms or not seeds:
         raise ValueError(
-            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, "
-            "none twice, and seeds from 0 on."
+            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, and none twice."
         )
     return [
-        Cell(name, seed, setting)
-        for seed in seeds
-        for setting in dict.fromkeys(tuple(s.items()) for s in settings)  # a search may round to the same
-        for name in arms
+        Cell(name, seed, tuple(setting.items())) for seed in seeds for setting in settings for name in arms
     ]
-
-
-def check_planned(planned: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
-    """Raises ValueError for a difference that is none of two columns."""
-    for pair in planned:
-        if len(pair) != 2 or not {*pair} <= {*columns}:
-            raise ValueError(
-                f"--planned={'-'.join(pair)} is no difference of two columns, such as oracle-random: there are "
-                f"{', '.join(columns)}."
-            )
-
-
-def check_strategy(config: ConfigDict, keys: Iterable[str]) -> None:
-    """Arms bring their strategy with its settings: raises ValueError for others, in the config or among these keys."""
-    own = configs.strategy(config.strategy.name)
-    named = [key for key in keys if key.startswith("strategy.")]
-    named += [f"strategy.{key}" for key, value in config.strategy.items() if own.get(key) != value]
-    if named:
-        raise ValueError(
-            f"config.{named[0]} would be the arms' own again, which bring their strategy with its settings: name an arm "
-            "that has it (--arms=help), or the dotted path of a strategy's module with such DEFAULTS."
-        )
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -84,12 +68,16 @@ def parse_seeds(text: str) -> list[int]:
     try:
         if ":" in text:
             first, last = text.split(":")
-            return list(range(int(first), int(last)))
-        return [int(part) for part in text.split(",")]
+            seeds = list(range(int(first), int(last)))
+        else:
+            seeds = [int(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(
             f"--seeds={text!r} is neither a range such as 0:5 nor a list such as 0,3,7."
         ) from None
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds={text!r} must name at least one seed, none below 0 and none twice.")
+    return seeds
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -102,28 +90,38 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     """A value from its text, of the type that config.<key> has. Raises ValueError where it is none."""
+    if key in ("seed", "strategy.name"):
+        flag = "--seeds" if key == "seed" else "--arms"
+        raise ValueError(f"config.{key} is what {flag} varies: name {text!r} there.")
     present: Any = config
     for part in key.split("."):
         if not isinstance(present, ConfigDict) or part not in present:
             raise ValueError(
-                f"The config has no key {key!r}: the keys and their meaning stand in the config file."
+                f"The config has no key {key!r}: the keys and their meaning stand in the config file, and a "
+                "strategy's come with its name in the file's argument (--config=FILE:strategy=NAME)."
             )
         present = present[part]
+    if isinstance(present, ConfigDict):
+        raise ValueError(
+            f"config.{key} is a section and cannot be {text!r}: name one of its keys ({', '.join(present)})."
+        )
     try:
         if isinstance(present, bool):
             return {"true": True, "false": False}[text.lower()]
         if isinstance(present, (tuple, list)):
-            return tuple(_number(part) for part in text.split("+") if part)
+            words = all(isinstance(part, str) for part in present) and len(present) > 0
+            return tuple(part if words else _literal(part) for part in text.split("+") if part)
         return type(present)(text)
     except (KeyError, ValueError, TypeError):
         raise ValueError(f"config.{key} cannot be {text!r}: it is a {type(present).__name__}.") from None
 
 
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+def _literal(text: str) -> Any:
+    """A number or the like; what is none is itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -132,12 +130,18 @@ def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
     for text in texts:
         key, _, values = text.partition("=")
         axes.append([(key, parse_value(config, key, value)) for value in values.split(",")])
-    return [dict(point) for point in itertools.product(*axes)]
+    return _distinct(dict(point) for point in itertools.product(*axes))
+
+
+def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each once: cells of one setting would share a workdir."""
+    return list({tuple(setting.items()): setting for setting in settings}.values())
 
 
 def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) -> list[dict[str, Any]]:
-    """`samples` settings spread over ranges, by a Latin hypercube. texts: "learner.learning_rate=1e-4:1e-3:log", ...;
-    without :log the values are spread evenly, and rounded where the config has an integer."""
+    """`samples` settings spread over ranges, by a Latin hypercube; fewer where rounding makes some the same. texts:
+    "learner.learning_rate=1e-4:1e-3:log", ...; without :log the values are spread evenly, and rounded where the
+    config has an integer."""
     import numpy as np
     from scipy.stats import qmc
 
@@ -147,11 +151,13 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
         try:
             low, high, *how = span.split(":")
             axes.append((key, float(low), float(high), how == ["log"]))
-            if how == ["log"] and float(low) <= 0:
-                raise ValueError
+            least = 0 if how else -math.inf
+            if how not in ([], ["log"]) or not least < float(low) < float(high) < math.inf:
+                raise ValueError("no such range")
         except ValueError:
             raise ValueError(
-                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log (from above 0)."
+                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log, the lower end first, "
+                "and above 0 with :log."
             ) from None
     points = qmc.LatinHypercube(len(axes), rng=np.random.default_rng(seed)).random(samples)
     settings = []
@@ -164,7 +170,27 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
             whole = isinstance(parse_value(config, key, "1"), int)
             setting[key] = round(value) if whole else float(f"{value:.4g}")
         settings.append(setting)
-    return settings
+    return _distinct(settings)
+
+
+def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """The columns to compare: "oracle-random" names two columns, or two arms, which are paired within each setting.
+    Without any those of PLANNED. Raises ValueError where a text names no two."""
+    arms, settings = (list(dict.fromkeys(values)) for values in zip(*((c.arm, c.setting) for c in cells)))
+    within = lambda a, b: [(Cell(a, 0, setting).column, Cell(b, 0, setting).column) for setting in settings]
+    if not texts:
+        return [pair for a, b in PLANNED if a in arms and b in arms for pair in within(a, b)]
+    columns, found = list(dict.fromkeys(c.column for c in cells)), []
+    for text in texts:
+        named = [pair for pair in itertools.permutations(columns, 2) if "-".join(pair) == text]
+        of_arms = [within(*pair) for pair in itertools.permutations(arms, 2) if "-".join(pair) == text]
+        if not (named or of_arms):
+            raise ValueError(
+                f"--planned={text!r} names no two columns of this comparison: join two of {', '.join(columns)} "
+                "with a hyphen."
+            )
+        found += named or of_arms[0]
+    return found
 
 
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
@@ -173,42 +199,78 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
         raise ValueError(
             f"config.checkpoint.folder is {folder!r}, of one run: leave it empty where several are compared."
         )
-    return configs.override(config, {**dict(cell.setting), "seed": cell.seed, "strategy.name": "static"})
+    return configs.override(config, {**cell.shared, "seed": cell.seed, "strategy.name": "static"})
+
+
+def changes(config: ConfigDict, cell: Cell) -> dict[str, Any]:
+    """What a cell changes in its beginning: the arm's strategy, those of its settings that the config or the cell's
+    own setting gives, and what the arm itself is, which comes last."""
+    own = arm(cell.arm).changes
+    known = configs.strategy(own["strategy.name"])
+    given = {f"strategy.{key}": value for key, value in _strategy_settings(config).items() if key in known}
+    varied = {key: value for key, value in cell.setting if key not in cell.shared}
+    return {"strategy.name": own["strategy.name"], **given, **varied, **own}
 
 
 def cell_config(config: ConfigDict, cell: Cell) -> ConfigDict:
-    """Of a cell, as it is forked from its beginning."""
-    return configs.override(start_config(config, cell), arm(cell.arm).changes)
+    """Of the whole cell."""
+    return configs.override(start_config(config, cell), changes(config, cell))
 
 
-def check_cells(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
-    """Raises ValueError where a cell is there with another config, such as that of an arm as it was before."""
-    for cell in cells:
-        if (path := cell.workdir(folder) / "config.json").exists():
+def _strategy_settings(config: ConfigDict) -> dict[str, Any]:
+    """The settings of the config's strategy that are not that strategy's defaults."""
+    defaults = configs.strategy(config.strategy.name)
+    return {key: value for key, value in config.strategy.items() if value != defaults.get(key)}
+
+
+def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
+    """Raises ValueError for a value that no cell would have, and for a run that is there and is of another config."""
+    strategies = {c.arm: configs.strategy(arm(c.arm).changes["strategy.name"]) for c in cells}
+    for key, value in _strategy_settings(config).items():
+        if not any(key in own for own in strategies.values()):
+            raise ValueError(
+                f"config.strategy.{key} is {value!r}, which none of the arms {', '.join(strategies)} has: leave it "
+                "out, or name an arm whose strategy has it."
+            )
+    for name, own in strategies.items():
+        for key in {key for c in cells if c.arm == name for key, _ in c.setting}:
+            section, _, setting = key.partition(".")
+            if key in arm(name).changes or (section == "strategy" and setting not in own):
+                raise ValueError(
+                    f"The arm {name!r} sets {key} itself, or has none: leave the arm or the key out of the grid."
+                )
+    runs = {c.start(folder): start_config(config, c) for c in cells}
+    runs |= {c.workdir(folder): cell_config(config, c) for c in cells}
+    for workdir, asked in runs.items():
+        if (path := workdir / "config.json").exists():
             theirs = configs.numbers(json.loads(path.read_text()))
-            ours = configs.numbers(json.loads(configs.to_json(cell_config(config, cell))))
+            ours = configs.numbers(json.loads(configs.to_json(asked)))
             if theirs != ours:
                 raise ValueError(
-                    f"{path.parent} is a run of another config ({configs.difference(theirs, ours)}): delete it, or choose "
-                    "another --workdir."
+                    f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose another "
+                    "--workdir, or delete this run to have it again."
                 )
 
 
-def write(folder: Path, plan: Mapping[str, Any], replace: bool = True) -> None:
-    """Writes plan.json, and first checks that the folder's is of the same config: ValueError where it is not. replace:
-    whether one that is there makes room."""
+def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The plan that a folder has; None where it is new. ValueError where it is of another config, or has none."""
     path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # as it is read back
     if path.exists():
-        theirs = configs.numbers(json.loads(path.read_text())["config"])
-        if theirs != plan["config"]:
+        theirs = json.loads(path.read_text())
+        theirs["config"] = configs.numbers(theirs["config"])  # of keys that came since
+        if theirs["config"] != plan["config"]:
             raise ValueError(
-                f"{folder} holds a comparison of another config ({configs.difference(theirs, plan['config'])}): "
+                f"{folder} holds a comparison of another config ({configs.difference(theirs['config'], plan['config'])}): "
                 "choose another --workdir."
             )
-    elif folder.exists() and any(folder.iterdir()):
+        return theirs
+    if folder.exists() and any(folder.iterdir()):
         raise ValueError(
             f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
         )
+    return None
+
+
+def write(folder: Path, plan: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if replace or not path.exists():
-        path.write_text(json.dumps(plan, indent=1))
+    (folder / "plan.json").write_text(json.dumps(plan, indent=1))

@@ -1,7 +1,7 @@
 """What signals are worth: do they point at what the policy fails, and do the tasks born of them mend it?
 
 A query over the lineage of new tasks. What a signal points at is its task's `focus`, the tools that its context asked
-to explore. The comparison is with the arm of free exploration, at the same seed.
+to explore. The comparison is with the arm of free exploration, at the same seed and setting.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ def quality(
     """A row for each arm and kind of signal of it.
 
     precision: how often the policy fails a task born of the signal when it meets it first, the mean of 1 - first score.
-    against_precision: the same of matched tasks of the arm `against`: same seed, born at the same step, as many calls.
+    matched_precision: the same over those tasks of it that have a match: of the arm `against`, at the same seed and
+    setting, born at the same step, with as many calls. against_precision: that of these matches.
     gain: on held-out tasks that call a tool of the focus, success after the last step less success at the latest
     evaluation up to the birth, the mean over new tasks and their tools. against_gain: the same tools and steps in the run of `against`.
     None where nothing matches.
     """
     rate = _by_tool(outcomes)
     new = {(c.column, c.seed): _new_tasks(c.workdir(folder)) for c in cells}
+    free = {c.column: c._replace(arm=against).column for c in cells}
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for (column, seed), tasks in new.items():
-        other = new.get((against, seed), [])
+        other = new.get((free[column], seed), [])
         for task in tasks:
             kind = task["lineage"]["signal"]
-            if kind is None or column == against:
+            if kind is None or column == free[column]:
                 continue
             row = found.setdefault(
-                (column, kind), {"tasks": [], "failed": [], "theirs": [], "gain": [], "other": []}
+                (column, kind),
+                {"tasks": [], "failed": [], "matched": [], "theirs": [], "gain": [], "other": []},
             )
             row["tasks"].append(1.0)
             first = task["record"]["first_score"]
@@ -48,11 +51,12 @@ def quality(
             if first is not None:
                 row["failed"].append(1 - first)
             if first is not None and matched:
+                row["matched"].append(1 - first)
                 row["theirs"].append(statistics.fmean(matched))
             for tool in task["lineage"]["focus"]:
                 gains = [
                     _gain(rate.get((arm, seed, tool), {}), task["lineage"]["step"])
-                    for arm in (column, against)
+                    for arm in (column, free[column])
                 ]
                 if None not in gains:
                     row["gain"].append(gains[0] or 0.0)
@@ -64,6 +68,7 @@ def quality(
             "signal": kind,
             "new_tasks": len(row["tasks"]),
             "precision": mean(row["failed"]),
+            "matched_precision": mean(row["matched"]),
             "against_precision": mean(row["theirs"]),
             "gain": mean(row["gain"]),
             "against_gain": mean(row["other"]),

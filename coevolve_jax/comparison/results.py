@@ -15,13 +15,12 @@ import numpy as np
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.comparison.arms import PLANNED
+from coevolve_jax.comparison.notes import HELD_OUT, notes
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.quality import quality
 
 OUTCOMES = ("arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials")
 EFFECT = 0.03  # the difference that the sizing asks for
-FEW = 5  # seeds, below which the spread between them is not known
-EQUAL = 0.01  # budgets that differ by no more count as equal
 
 
 class Metric(NamedTuple):
@@ -101,14 +100,11 @@ def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
                 "live_at_first_visit": _mean(0 < score < 1 for score in first),
                 "failed_at_first_visit": _mean(1 - score for score in first),
                 "initial_digest": _digest(t["id"] for t in tasks if t["lineage"]["kind"] == "initial"),
+                **_held_out_digests(workdir),
                 "seconds": sum(summary["seconds"].values()),
             }
         )
     return rows
-
-
-# What arms should not differ in; the rest of `budgets` is what they differ by.
-BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 
 
 class Counts(NamedTuple):
@@ -155,8 +151,10 @@ def counts(
 
 
 def difference(found: Mapping[tuple[str, int], Counts], a: str, b: str, seed: int = 0) -> dict[str, Any]:
-    """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed."""
-    seeds = sorted({s for arm, s in found if arm == a} & {s for arm, s in found if arm == b})
+    """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed. Seeds
+    in which one of them has no value are left out."""
+    known = {key for key, c in found.items() if np.isfinite(c.value())}
+    seeds = sorted({s for arm, s in known if arm == a} & {s for arm, s in known if arm == b})
     mine, theirs = ([found[arm, s] for s in seeds] for arm in (a, b))
     ours, other = (np.array([c.value() for c in side]) for side in (mine, theirs))
     d = ours - other
@@ -193,11 +191,11 @@ def compare(
     rows: Sequence[Mapping[str, Any]], metric: Metric, arms: Sequence[str], planned: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """Each arm's mean, and the planned differences with Holm's correction over them."""
-    everything = counts(rows, metric)
-    found = {key: c for key, c in everything.items() if np.isfinite(c.value())}
+    found = counts(rows, metric)
     table = []
     for arm in arms:
         values = {s: float(c.value()) for (name, s), c in sorted(found.items()) if name == arm}
+        values = {s: value for s, value in values.items() if np.isfinite(value)}
         entry: dict[str, Any] = {
             "arm": arm,
             "n": len(values),
@@ -213,8 +211,7 @@ def compare(
     tested = [d for d in differences if "p" in d]
     for d, p in zip(tested, stats.holm([d["p"] for d in tested]), strict=True):
         d["p_holm"] = p
-    left_out = [f"{arm}, seed {seed}" for arm, seed in sorted(everything.keys() - found.keys())]
-    return {"metric": metric._asdict(), "arms": table, "planned": differences, "left_out": left_out}
+    return {"metric": metric._asdict(), "arms": table, "planned": differences}
 
 
 def curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> dict[str, Any]:
@@ -238,48 +235,27 @@ def curves(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> dict[st
     return found
 
 
-def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
-    """What a reader must know before believing the table."""
-    said = [f"Read on the {plan['reads']} set."]
-    if missing:
-        said.append(
-            f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
-        )
-    seeds = len({r["seed"] for r in budget})
-    if seeds < FEW:
-        said.append(
-            f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Two that happen to agree "
-            f"give a narrow interval and a small p; {FEW} or more are needed."
-        )
-    arms = {r["arm"] for r in budget}
-    static = {a for a in arms if not any(r["new_tasks"] for r in budget if r["arm"] == a)}
-    for key in BOUND:
-        means = {
-            arm: _mean(r[key] for r in budget if r["arm"] == arm and r[key] is not None)
-            for arm in dict.fromkeys(r["arm"] for r in budget)
-            if key == "rollouts" or arm not in static
-        }
-        known = {arm: m for arm, m in means.items() if m is not None}
-        if known and max(known.values()) - min(known.values()) > EQUAL * max(map(abs, known.values())):
-            low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-            said.append(
-                f"The arms are not equal in {key.replace('_', ' ')}: from {known[low]:.4g} ({low}) to {known[high]:.4g} ({high})."
-            )
-    for seed in sorted({r["seed"] for r in budget}):
-        if len({(r["initial_digest"]) for r in budget if r["seed"] == seed}) > 1 and not plan["settings"][0]:
-            said.append(f"The arms of seed {seed} do not start from the same D_0.")
+def no_values(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str]) -> list[str]:
+    """A sentence for each metric that is not known of a run: no task of it has a valid rollout."""
+    said = []
+    for name in metrics:
+        lost = [key for key, c in sorted(counts(rows, METRICS[name]).items()) if not np.isfinite(c.value())]
+        if lost:
+            runs = ", ".join(f"{column}, seed {seed}" for column, seed in lost)
+            said.append(f"Without a valid rollout of {METRICS[name].name}, and left out of it: {runs}.")
     return said
 
 
-def write(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell]) -> dict[str, Any]:
-    """Writes outcomes.csv, cells.csv and comparison.json of the cells that are finished; returns the last one."""
+def read(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell], keep: bool = False) -> dict[str, Any]:
+    """comparison.json of the cells that are finished. keep: write it, and outcomes.csv and cells.csv."""
     done = [c for c in cells if (c.workdir(folder) / "summary.json").exists()]
     rows, budget = outcomes(folder, done), budgets(folder, done)
     missing = [f"{c.column}, seed {c.seed}" for c in cells if c not in done]
     result = {**summarise(rows, budget, plan, missing), "signals": quality(folder, done, rows)}
-    for name, table in (("outcomes", rows), ("cells", budget)):
-        _write_csv(folder / f"{name}.csv", table)
-    (folder / "comparison.json").write_text(json.dumps(result, indent=1))
+    if keep:
+        for name, table in (("outcomes", rows), ("cells", budget)):
+            _write_csv(folder / f"{name}.csv", table)
+        (folder / "comparison.json").write_text(json.dumps(result, indent=1))
     return result
 
 
@@ -293,26 +269,30 @@ def summarise(
     columns = list(dict.fromkeys(r["arm"] for r in budget))
     chosen = [tuple(p) for p in plan.get("planned") or PLANNED]
     planned = [(a, b) for a, b in chosen if a in columns and b in columns]
-    metrics = [name for name, m in METRICS.items() if any(r["set"] == m.set for r in rows)]
+    said = notes(plan, budget, missing)
+    if len(columns) > 1 and not planned:
+        said.append(
+            "No difference is tested: name those to test with --planned, before the results are seen."
+        )
+    metrics = [
+        name for name, m in METRICS.items() if any(np.isfinite(c.value()) for c in counts(rows, m).values())
+    ]
     if not any(r["weak"] for r in rows):
         metrics = [name for name in metrics if name not in ("weak", "others")]
     tables = [compare(rows, METRICS[name], columns, planned) for name in metrics]
-    tables = [t for t in tables if any(arm["n"] for arm in t["arms"])]
-    lost = [(t["metric"]["name"], t.pop("left_out")) for t in tables]
-    lost = [f"No {name} of {'; '.join(cells)}: no valid rollout." for name, cells in lost if cells]
     primary, *others = tables or [{"metric": None, "arms": [], "planned": []}]
     for entry in primary["arms"]:
         own = [r for r in budget if r["arm"] == entry["arm"]]
         entry["budgets"] = {
             key: _mean(r[key] for r in own if r[key] is not None)
             for key in (own[0] if own else {})
-            if key not in ("arm", "seed", "initial_digest")
+            if key not in ("arm", "seed") and not key.endswith("_digest")
         }
     return {
         **primary,
         "secondary": others,
         "curves": curves(rows, metrics),
-        "notes": [*notes(plan, budget, missing), *lost],
+        "notes": [*said, *no_values(rows, metrics)],
         "plan": {k: plan[k] for k in ("arms", "seeds", "reads", "machine", "date", "command")},
     }
 
@@ -338,6 +318,18 @@ def _lines(path: Path) -> list[dict]:
 def _tools(task: Mapping) -> set[str]:
     """Names of the tools that a row of tasks.jsonl calls."""
     return {call["name"] for turn in task["turns"] for call in turn["calls"]}
+
+
+def _held_out_digests(workdir: Path) -> dict[str, str]:
+    """Of the content of each held-out set; "" where a run has none of that name."""
+    tasks = {
+        t["id"]: json.dumps([t["scenario"], t["turns"]], sort_keys=True)
+        for t in _lines(workdir / "held_out.jsonl")
+    }
+    sets = {row["set"]: sorted(row["by_task"]) for row in _lines(workdir / "evaluations.jsonl")}
+    return {
+        f"{name}_digest": _digest(tasks[i] for i in sets[name]) if name in sets else "" for name in HELD_OUT
+    }
 
 
 def _mean(values: Iterable[Any]) -> float | None:

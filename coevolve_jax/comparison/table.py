@@ -15,19 +15,20 @@ def table(comparison: Mapping[str, Any]) -> str:
         lines = [part["metric"]["name"], f"  {'arm':<24}{'seeds':>5}{'mean':>8}   95% interval over seeds"]
         for a in part["arms"]:
             span = f"   {a['low']:.1%} to {a['high']:.1%}" if "low" in a else ""
-            mean = f"{a['mean']:.1%}" if a["n"] else "-"
+            mean = f"{a['mean']:.1%}" if "mean" in a else "-"
             lines.append(f"  {a['arm']:<24}{a['n']:>5}{mean:>8}{span}")
         for d in part["planned"]:
             lines.append("  " + _difference(d))
         blocks.append("\n".join(lines))
     if comparison.get("signals"):
         lines = [
-            "signals: failed at first visit, and gain on held-out tasks with the same tools (random's beside them)"
+            "signals: failed at first visit; of matched tasks (random's); gain on held-out tasks of their tools (random's)"
         ]
         share = lambda x: "   -  " if x is None else f"{x:6.1%}"
         for s in comparison["signals"]:
-            pairs = [(s["precision"], s["against_precision"]), (s["gain"], s["against_gain"])]
-            shown = "   ".join(f"{share(a)} ({share(b).strip()})" for a, b in pairs)
+            pairs = [(s.get("matched_precision"), s["against_precision"]), (s["gain"], s["against_gain"])]
+            beside = [f"{share(a)} ({share(b).strip()})" for a, b in pairs]
+            shown = "   ".join([share(s["precision"]), *beside])
             lines.append(f"  {s['arm']:<24}{s['signal']:<12}{s['new_tasks']:>5} new tasks   {shown}")
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, "\n".join(comparison["notes"])])
