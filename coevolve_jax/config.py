@@ -136,7 +136,7 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
 def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
     """The config of a config file, as --config=PATH:ARG gives it."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
+    if spec is None or spec.loader is None or not Path(path).is_file():
         raise ValueError(f"{path} is no Python file: name one that defines get_config.")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -461,7 +461,10 @@ def parse_flags(argv: list[str]) -> list[str]:
         if argument.startswith("--config.") and key in RENAMED:
             sys.exit(f"Error: the config key {key!r} is called {RENAMED[key]!r} now.")
     try:
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        if "config" in flags.FLAGS:  # a file that is not there tells when it is looked at
+            getattr(flags.FLAGS["config"].value, "model", None)
+        return rest
     except flags.Error as error:
         sys.exit(
             f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
@@ -473,3 +476,8 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
+    except (OSError, SyntaxError, ImportError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        sys.exit(
+            f"Error: --config names no config file that can be read ({why}): give one of configs/, or your own."
+        )

@@ -21,6 +21,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from absl import app, flags
 from ml_collections import config_flags
 
+from coevolve_jax.config import parse_flags
 from coevolve_jax.topologies import TOPOLOGIES
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -77,4 +78,4 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

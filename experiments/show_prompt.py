@@ -16,6 +16,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from coevolve_jax.config import parse_flags
+
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, for its model and its environment family.", lock_config=True
 )
@@ -87,4 +89,4 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

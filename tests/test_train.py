@@ -1,6 +1,7 @@
 """The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -332,6 +333,20 @@ def test_resuming_a_finished_run_changes_no_result(finished, environ):
     after = comparable(finished)
     assert before == after
     assert np.isfinite(json.loads((finished / "summary.json").read_text())["held_out_success_after"])
+
+
+@pytest.mark.parametrize("program", ["main", "plan", "show_prompt", "synthesize"])
+def test_a_config_that_cannot_be_read_is_one_sentence(program, environ):
+    script = ROOT / "experiments" / f"{program}.py"
+    for flags, why in (
+        (["--config=configs/none.py"], "no config file that can be read .*No such file .*configs/none.py"),
+        (["--config=README.md"], "no config file that can be read .*README.md"),
+        (["--config=configs/bfcl_tiny.py", "--config.nope=1"], "no key 'nope'"),
+    ):
+        others = {"main": ["--workdir=runs/none"], "show_prompt": ["--task=none"]}.get(program, [])
+        done = forked.run([script, *flags, *others], environ)
+        assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr[-1000:]
+        assert re.search(f"Error: .*{why}", done.stderr), done.stderr[-1000:]
 
 
 def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
