@@ -85,7 +85,8 @@ def begin(
 
 
 def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
-    """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, and are near to no evaluation task.
+    """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are near to no
+    evaluation task.
 
     Raises ValueError for a file that holds no tasks, tasks of another environment, or too few that are good.
     """
@@ -104,6 +105,8 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage)
         failed = any(answer.error for turn in execution.observations for answer in turn)
         refusal = "step_failed" if failed else None if execution.outcome.success else "state_differs"
+        if refusal is None and not synthesizer.fits(renamed, execution.observations):
+            refusal = "too_long"  # as of explored tasks
         refusal = refusal or synthesizer.admit(pool, renamed)[0]
         stats.refused.update([refusal] if refusal else [])
     stats.added = stats.accepted = len(pool)

@@ -7,8 +7,12 @@ from ml_collections import ConfigDict
 from test_strategies import rows, settings
 from test_train import comparable
 
+from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.begin import given
 from coevolve_jax.run import fork
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
 
 
@@ -69,6 +73,23 @@ def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     initial = json.loads((saved / "state.json").read_text())["state"]["initial"]
     assert (initial["added"], initial["refused"]) == (len(made), {"near_evaluation": 1, "step_failed": 1})
+
+
+def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(whole):
+    made = list(TaskPool.read(whole / "tasks.jsonl"))
+    config = settings("static", **{"data.initial_file": str(whole / "tasks.jsonl")})
+    asked = []
+
+    def fits(task, answers):
+        asked.append([len(turn) for turn in answers])
+        return len(asked) > 1
+
+    with build.env_pool(config) as pool:
+        roles = build.explorer(config)
+        made_by = Synthesizer(roles, build.family(config).tools, pool, config, None, fits)
+        first, stats = given(config, config.data.initial_file, made_by)
+    assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
+    assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
 
 
 @pytest.mark.parametrize(
