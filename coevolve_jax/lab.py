@@ -36,6 +36,7 @@ class Laboratory:
     roller: Callable[[int], Roller]
     ledger: Counter[str]
     record: Callable[[Sequence[Dialogue]], None] | None = None
+    _rollers: dict[int, Roller] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
         if (costs := self.synthesizer.roles.costs) is not None:
@@ -101,9 +102,15 @@ class Laboratory:
         return self._booked(kind, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
-        roll = self.roller(step)
+        if (
+            step not in self._rollers
+        ):  # one for a step: it counts its calls, so that each has seeds of its own
+            self._rollers.clear()
+            self._rollers[step] = self.roller(step)
+        roll = self._rollers[step]
+        before = roll.costs.copy()
         groups = roll(tasks, k, role="probe")
-        self.ledger.update(roll.costs)
+        self.ledger.update(roll.costs - before)
         return groups
 
     def _booked(self, kind: str, stats: SynthesisStats) -> SynthesisStats:

@@ -1,9 +1,12 @@
 """Dynamic sampling, the choice of groups and their place in a checkpoint, with an agent that only makes up rewards."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.collect import Roller
 from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.lab import Laboratory
 from coevolve_jax.strategies.base import (
     collect_batch,
     credit_groups,
@@ -159,6 +163,27 @@ def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
         roll(tasks, 2, role="probe")
         assert roll.costs["rollouts/policy"] == 12 and roll.costs["rollouts/probe"] == 6
     assert seeds[:3] == seeds[3:] and len({tuple(s) for s in seeds}) == 3
+
+
+def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
+    seeds = []
+
+    class Seeds(MadeUpRewards):
+        def rollouts(self, jobs, temperature):
+            seeds.append([job.seed for job in jobs])
+            return super().rollouts(jobs, temperature)
+
+    roles = SimpleNamespace(costs=None, dialogues=None)
+    for _ in range(2):
+        roller = functools.partial(Roller, settings(), Seeds())
+        lab = Laboratory(TaskPool(), [], SimpleNamespace(roles=roles), roller, Counter())
+        tasks = list(pool(3))
+        for step in (5, 5, 6):
+            lab.probe(tasks, 2, step)
+        assert lab.ledger["rollouts/probe"] == 3 * 6
+    assert seeds[:3] == seeds[3:] and len({tuple(s) for s in seeds}) == 3
+    Roller(settings(), Seeds(), 5)(tasks, 2, role="probe")
+    assert seeds[6] == seeds[0]  # that a step's first probe had before
 
 
 @pytest.mark.parametrize("name", ["coevolve", "random", "static"])
