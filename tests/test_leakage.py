@@ -70,6 +70,17 @@ def test_numbers_that_the_tools_take_as_equal_are_equal():
     assert guard.check(buy(5.5)) is None and guard.check(buy("5")) is None
 
 
+def test_a_threshold_of_one_refuses_every_query_of_an_evaluation_task():
+    rng = np.random.default_rng(0)
+    queries = [" ".join(rng.choice(WORDS, 12)) for _ in range(60)]
+    asked = [Task(f"q{i}", "bfcl", {}, (Turn(q, (Call("a", {"x": i}),)),)) for i, q in enumerate(queries)]
+    guard = LeakGuard(asked, 1.0, query_threshold=1.0)
+    for one in asked:
+        other = dataclasses.replace(one, turns=(Turn(one.turns[0].query, (Call("b", {"y": 1}),)),))
+        assert guard.check(other) == "near_evaluation"
+    assert guard.check(task("x", ("cd", "pictures"))) is None
+
+
 def test_the_same_tools_with_other_values_are_far_below_the_threshold():
     guard = LeakGuard([*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))])
     other = task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget"))

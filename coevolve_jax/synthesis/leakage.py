@@ -20,6 +20,7 @@ from coevolve_jax.synthesis.similarity import (
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
+EQUAL = 1 - 1e-6  # the cosine of equal tasks, with what float32 may round off
 
 
 class Near(NamedTuple):
@@ -88,7 +89,7 @@ class LeakGuard:
         Refused are tasks with the calls of an evaluation task, and those at or above the threshold of a measure.
         """
         nearest = [self._nearest(name, task) for name in self._cosines]
-        near = [n for n in nearest if n.similarity >= self._thresholds[n.measure]]
+        near = [n for n in nearest if n.similarity >= min(self._thresholds[n.measure], EQUAL)]
         same = self._sequences.get(_sequence(task)) if task.calls else None
         if same is not None:
             near = [Near("calls", 1.0, same)]
