@@ -31,7 +31,7 @@ from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.prompting import ANSWER, call_lines, history, lead, question
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
@@ -207,6 +207,54 @@ def test_equal_seeds_make_equal_tasks(server, pool):
         made.append([task.to_json() for task in tasks])
     assert made[0] == made[1] and len(made[0]) == 6
     assert all(task["lineage"]["explorer"] == "llm" for task in made[0])
+
+
+def explored(made, **how):
+    tasks, how = TaskPool(), dict(wanted=6, kind="initial", step=0) | how
+    stats = made.explore_unguided(tasks, bfcl.scenarios("train"), rng=np.random.default_rng(3), **how)
+    return tasks, stats
+
+
+def test_what_a_run_begins_with_is_given_up_at_once_where_nobody_answers(server, pool, capfd):
+    server.always = "500"
+    made = synthesizer(server, pool, attempts=1)
+    with pytest.raises(ValueError) as error:
+        explored(made, all_or_none=True)
+    assert f"config.explorer.base_url = {server.url!r}" in str(error.value) and "min_calls" not in str(
+        error.value
+    )
+    assert "12 times server_error" in str(error.value) and len(server.seen) == 12  # six contexts, two rounds
+    assert f"config.explorer.base_url = {server.url!r}: server_error" in capfd.readouterr().err
+    tasks, stats = explored(synthesizer(server, pool, attempts=1), kind="random")  # of a run that has begun
+    assert (len(tasks), stats.contexts) == (0, 20 * 6)
+
+
+@pytest.mark.parametrize("fault, kind", [("wrong schema", "wrong_schema"), ("empty", "empty")])
+def test_a_model_that_answers_rubbish_is_not_taken_for_one_that_is_away(server, pool, fault, kind):
+    server.always = fault
+    with pytest.raises(ValueError, match=f"found 0 of 1 new tasks .*llm_faults/{kind}"):
+        explored(synthesizer(server, pool), wanted=1, all_or_none=True)
+
+
+def test_an_endpoint_that_goes_away_later_has_all_rounds_to_come_back(server, pool):
+    made, added = synthesizer(server, pool, attempts=1), []
+
+    def away(n):
+        added.append(n)
+        server.always = "500"
+
+    only_one = lambda tasks: [Admission(None if n == 0 else "never_solved") for n in range(len(tasks))]
+    with pytest.raises(ValueError, match="base_url.*10 times server_error"):  # of the last round
+        explored(made, all_or_none=True, admit=only_one, on_added=away)
+    assert added == [1, *[0] * 20]
+
+
+def test_a_server_is_not_needed_where_all_answers_are_known(server, pool, tmp_path):
+    cache = str(tmp_path / "answers.sqlite")
+    first, _ = explored(synthesizer(server, pool, cache=cache), all_or_none=True)
+    server.always, asked = "500", len(server.seen)
+    again, _ = explored(synthesizer(server, pool, cache=cache), all_or_none=True)
+    assert [t.to_json() for t in again] == [t.to_json() for t in first] and len(server.seen) == asked
 
 
 @pytest.mark.parametrize("fault", ["wrong schema", "500", "empty"])

@@ -197,7 +197,8 @@ class Roles(NamedTuple):
     Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
     resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
     in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked. initial: who makes D_0
-    and the held-out tasks; None: these as well.
+    and the held-out tasks; None: these as well. unanswered: given what some questions cost, says in one sentence why
+    nobody answers any, "" where that is not so; None: nobody is asked who could be away.
     """
 
     name: str
@@ -208,3 +209,4 @@ class Roles(NamedTuple):
     costs: Counter | None = None
     dialogues: list[Dialogue] | None = None
     initial: Roles | None = None
+    unanswered: Callable[[Mapping[str, float]], str] | None = None

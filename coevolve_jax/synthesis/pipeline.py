@@ -157,11 +157,11 @@ class Synthesizer:
         """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
         What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it ends with
-        those that it has, or with all_or_none it raises ValueError.
+        those that it has, or with all_or_none it raises ValueError: at once where the first round was answered by nobody.
         """
         (total, wanted), empty = self._room(tasks, wanted), 0
         while total.added < wanted:
-            missing = wanted - total.added
+            missing, before = wanted - total.added, Counter(self.roles.costs)
             chosen = [scenarios[i] for i in rng.choice(len(scenarios), min(32, max(4, missing)))]
             contexts = [
                 unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
@@ -170,6 +170,10 @@ class Synthesizer:
             total.add(stats)
             on_added(stats.added)
             empty = 0 if stats.added else empty + 1
+            if all_or_none and not stats.proposed and (empty == 20 or not total.added):
+                spent, unanswered = Counter(self.roles.costs) - before, self.roles.unanswered
+                if unanswered and (why := unanswered(spent)):
+                    raise ValueError(why)
             if empty == 20:
                 if not all_or_none:
                     break

@@ -46,7 +46,8 @@ DEFAULTS = {
 
 
 def make(config: ConfigDict, family: Family) -> Roles:
-    return played_by("llm", Client(config.explorer), family)
+    client = Client(config.explorer)
+    return played_by("llm", client, family)._replace(unanswered=client.unanswered)
 
 
 def played_by(name: str, client: answers.Client, family: Family) -> Roles:

@@ -49,6 +49,7 @@ FAULTS = {
     "offline": "not asked: explorer.offline, and the answer is not in the cache",
 }
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
+ENDPOINT = (*AGAIN, "unauthorized", "bad_request", "no_protocol")  # nobody is there who knows us
 REPAIRED = ("no_json", "wrong_schema")  # worth saying so to the model, once
 QUOTED = 4000  # characters of a wrong answer that the model is shown again
 SECRET = 16  # characters that a key has at least
@@ -89,6 +90,19 @@ class Client:
             self._book(dialogue)  # in the order of the questions, for the same sums again
         return answers
 
+    def unanswered(self, costs: Mapping[str, float]) -> str:
+        """Roles.unanswered: where the questions met with faults of the endpoint alone."""
+        faults = {k.removeprefix("llm_faults/"): n for k, n in costs.items() if k.startswith("llm_faults/")}
+        answered = any(k.startswith("llm_requests/") for k in costs)
+        if answered or not faults or not set(faults) <= set(ENDPOINT):
+            return ""
+        met = ", ".join(f"{n} times {kind} ({FAULTS[kind]})" for kind, n in faults.items())
+        return (
+            f"No question to config.explorer.base_url = {self._config.base_url!r} was answered ({met}): start the server "
+            "there, or mend its address, config.explorer.model, or the key in the environment variable "
+            f"{self._config.key_variable}."
+        )
+
     def _book(self, dialogue: Dialogue) -> None:
         book(self.costs, dialogue)
         for key, count in (("in", dialogue.tokens_in), ("out", dialogue.tokens_out)):
@@ -111,7 +125,8 @@ class Client:
                 dialogue.fault = fault.kind
                 self._say(
                     fault.kind,
-                    f"The explorer's endpoint: {fault.kind} ({fault.detail or FAULTS[fault.kind]}).",
+                    f"The explorer's endpoint, config.explorer.base_url = {self._config.base_url!r}: {fault.kind} "
+                    f"({fault.detail or FAULTS[fault.kind]}).",
                 )
                 return None
 
