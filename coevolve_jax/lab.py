@@ -102,9 +102,7 @@ class Laboratory:
         return self._booked(kind, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
-        if (
-            step not in self._rollers
-        ):  # one for a step: it counts its calls, so that each has seeds of its own
+        if step not in self._rollers:  # one for a step counts its calls, so that each has seeds of its own
             self._rollers.clear()
             self._rollers[step] = self.roller(step)
         roll = self._rollers[step]
