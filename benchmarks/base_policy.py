@@ -61,10 +61,11 @@ def print_success(
         groups = by_task(trajectories, n)
         for kind, among in kinds.items():
             result = tally(among, [t for task in among for t in groups[task.id]], n, temperature)
-            by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items()}
+            by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items() if trials}
+            success = "unknown" if result.success is None else f"{result.success:.1%}"
             calls = [step.call is not None for task in among for t in groups[task.id] for step in t.steps]
             print(
-                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {result.success:.1%}, "
+                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {success}, "
                 f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
                 f"calls that parse {np.mean(calls):.1%}",
                 flush=True,

@@ -20,12 +20,12 @@ from coevolve_jax.types import Task, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """success: mean over tasks and samples, invalid rollouts left out. by_task: id -> [successes, trials].
+    """success: mean over tasks and samples, invalid rollouts left out; None where none is valid. by_task: id -> [successes, trials].
     by_calls: number of reference calls -> the same. mixed_groups: share of tasks whose samples hold both outcomes."""
 
     temperature: float
     samples: int
-    success: float
+    success: float | None
     invalid: int
     mixed_groups: float
     by_task: dict[str, list[int]]
@@ -71,7 +71,7 @@ def tally(
     return Result(
         temperature=temperature,
         samples=samples,
-        success=sum(s for s, _ in by_task.values()) / trials if trials else 0.0,
+        success=sum(s for s, _ in by_task.values()) / trials if trials else None,
         invalid=len(trajectories) - trials,
         mixed_groups=float(np.mean([0 < s < n for s, n in by_task.values()])),
         by_task=by_task,

@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.analysis import stats
-from coevolve_jax.evaluate import scores, table
+from coevolve_jax.analysis.run_view import evaluations
+from coevolve_jax.envs import base
+from coevolve_jax.evaluate import scores, table, tally
+from coevolve_jax.types import Outcome, Task, Trajectory
 
 
 @settings(max_examples=40)
@@ -61,3 +64,17 @@ def test_a_table_of_no_valid_rollout_says_so():
     rows = scores({"t": [0, 0]}, 2, {}, {})
     assert rows == [{"category": "all", "tasks": 0, "trials": 0, "avg": None, "best": None}]
     assert "no valid rollout" in table(rows, 2)
+
+
+def test_where_no_rollout_is_valid_success_is_unknown_and_not_nought():
+    empty = np.zeros(0, np.int32)
+    broken = Outcome(reward=0.0, success=False, valid=False, reason="the worker died")
+    tasks = [Task("t", "bfcl", {}, ())]
+    rolled = [Trajectory("t", m, *[empty] * 4, (), (), "environment", broken) for m in range(3)]
+    result = tally(tasks, rolled, 3, 1.0)
+    assert (result.success, result.invalid, result.by_task) == (None, 3, {"t": [0, 0]})
+    assert base.report(tasks, rolled, 3, base.judge)["success"] is None
+    assert base.report_verdicts(tasks, rolled, 3, lambda jobs: [])["success"] is None
+    rows = [{"step": n, "set": "iid", "success": s} for n, s in enumerate((0.5, None, 0.0))]
+    (curve,) = evaluations(rows)
+    assert [(point["step"], point["value"]) for point in curve["points"]] == [(0, 0.5), (2, 0.0)]

@@ -156,7 +156,8 @@ def evaluations(rows: Iterable[Mapping]) -> list[dict]:
     for row in rows:
         name = ", ".join(filter(None, (row["set"], row.get("split"))))
         bare = {"value": _rounded(row["success"]), "low": None, "high": None}
-        curves[name][row["step"]] = {"step": row["step"], **(_success(row) or bare)}
+        if row["success"] is not None:  # else no rollout was valid
+            curves[name][row["step"]] = {"step": row["step"], **(_success(row) or bare)}
         weak = row.get("macro_weak", row.get("weak_success"))
         if weak is not None:
             curves[f"{name}: weak tools"][row["step"]] = {

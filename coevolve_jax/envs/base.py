@@ -110,12 +110,12 @@ def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
 
 
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge) -> dict:
-    """The environment's own score: {"benchmark", "scoring", "success": share of the valid trajectories}."""
+    """The environment's own score: {"benchmark", "scoring", "success": share of the valid trajectories, or None where none is}."""
     valid = [t for t in trajectories if t.outcome.valid]
     return {
         "benchmark": tasks[0].environment if tasks else "",
         "scoring": "the environment",
-        "success": sum(t.outcome.success for t in valid) / len(valid) if valid else 0.0,
+        "success": sum(t.outcome.success for t in valid) / len(valid) if valid else None,
     }
 
 
@@ -134,7 +134,7 @@ def success_by(
 def report_verdicts(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge
 ) -> dict:
-    """The score by a family's `judge`: {"success", "failures": verdicts by error_type, "by_task": task id ->
+    """The score by a family's `judge`: {"success": None where no rollout is valid, "failures": verdicts by error_type, "by_task": task id ->
     [successes, trials]}.
 
     trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out.
@@ -156,7 +156,7 @@ def report_verdicts(
     reasons["force_terminated"] = trials - len(jobs)
     passed = sum(v["valid"] for v in verdicts)
     return {
-        "success": passed / trials if trials else 0.0,
+        "success": passed / trials if trials else None,
         "failures": dict(sorted(reasons.items())),
         "by_task": by_task,
     }

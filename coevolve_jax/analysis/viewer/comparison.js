@@ -91,7 +91,7 @@ const cellTable = (view) => {
       ...seeds.map((seed) => {
         const found = cell.get(JSON.stringify([arm, seed]));
         const path = ["cells", arm, `seed_${seed}`, "report.html"].map(encodeURIComponent).join("/");
-        return found ? (found.done ? h("a", { href: path }, percent(found.success, 1)) : "under way") : "—";
+        return found ? (found.done ? h("a", { href: path }, found.success === null ? "—" : percent(found.success, 1)) : "under way") : "—";
       }),
     ]),
   );

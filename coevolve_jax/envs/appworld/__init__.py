@@ -68,7 +68,7 @@ def warm_up() -> None:
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
     """Task goal completion, the share of tasks all of whose tests pass, and scenario goal completion, the share of scenarios
     (ids before "_") all of whose tasks do; trajectories[i] belongs to tasks[i // samples], and the i-th samples of all
-    tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario.
+    tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario. None stands for the share of nothing.
     """
     completed, by_scenario = [], defaultdict(list)
     for i, trajectory in enumerate(trajectories):
@@ -79,14 +79,15 @@ def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: i
     scenarios = [
         all(o.success for o in group) for group in by_scenario.values() if all(o.valid for o in group)
     ]
-    tgc = sum(completed) / max(len(completed), 1)
+    share = lambda outcomes: sum(outcomes) / len(outcomes) if outcomes else None
+    tgc = share(completed)
     own = all(task.id.startswith("own") for task in tasks)
     return {
         "benchmark": "tasks of our own in AppWorld's engine" if own else "AppWorld",
         "scoring": "AppWorld's evaluation",
         "success": tgc,
         "task_goal_completion": tgc,
-        "scenario_goal_completion": sum(scenarios) / max(len(scenarios), 1),
+        "scenario_goal_completion": share(scenarios),
         "tasks": len(tasks),
         "scenarios": len({task.id.partition("_")[0] for task in tasks}),
     }
