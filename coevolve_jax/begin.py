@@ -119,9 +119,9 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Compares with the held-out tasks and with the benchmark's own tasks of the evaluation split.
+    """Compares with the held-out tasks and with the benchmark's own tasks that are for evaluation (build.py).
 
-    Runs whose config is older than the keys of arguments, n-grams and embedding have none of them.
+    Runs whose config is older than the keys of arguments, n-grams, embedding and splits have none of them.
     """
     data, model = config.data, config.data.get("leak_embedding")
     return LeakGuard(

@@ -87,8 +87,10 @@ def held_out_scenarios(config: ConfigDict) -> list[Task]:
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
-    """The benchmark's own tasks of the evaluation split: what synthetic tasks must not copy."""
-    return family(config).tasks(config.environment.eval_split, config.environment.to_dict())
+    """The benchmark's own tasks of the evaluation split and of config.data.leak_splits: what synthetic tasks must not copy."""
+    splits = dict.fromkeys([config.environment.eval_split, *config.data.get("leak_splits", ())])
+    tasks, settings = family(config).tasks, config.environment.to_dict()
+    return [task for split in splits for task in tasks(split, settings)]
 
 
 def held_out_tasks(workdir: Path) -> list[Task]:
@@ -96,7 +98,10 @@ def held_out_tasks(workdir: Path) -> list[Task]:
     path = workdir / "held_out.jsonl"
     if not path.exists():
         raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
-    return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
+    try:
+        return [Task.from_json(json.loads(line)) for line in path.read_text().splitlines()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds a line that is no task ({error!r}): restore the file.") from None
 
 
 def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:

@@ -21,6 +21,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.python = ".appworld/bin/python"
     c.environment.train_split = "own_train"
     c.environment.eval_split = "own_development"
+    c.data.leak_splits = ()
     c.environment.call_timeout = 60.0  # seconds; a piece of code may take 20
     c.steps = 2
     c.data.initial_tasks = 8  # N

@@ -57,6 +57,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.leak_query_threshold = 0.0  # cosine of their n-grams of 3 to 5 characters; 0.9 if they are
     c.data.leak_embedding = ""  # dotted path of a function embed(texts) -> floats [n, d]; "": none
     c.data.leak_embedding_threshold = 0.0  # cosine of its vectors
+    c.data.leak_splits = (
+        "test",
+    )  # new tasks are compared with these splits' tasks too, besides eval_split's
 
     c.rollout = ConfigDict()
     c.rollout.tasks_per_step = 16

@@ -26,6 +26,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.difficulty = (1, 2)  # the lowest and the highest level, from 1 to 8
     c.environment.games = 12  # of each level, for training and as many for evaluation
     c.environment.call_timeout = 5.0  # seconds; a game starts in 0.01 to 0.1 s
+    c.data.leak_splits = ()  # the test split's games are made when they are asked for
     c.data.initial_tasks = 64  # a task takes about a second of a core, most of it for shortening
     c.rollout.tasks_per_step = 8
     c.evolution.every = 8

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from ml_collections import ConfigDict
 
+from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.begin import leak_guard
 from coevolve_jax.envs.base import features
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
 from coevolve_jax.synthesis.similarity import CountCosines, KnownCosines, calls, ngrams
@@ -298,8 +300,20 @@ def test_thresholds_of_further_measures_are_checked():
             LeakGuard([], **options)
 
 
+def test_the_test_split_is_guarded_while_the_development_split_is_judged_on():
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    own = {split: build.family(config).tasks(split, {}) for split in ("development", "test", "evaluation")}
+    theirs = {task.id for task in build.benchmark_tasks(config)}
+    assert theirs == {task.id for task in own["evaluation"]}
+    copy = dataclasses.replace(own["test"][0], id="copy")
+    assert leak_guard(config, []).compare(copy)[1].task == own["test"][0].id
+    older = configs.override(config, {"data.leak_splits": ()})
+    assert {task.id for task in build.benchmark_tasks(older)} == {task.id for task in own["development"]}
+
+
 def test_a_run_that_began_before_a_key_was_there_goes_on_with_it_off(tmp_path):
     new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    new.data.leak_splits = ()
     old = ConfigDict(new.to_dict())
     for key in configs.LATER:
         section, name = key.split(".")
