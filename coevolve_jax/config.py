@@ -66,6 +66,7 @@ LATER = {
     "data.leak_query_threshold": 0.0,
     "data.leak_embedding": "",
     "data.leak_embedding_threshold": 0.0,
+    "data.leak_splits": [],
     "evolution.executions": 1,
     "rollout.max_messages": 0,
     "rollout.malformed": "answer",
@@ -145,15 +146,30 @@ def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
 
 def of_run(workdir: str | os.PathLike) -> ConfigDict:
     """The config of a run that has begun. Raises ValueError where there is none."""
-    path = Path(workdir) / "config.json"
-    if not path.exists():
-        raise ValueError(f"{workdir} holds no run (no config.json): give a --config to begin one.")
-    config = ConfigDict(json.loads(path.read_text()))
+    if not (Path(workdir) / "config.json").exists():
+        raise ValueError(
+            f"{workdir} holds no run (no config.json): name the workdir of a run that has begun."
+        )
+    config = ConfigDict(read(workdir))
     for key, value in LATER.items():
         section, name = key.split(".")
         if section in config and name not in config[section]:
             config[section][name] = value
     return config
+
+
+def read(workdir: str | os.PathLike) -> dict[str, Any]:
+    """A run's config.json as plain values. Raises ValueError, which names the file, where it holds none."""
+    path = Path(workdir) / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no config: restore it, or choose another --workdir.")
+    return found
 
 
 def inherit(file: str, name: str, arg: str) -> ConfigDict:

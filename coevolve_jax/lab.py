@@ -91,11 +91,13 @@ class Laboratory:
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
         admit: Admit | None = None,
+        all_or_none: bool = False,
     ) -> SynthesisStats:
+        """all_or_none: as Synthesizer.explore_unguided has it."""
         try:
             stats = self.synthesizer.explore_unguided(
                 self.tasks, scenarios or self.scenarios,
-                wanted=wanted, kind=kind, step=step, rng=rng, admit=admit,
+                wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, all_or_none=all_or_none,
             )  # fmt: skip
         finally:
             self._book_roles()  # also what was spent in vain

@@ -1,6 +1,7 @@
 """What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
 
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+lock                                             held by the process that writes here (flock)
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
 explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
@@ -49,6 +50,8 @@ from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
+LOCK = "lock"
+STARTED = ("config.json", "tensorboard", "wandb", "weights", "sglang_*.log")  # what is there before D_0 is
 
 
 @dataclasses.dataclass
@@ -287,29 +290,27 @@ def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:
 
 
 def claim(workdir: Path, config: ConfigDict) -> None:
-    """Makes the workdir, or recognises it as this config's. Raises ValueError where it belongs to another run."""
-    path = workdir / "config.json"
-    if path.exists():
-        theirs = configs.numbers(json.loads(path.read_text()))
-        ours = configs.numbers(json.loads(configs.to_json(config)))
-        if theirs != ours:
-            raise ValueError(
-                f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose another "
-                "--workdir, or delete this one to start again."
-            )
-    elif workdir.exists() and any(workdir.iterdir()):
-        raise ValueError(
-            f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
-        )
-    else:
-        workdir.mkdir(parents=True, exist_ok=True)
-        write_text(path, configs.to_json(config))
+    """Makes the workdir, or recognises it as this config's. Raises what `claimed` raises."""
+    with claimed(workdir, config):
+        pass
 
 
 @contextmanager
-def alone(workdir: Path) -> Iterator[None]:
-    """Within it no other process goes on with this run: ValueError where one does. A process that ends lets go."""
-    with open(workdir / "lock", "w") as file:
+def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
+    """`claim`; within it no other process goes on with this run. A process that ends lets go.
+
+    A start that failed before it made anything, as by a mistyped value, leaves the workdir to the next one.
+    Raises ValueError where the workdir is another run's, another process goes on with it, or it cannot be made.
+    """
+    try:
+        _begun(workdir, config)  # before anything is made
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = open(workdir / LOCK, "a")
+    except OSError as error:
+        raise ValueError(
+            f"{workdir} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
+        ) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -318,7 +319,31 @@ def alone(workdir: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass  # a file system without locks
+        if not _begun(workdir, config):
+            write_text(workdir / "config.json", configs.to_json(config))
         yield
+
+
+def _begun(workdir: Path, config: ConfigDict) -> bool:
+    """Whether the workdir is this config's already. Raises ValueError where it is neither that nor free."""
+    there = [path for path in workdir.iterdir() if path.name != LOCK] if workdir.exists() else []
+    if not (workdir / "config.json").exists():
+        if there:
+            raise ValueError(
+                f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
+            )
+        return False
+    theirs, ours = configs.read(workdir), json.loads(configs.to_json(config))
+    if configs.numbers(theirs) == configs.numbers(ours):
+        return True
+    if {"environment", "rollout", "learner"} <= theirs.keys() and all(
+        any(map(p.match, STARTED)) for p in there
+    ):
+        return False
+    raise ValueError(
+        f"{workdir} holds a run of another config ({configs.difference(configs.numbers(theirs), configs.numbers(ours))}): "
+        "choose another --workdir, or delete this one to start again."
+    )
 
 
 def fork(

@@ -36,7 +36,7 @@ from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState, alone, checkpoints, claim
+from coevolve_jax.run import Run, RunState, checkpoints, claimed
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.timing import timed
@@ -74,10 +74,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     on_one_device = c.engine.name == "native" and not c.engine.get("sharded")
     learner = hosts.Leader(learner, policy, engine_device=on_one_device, engine_dtype=c.engine.dtype)
     scenarios = build.scenarios(c)
-    claim(workdir, c)
 
     with (
-        alone(workdir),
+        claimed(workdir, c),
         closing(learner),  # the last checkpoint is on disk when it ends
         build.env_pool(c) as env_pool,
         closing(build.engine(c, learner.initial_policy(), workdir)) as engine,

@@ -82,6 +82,9 @@ def main(argv) -> None:
         run()
     except (ValueError, EngineError) as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        sys.exit(130)
 
 
 def run() -> None:
@@ -101,14 +104,14 @@ def run() -> None:
         configs.check_new_file("output", _OUTPUT.value)
 
     held_out = _BENCHMARK.value == "held_out"
-    name = environment_of(Path(_WORKDIR.value)) if held_out else _BENCHMARK.value
+    trained = configs.of_run(_WORKDIR.value) if held_out else None
+    name = trained.environment.name if trained else _BENCHMARK.value
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _CALLS, _OBSERVATION)}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
-    if held_out:  # as the run has them, but for what a flag says otherwise
-        trained = configs.of_run(Path(_WORKDIR.value))
+    if trained:  # as the run has them, but for what a flag says otherwise
         kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
         config.environment = trained.environment
         limits, world = {key: trained.rollout[key] for key in limits} | kept(limits), kept(world)
@@ -165,9 +168,8 @@ def run() -> None:
         print(f"{name:>16}  {value}")
     if "bfcl-eval" in report["versions"]:
         print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
-    print(
-        f"{'success':>16}  {report['success']:.1%} of {len(trajectories)} rollouts, {result.invalid} invalid left out"
-    )
+    success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
+    print(f"{'success':>16}  {success} of {len(trajectories)} rollouts, {result.invalid} invalid left out")
     print(table(rows, _SAMPLES.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
@@ -181,14 +183,6 @@ def fixed_by_protocol(family) -> dict:
             f"--protocol={_PROTOCOL.value} fixes {given[0]} at {fixed[given[0]]}: leave out --{given[0]}."
         )
     return fixed
-
-
-def environment_of(workdir: Path) -> str:
-    """The name of the environment family of a run. Raises ValueError where the workdir holds none."""
-    path = workdir / "config.json"
-    if not path.exists():
-        raise ValueError(f"{workdir} holds no config.json: name the workdir of a run that has begun.")
-    return json.loads(path.read_text())["environment"]["name"]
 
 
 if __name__ == "__main__":

@@ -56,6 +56,9 @@ def main(argv) -> None:
         sys.exit(preemption.STATUS)
     except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted: the same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ _LENGTHS = flags.DEFINE_list(
     "estimated, e.g. 2600,700. By default each rollout fills a row.",
 )
 flags.register_validator(
+    "row_length",
+    lambda given: given and all(n.isdigit() and int(n) > 0 for n in given),
+    "pass numbers of tokens, as in --row_length=16384,32768.",
+)
+flags.register_validator(
     "lengths",
     lambda given: not given or (len(given) == 2 and all(n.isdigit() and int(n) > 0 for n in given)),
     "pass two numbers of tokens, as in --lengths=2600,700.",

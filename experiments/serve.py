@@ -15,7 +15,9 @@ from absl import app, flags
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Hugging Face model folder.")
 _PYTHON = flags.DEFINE_string("python", None, "With sglang; by default this one, or .sglang/bin/python.")
 _DEVICE = flags.DEFINE_enum("device", None, ("cpu", "auto"), "By default cpu for .sglang, else auto.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "Of weights and KV cache.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "float32", ("float32", "bfloat16", "float16", "auto"), "Of weights and KV cache."
+)
 _LENGTH = flags.DEFINE_integer("context_length", 2048, "Tokens of prompt and answer.", lower_bound=2)
 _RUNNING = flags.DEFINE_integer("max_running_requests", 64, "Requests at once.", lower_bound=1)
 _VERSION = flags.DEFINE_string("weight_version", "launched", "What the server calls these weights.")
@@ -62,6 +64,8 @@ def main(argv) -> None:
         sys.exit(f"Error: {server.failure('ended')}")
     except KeyboardInterrupt:
         print("\nStopped.")
+    except OSError as error:
+        sys.exit(f"Error: {error.filename} cannot be written ({error.strerror}): choose another --log.")
     except (ValueError, RuntimeError) as error:
         sys.exit(f"Error: {error}")
     finally:

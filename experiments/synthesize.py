@@ -45,6 +45,9 @@ def main(argv) -> None:
         synthesize()
     except (ValueError, EngineError) as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted: --output holds the tasks of every whole batch.", file=sys.stderr)
+        sys.exit(130)
 
 
 def synthesize() -> None:
@@ -85,6 +88,7 @@ def synthesize() -> None:
         batch = 0
         while len(tasks) < _TASKS.value and not end:
             wanted = min(AT_ONCE, _TASKS.value - len(tasks))
+            before = len(tasks)
             how = {"wanted": wanted, "step": batch, "rng": rng_for(c.seed, "synthesize", batch)}
             try:
                 if _TOOLS.value:
@@ -95,7 +99,8 @@ def synthesize() -> None:
                         "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
                     )
                 else:
-                    stats = lab.grow_unguided(kind="initial", **how)
+                    # The first batch in whole: where nobody answers the explorer, it says so at once.
+                    stats = lab.grow_unguided(kind="initial", all_or_none=not before, **how)
                     end = (
                         ""
                         if stats.added
@@ -106,13 +111,13 @@ def synthesize() -> None:
             except ValueError as error:
                 stats, end = SynthesisStats(), str(error)
             total.add(stats)
-            for task in list(tasks)[len(tasks) - stats.added :]:
+            for task in list(tasks)[before:]:
                 show(task, {row["context"]["id"]: row for row in stats.explored})
             if _OUTPUT.value:  # after each batch: what was made is kept, however it ends
                 tasks.write(_OUTPUT.value)
             batch += 1
         seconds = time.perf_counter() - start
-    report(total, ledger, seconds, family.action_pattern)
+    report(len(tasks), total, ledger, seconds, family.action_pattern)
     if end:
         sys.exit(f"Error: {end}")
 
@@ -135,7 +140,7 @@ def recorder(path):
 def show(task, explored) -> None:
     """One task: what it asks for, how it is solved, and where it comes from."""
     lineage = task.lineage
-    steps = explored[lineage.context]["triplets"]
+    of = f" of {len(explored[lineage.context]['triplets'])}" if lineage.context in explored else ""
     print(f"\n{task.id}  {lineage.verdict}: {lineage.reason}")
     print(f"  {task.description}")
     for turn in task.turns:
@@ -143,19 +148,19 @@ def show(task, explored) -> None:
         for call in turn.calls:
             print(f"    {call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})")
     print(
-        f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))} of {len(steps)} by {lineage.explorer};"
+        f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))}{of} by {lineage.explorer};"
         f" similarity to the nearest evaluation task {lineage.similarity:.2f}",
         flush=True,
     )
 
 
-def report(total, ledger, seconds, action_pattern) -> None:
-    """What came of it. action_pattern: the environment family's."""
+def report(made, total, ledger, seconds, action_pattern) -> None:
+    """What came of it. made: tasks. action_pattern: the environment family's."""
     from collections import Counter
 
     from coevolve_jax.types import Call
 
-    made, steps = total.added, [step for row in total.explored for step in row["triplets"]]
+    steps = [step for row in total.explored for step in row["triplets"]]
     done = Counter(action_pattern(Call.from_json(step["call"])) for step in steps if not step["error"])
     print(f"\n{made} tasks of {total.proposed} proposals, {total.environment_steps} steps in the environment")
     print(f"{seconds / max(made, 1):.2f} s per task, reading the evaluation tasks for leak control included")

@@ -352,3 +352,8 @@ def test_command_line_names_the_report_and_refuses_what_is_no_workdir(tmp_path):
     done = subprocess.run([*command, tmp_path / "nowhere"], capture_output=True, text=True)
     assert done.returncode == 1 and "nowhere is not a folder" in done.stderr
     assert "Traceback" not in done.stderr
+    with pytest.raises(SystemExit, match="holds neither a run nor a comparison"):
+        report.main([str(tmp_path)])
+    with pytest.raises(SystemExit, match="Port 80000 cannot be served"):
+        report.main([str(path), "--live", "--port=80000"])
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]

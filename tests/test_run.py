@@ -1,6 +1,8 @@
 """A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from ml_collections import ConfigDict
@@ -10,7 +12,7 @@ from test_train import comparable
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.begin import given
-from coevolve_jax.run import fork
+from coevolve_jax.run import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
@@ -134,6 +136,55 @@ def test_a_fork_leaves_other_folders_alone(whole, tmp_path):
     with pytest.raises(ValueError, match="holds no run"):
         fork(tmp_path, 2, tmp_path / "fork")
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
+    claim(tmp_path / "run", settings("static"))
+    held = f"import fcntl; f = open({str(tmp_path / 'run' / 'lock')!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
+    program = [sys.executable, "-c", held + "print(1, flush=True); input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline()
+        with pytest.raises(ValueError, match="Another process goes on with the run in"):
+            claim(tmp_path / "run", settings("random"))  # a start under way is not taken over
+        holder.kill()
+        holder.wait()
+        claim(tmp_path / "run", settings("static"))
+
+
+def test_a_start_that_failed_before_it_made_anything_leaves_the_workdir_to_the_next(tmp_path):
+    mistyped = settings("static", **{"data.initial_file": "no/such.jsonl"})
+    with pytest.raises(ValueError, match="which is no file"):
+        train(mistyped, tmp_path / "run", until=0)
+    claim(tmp_path / "run", settings("static"))
+    assert configs.digest(configs.of_run(tmp_path / "run")) == configs.digest(settings("static"))
+    (tmp_path / "run" / "held_out.jsonl").write_text("")
+    with pytest.raises(ValueError, match="of another config"):
+        claim(tmp_path / "run", mistyped)
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [("{", "config.json cannot be read"), ("[]", "holds no config"), ("{}", "of another config")],
+)
+def test_a_config_that_is_none_of_ours_is_named_and_left_alone(tmp_path, text, why):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=why):
+        claim(tmp_path, settings("static"))
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file.* cannot be a workdir .*choose another --workdir"):
+        claim(tmp_path / "file" / below, settings("static"))
+
+
+def test_held_out_tasks_that_are_none_are_named(tmp_path):
+    (tmp_path / "held_out.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="held_out.jsonl holds a line that is no task"):
+        build.held_out_tasks(tmp_path)
 
 
 def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, tmp_path, monkeypatch):

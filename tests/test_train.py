@@ -13,8 +13,8 @@ import forked
 import numpy as np
 import pytest
 
-from coevolve_jax.config import load_file, override
-from coevolve_jax.run import alone
+from coevolve_jax.config import load_file, of_run, override
+from coevolve_jax.run import claimed
 from coevolve_jax.train import train
 
 ROOT = Path(__file__).parent.parent
@@ -351,12 +351,13 @@ def test_a_config_that_cannot_be_read_is_one_sentence(program, environ):
 
 def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-    with alone(finished):
+    config = of_run(finished)
+    with claimed(finished, config):
         done = forked.run(command(finished), environ)
     assert done.returncode != 0 and "Another process goes on with the run in" in done.stderr
     assert "Traceback" not in done.stderr
     assert before == {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-    with alone(finished):  # it was let go
+    with claimed(finished, config):  # it was let go
         pass
 
 
@@ -373,3 +374,27 @@ def test_a_run_is_evaluated_within_its_own_limits(finished, environ, tmp_path):
             assert told[name] == ours[name]
     done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], environ)
     assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("program", ["main", "synthesize"])
+def test_ctrl_c_ends_a_command_with_a_line_and_what_was_made_is_kept(program, tmp_path, quick):
+    places = {
+        "main": ("--workdir", tmp_path / "run", tmp_path / "run" / "config.json"),
+        "synthesize": ("--output", tmp_path / "tasks.jsonl", tmp_path / "tasks.jsonl"),
+    }
+    flag, place, begun = places[program]
+    more = ["--tasks=100000"] if program == "synthesize" else []
+    script = ROOT / "experiments" / f"{program}.py"
+    start = forked.Start([script, "--config=configs/bfcl_tiny.py", f"{flag}={place}", *more], quick)
+    try:
+        while not any(path.stat().st_size for path in begun.parent.glob(begun.name)):
+            assert start.poll() is None, start.communicate()[1]
+            time.sleep(0.05)
+        start.send_signal(signal.SIGINT)
+        _, told = start.communicate(100)
+    finally:
+        start.kill()
+    assert start.wait() == 130 and "Traceback" not in told, told[-2000:]
+    assert told.splitlines()[-1].startswith("Interrupted: "), told[-2000:]
+    if program == "synthesize":
+        assert len([json.loads(line) for line in place.read_text().splitlines()]) >= 4

@@ -27,7 +27,7 @@ def serve(folder: pathlib.Path, write: Callable[[], pathlib.Path], port: int) ->
             )
             sys.stdout.flush()
             found.serve_forever()
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # taken, or no port
         raise ValueError(f"Port {port} cannot be served ({error}): choose another one with --port.") from None
 
 

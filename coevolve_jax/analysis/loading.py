@@ -114,6 +114,11 @@ def is_comparison(folder: str | os.PathLike) -> bool:
     return any((pathlib.Path(folder) / name).is_file() for name in ("plan.json", "comparison.json"))
 
 
+def is_run(folder: str | os.PathLike) -> bool:
+    """Whether a run has begun in a folder."""
+    return any((pathlib.Path(folder) / name).is_file() for name in ("config.json", "metrics.jsonl"))
+
+
 def _values(path: pathlib.Path) -> dict:
     """A JSON file; {} where there is none."""
     try:

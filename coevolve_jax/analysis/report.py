@@ -14,7 +14,7 @@ import sys
 
 from coevolve_jax.analysis import live
 from coevolve_jax.analysis.comparison_view import comparison_view
-from coevolve_jax.analysis.loading import is_comparison, load_comparison, load_run
+from coevolve_jax.analysis.loading import is_comparison, is_run, load_comparison, load_run
 from coevolve_jax.analysis.origins import origins, packed
 from coevolve_jax.analysis.page import write_page
 from coevolve_jax.analysis.run_view import run_view
@@ -44,6 +44,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--port", type=int, default=8765, help="for --live (default: %(default)s; 0: any)")
     given = parser.parse_args(arguments)
     try:
+        if pathlib.Path(given.folder).is_dir() and not (is_comparison(given.folder) or is_run(given.folder)):
+            raise ValueError(
+                f"{given.folder} holds neither a run nor a comparison: give the workdir of a run that has begun."
+            )
         path = write_report(given.folder, given.live)
         sys.stdout.write(f"{path}\n")
         if given.live:
