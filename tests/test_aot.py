@@ -237,6 +237,43 @@ def test_the_update_on_eight_devices_is_accounted_for():
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=ROOT, env=environment)
 
 
+OPAQUE = """
+import dataclasses, re
+import jax
+import jax.numpy as jnp
+from coevolve_jax.aot import devices, programs
+from coevolve_jax.config import load_file
+from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.models import hf_io
+from coevolve_jax.topologies import TOPOLOGIES
+from grpo_cases import MODEL
+learner = load_file("configs/bfcl_tiny.py").learner
+learner.update(dtype="bfloat16", remat=True)
+sizes = dict(num_hidden_layers=6, hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, head_dim=128)
+model = dataclasses.replace(MODEL, **sizes)
+mesh = sharding.make_mesh(fsdp=4, devices=devices.describe(TOPOLOGIES["v6e-4"]))
+reference = hf_io.abstract_params(model, jnp.bfloat16)
+made = Learner(model, learner, reference, temperature=1.0, mesh=mesh, seed=0)
+text = made.lower(programs.abstract_batch((2, 4, 512), made.routing)).compile().as_text()
+layers = {leaf.shape[1:] for leaf in jax.tree.leaves(reference["layers"]) if leaf.ndim == 3}
+held = {f"6,{a // s},{b // t}" for a, b in layers for s, t in ((4, 1), (1, 4))}
+found = re.findall(r"= bf16\\[([\\d,]+)\\]\\S* (convert|copy|fusion)\\(", text)
+whole = [(shape, what) for shape, what in found if shape in held]
+assert found and not whole, whole
+"""
+
+
+@pytest.mark.skipif(
+    not devices.installed(), reason="the compilers for accelerators are not installed: run make aot"
+)
+def test_the_compiler_for_tpus_makes_no_copy_of_all_layers():
+    """In the type of the computation, before the loop over the layers: it did, for the policy and for the reference."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"PYTHONPATH": path, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    subprocess.run([sys.executable, "-c", OPAQUE], check=True, cwd=ROOT, env=environment)
+
+
 def test_a_batch_is_loaded_as_the_run_packs_it(four):
     """Rows that one rollout fills, and rows of BFCL's lengths, whose tokens meet a seventh of the keys."""
     four.rollout.update(tasks_per_step=2, group_size=3)

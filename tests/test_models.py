@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo import lora
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.config import Yarn
@@ -376,6 +377,27 @@ def test_remat_gives_the_same_gradient(any_config):
         return jax.jit(jax.grad(loss))(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient(False), gradient(True))
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_layers_that_are_opaque_to_the_compiler_for_tpus_compute_the_same(any_config, adapted):
+    params, tokens = random_params(any_config), tokens_of(any_config, 2, 9)
+    adapters = lora.init(jax.random.key(0), params, 2, "(q|o)_proj")
+    adapters = jax.tree.map(lambda x: x + 0.1, adapters)
+
+    def gradient(platform):
+        model = Qwen(any_config, remat=True, attention="plain", platform=platform)
+        logits = lambda p: model.apply({"params": p}, tokens)
+        loss = lambda p: jnp.mean(jax.nn.logsumexp(logits(p), axis=-1))
+        if not adapted:
+            return jax.jit(jax.value_and_grad(loss))(params)
+        lora.check_reached(logits, params, adapters)
+        with lora.adapted(2.0):
+            return jax.jit(jax.value_and_grad(lambda a: loss(lora.attach(params, a))))(adapters)
+
+    made = jax.eval_shape(Qwen(any_config, platform="tpu", attention="plain").init, jax.random.key(0), tokens)
+    assert jax.tree.map(jnp.shape, made["params"]) == jax.tree.map(jnp.shape, params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient("cpu"), gradient("tpu"))
 
 
 def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):

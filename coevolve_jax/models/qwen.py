@@ -276,7 +276,8 @@ class Qwen(nn.Module):
 
     def _scan(self, sparse: bool, length: int, **kwargs):
         """A module of `length` layers of one kind."""
-        block = nn.remat(Block, prevent_cse=False) if self.remat else Block
+        block = nn.map_variables(Block, "params", _opaque, init=True) if self.platform == "tpu" else Block
+        block = nn.remat(block, prevent_cse=False) if self.remat else block
         scan = nn.scan(
             block,
             variable_axes={"params": 0},
@@ -421,6 +422,21 @@ def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> A
         return jax.tree.map(lambda p: jax.lax.slice_in_dim(p, layers.start, layers.stop), tree)
 
     return {name: take(mlp, own) if name == "mlp" else take(tree, every) for name, tree in stacked.items()}
+
+
+@jax.custom_vjp
+def _opaque(params: Any) -> Any:
+    """The parameters of a layer, which XLA then takes as they are. It would, for TPUs, cast those of all layers to the type of the
+    computation before its loop over the layers, and lay some out anew: up to as much memory again as they take in that type."""
+
+    def each(x: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+        return jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(bits), x.dtype)
+
+    return jax.tree.map(each, params)
+
+
+_opaque.defvjp(lambda params: (_opaque(params), None), lambda _, gradient: (gradient,))
 
 
 class LMHead(nn.Module):
