@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -235,6 +236,42 @@ def test_rows_that_the_mesh_does_not_divide_are_named():
     mesh = jax.sharding.AbstractMesh((2, 2, 1, 1, 1), sharding.AXES)
     with pytest.raises(ValueError, match="6 rows .* data 2 . fsdp 2 . expert 1 = 4; .*rows_per_microbatch"):
         sharding.place_batch(mesh, {"tokens": np.zeros((3, 6, 5))}, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Stands in for one that is not there, with what JAX asks of it for a mesh."""
+
+    id: int
+    platform: str
+    device_kind: str
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+
+    @property
+    def process_index(self) -> int:
+        return self.slice_index
+
+
+def devices(platform, kind, hosts=1, grid=(8, 1)) -> list[Any]:
+    places = [(host, x, y) for host in range(hosts) for y in range(grid[1]) for x in range(grid[0])]
+    return [Device(i, platform, kind, host, (x, y, 0)) for i, (host, x, y) in enumerate(places)]
+
+
+@pytest.mark.parametrize("platform, kind", [("gpu", "NVIDIA H100 80GB HBM3"), ("cpu", "cpu")])
+def test_a_mesh_lies_on_devices_of_several_hosts(platform, kind):
+    """JAX counts hosts of GPUs as slices: jax.make_mesh has none of several."""
+    mesh = sharding.make_mesh(fsdp=8, tensor=2, devices=devices(platform, kind, hosts=2))
+    assert [d.id for d in mesh.devices.flat] == list(range(16)) and mesh.shape["fsdp"] == 8
+
+
+@pytest.mark.parametrize("sizes", [dict(fsdp=8, tensor=2), dict(fsdp=8, context=2), dict(data=2, fsdp=8)])
+def test_axes_of_a_mesh_may_share_one_of_a_tpus_torus(sizes):
+    """Of the meshes of a v6e-16, 4 x 4 chips, jax.make_mesh has those alone whose axes are 4 or 16."""
+    mesh = sharding.make_mesh(**sizes, devices=devices("tpu", "TPU v6 lite", grid=(4, 4)))
+    assert sorted(d.id for d in mesh.devices.flat) == list(range(16))
+    assert {axis: size for axis, size in mesh.shape.items() if size > 1} == sizes
 
 
 @pytest.mark.parametrize("spec", ["", "10.0.0.1:80", "host:80,2,2", "host,2,0", "automatic"])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -96,9 +97,9 @@ def make_mesh(
             f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
             "1 whose product is at most that."
         )
-    return jax.make_mesh(
-        shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[: math.prod(shape)]
-    )
+    # Not jax.make_mesh: it refuses GPUs and CPUs of several hosts, and an axis that is part of one of a TPU's torus.
+    grid = mesh_utils.create_device_mesh(shape, devices[: math.prod(shape)], allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def param_shardings(mesh: Mesh, abstract_params: Any) -> Any:
