@@ -159,12 +159,13 @@ def smallest_change(
     changes = [(True, where, rows, 1, 1)] * (not remat)
     changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
+    lengths = (length, *learner.get("row_buckets", ()))
     changes += [(True, moments, 1, 1, parts) for moments in (where, "host") for parts in split]
     changes += [(True, where, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
         sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
-        if left or (parts > 1 and length % (2 * sizes["context"])):
+        if left or (parts > 1 and any(n % (2 * sizes["context"]) for n in lengths)):
             continue
         changed = learner.copy_and_resolve_references()
         changed.remat, changed.moments_on = again, moments
