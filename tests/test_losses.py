@@ -138,6 +138,14 @@ def test_the_gradients_of_the_kl_terms_are_what_the_docstring_says():
     np.testing.assert_allclose(term("k3"), forward, atol=1e-6)
 
 
+def test_a_token_beyond_the_bound_has_no_gradient_however_far_it_is():
+    for estimator in ("k1", "k2", "k3"):
+        pulled = jax.vmap(jax.grad(lambda p: losses.kl(p, 0.0, estimator, 10.0)))(
+            jnp.array([-60.0, -1e3, -1e9])
+        )
+        np.testing.assert_array_equal(pulled, 0)
+
+
 def test_truncated_importance_weights():
     new, sampler, _, _ = draws()
     got = losses.truncated_weight(new, sampler, 1.5)

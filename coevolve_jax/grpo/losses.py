@@ -103,6 +103,10 @@ def kl(
     gradient of k2 is that of KL(policy || reference), that of k3 of KL(reference || policy), that of k1 zero.
     """
     delta = ref_logprobs - logprobs
+    if bound:
+        delta = jnp.minimum(
+            delta, 80.0
+        )  # exp would be infinite from 89, and so 0 times its gradient no number
     estimate = {
         "k1": lambda: -delta,
         "k2": lambda: 0.5 * delta**2,
