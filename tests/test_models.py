@@ -178,6 +178,7 @@ def test_yarn_of_an_older_config():
     [
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 .* num_experts"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\).*bfloat16"),
         ({"num_experts": None}, "lacks num_experts"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "type 'dynamic'"),
     ],

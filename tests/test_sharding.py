@@ -274,6 +274,11 @@ def test_axes_of_a_mesh_may_share_one_of_a_tpus_torus(sizes):
     assert {axis: size for axis, size in mesh.shape.items() if size > 1} == sizes
 
 
+def test_several_slices_of_tpus_are_refused():
+    with pytest.raises(ValueError, match="These 32 chips are of 2 TPU slices"):
+        sharding.make_mesh(fsdp=32, devices=devices("tpu", "TPU v6 lite", hosts=2, grid=(4, 4)))
+
+
 @pytest.mark.parametrize("spec", ["", "10.0.0.1:80", "host:80,2,2", "host,2,0", "automatic"])
 def test_a_place_among_processes_that_cannot_be_is_refused(spec):
     with pytest.raises(ValueError, match="place in a run.*HOST:PORT,PROCESSES,INDEX"):

@@ -87,8 +87,8 @@ def make_mesh(
     *,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh over the first data * fsdp * expert * context * tensor devices; ValueError where there are fewer.
-    devices: by default JAX's."""
+    """A mesh over the first data * fsdp * expert * context * tensor devices; ValueError where there are fewer, and for
+    several TPU slices. devices: by default JAX's."""
     shape = (data, fsdp, expert, context, tensor)
     devices = jax.devices() if devices is None else devices
     if min(shape) < 1 or math.prod(shape) > len(devices):
@@ -96,6 +96,11 @@ def make_mesh(
         raise ValueError(
             f"A mesh of {sizes} does not fit {len(devices)} device(s); choose sizes of at least "
             "1 whose product is at most that."
+        )
+    slices = {d.slice_index for d in devices if d.platform == "tpu" and hasattr(d, "slice_index")}
+    if len(slices) > 1:
+        raise ValueError(
+            f"These {len(devices)} chips are of {len(slices)} TPU slices, and a run takes one: start it on one slice's hosts."
         )
     # Not jax.make_mesh: it refuses GPUs and CPUs of several hosts, and an axis that is part of one of a TPU's torus.
     grid = mesh_utils.create_device_mesh(shape, devices[: math.prod(shape)], allow_split_physical_axes=True)

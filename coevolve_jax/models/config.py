@@ -186,6 +186,11 @@ def _check_supported(data: Mapping[str, Any]) -> None:
             f"model_type {kind!r} in config.json is not supported; use a qwen2 (Qwen2 or "
             "Qwen2.5), qwen3 (dense Qwen3) or qwen3_moe checkpoint."
         )
+    if quantized := data.get("quantization_config"):
+        raise ValueError(
+            f"config.json has a quantization_config ({quantized.get('quant_method', 'unnamed')}): use the checkpoint's "
+            "variant in bfloat16, for quantised weights cannot be trained."
+        )
     if data.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
     if data.get("use_sliding_window") or set(data.get("layer_types") or ()) - {"full_attention"}:
