@@ -306,10 +306,22 @@ def test_probes_that_were_run_later_are_compared_with_the_same_seeds():
         assert f"| {d['a']} - {d['b']} | {cells} | {resampled} | {d['p']:.2f} ({d['p_holm']:.2f}) |" in page
 
 
-def test_options_on_six_seeds_and_at_equal_rollouts():
-    first, longer = ("options", "options_probe", "options_six", "options_six_probe"), "options_six_rollouts"
-    runs_of(*first, longer, seeds=6)
-    rows = runs_of(*first, seeds=6)
+@pytest.mark.parametrize(
+    "heading, seeds, planned, first, longer",
+    [
+        (
+            "## Options on six seeds",
+            6,
+            10,
+            ("options", "options_probe", "options_six", "options_six_probe"),
+            "options_six_rollouts",
+        ),
+        ("## The test of probes", 8, 3, ("test_spread", "test_probe"), "test_probe_rollouts"),
+    ],
+)
+def test_probes_against_as_many_rollouts(heading, seeds, planned, first, longer):
+    runs_of(*first, longer, seeds=seeds)
+    rows = runs_of(*first, seeds=seeds)
     rows += [{**r, "arm": "random_longer"} for r in results.read_csv(HEADROOM / longer / "outcomes.csv.gz")]
     costs = [
         {**r, "arm": "random_longer"} if name == longer else r
@@ -317,16 +329,18 @@ def test_options_on_six_seeds_and_at_equal_rollouts():
         for r in results.read_csv(HEADROOM / name / "cells.csv")
     ]
     page = HEADROOM.with_suffix(".md").read_text()
-    page = page[page.index("## Options on six seeds") :]
+    page = page[page.index(heading) :]
+    page = page[: page.index("\n#", 1)]
     arms = re.findall(r"^\| ([a-z_]+) \| \d", page, re.MULTILINE)
-    pairs = re.findall(r"^\| (\w+) - (\w+) \|", page, re.MULTILINE)[:10]
+    pairs = re.findall(r"^\| (\w+) - (\w+) \|", page, re.MULTILINE)[:planned]
     found = results.compare(rows, results.METRICS["weak"], arms, pairs)
+    assert len(arms) >= 6 and len(pairs) == planned
     for row in found["arms"]:
         own = [c for c in costs if c["arm"] == row["arm"]]
         mean = lambda key: f"{statistics.fmean(float(c[key]) for c in own):,.0f}"
         shown = " ".join(f"{100 * value:.1f}" for value in row["values"].values())
         told = f"| {row['arm']} | {100 * row['mean']:.1f} | {shown} | {mean('rollouts')} | "
-        assert len(own) == 6 and f"{told}{mean('new_tasks_with_a_weak_tool')} of 96 |" in page
+        assert len(own) == seeds and f"{told}{mean('new_tasks_with_a_weak_tool')} of 96 |" in page
     for d in found["planned"]:
         cells = f"{100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f}"
         resampled = f"{100 * d['boot_low']:+.1f} to {100 * d['boot_high']:+.1f}"
