@@ -121,6 +121,7 @@ def _start(arguments: list[str], late: dict[str, str], cwd: str, told: int, out:
     os.close(told)
     os.dup2(out, 1)
     os.dup2(err, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where Ctrl-C is ignored
     os.environ.update(late)
     os.chdir(cwd)
     sys.argv = arguments

@@ -142,7 +142,7 @@ class Loop:
             jobs = [(task, m) for task in self.held_out for m in range(samples)]
             done = self.roll([(*job, seed) for job, seed in zip(jobs, seeds)], temperature)
             valid = [t.outcome.success for t in done if t.outcome.valid]
-            rates.append(fmean(valid) if valid else 0.0)
+            rates.append(fmean(valid) if valid else None)
         return rates
 
     # --- 1. Which tasks ---------------------------------------------------------------------------------------------
