@@ -148,7 +148,7 @@ def of_run(workdir: str | os.PathLike) -> ConfigDict:
     """The config of a run that has begun. Raises ValueError where there is none."""
     if not (Path(workdir) / "config.json").exists():
         raise ValueError(
-            f"{workdir} holds no run (no config.json): name the workdir of a run that has begun."
+            f"{workdir} holds no run (no config.json): give a --config to begin one, or the workdir of a run."
         )
     config = ConfigDict(read(workdir))
     for key, value in LATER.items():

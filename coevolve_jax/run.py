@@ -51,7 +51,7 @@ from coevolve_jax.types import Sample, Task
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 LOCK = "lock"
-STARTED = ("config.json", "tensorboard", "wandb", "weights", "sglang_*.log")  # what is there before D_0 is
+STARTED = ("config.json", "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
 
 
 @dataclasses.dataclass

@@ -104,9 +104,8 @@ def kl(
     """
     delta = ref_logprobs - logprobs
     if bound:
-        delta = jnp.minimum(
-            delta, 80.0
-        )  # exp would be infinite from 89, and so 0 times its gradient no number
+        # exp is infinite from 89 on, and its gradient times the 0 of the clip no number.
+        delta = jnp.minimum(delta, 80.0)
     estimate = {
         "k1": lambda: -delta,
         "k2": lambda: 0.5 * delta**2,
