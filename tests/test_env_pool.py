@@ -348,3 +348,15 @@ def test_64_rollouts_of_8_calls_are_quick(pool):
         pool.close(sessions)
         best = min(best, watch.seconds)
     assert best < 1.0  # 0.1 s on an idle machine
+
+
+def test_a_worker_whose_owner_is_gone_ends_without_a_word():
+    """As where Ctrl-C ends the owner while a worker has an answer for it."""
+    command = [sys.executable, "-P", "-m", "coevolve_jax.envs.worker", "bfcl", "60", "0"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as worker:
+        assert worker.stdout.readline() == b'["ready"]\n'
+        worker.stdout.close()
+        worker.stdin.write(json.dumps([0, [["reset", ALL.to_json()], ["close"]]]).encode() + b"\n")
+        worker.stdin.close()
+        assert (worker.stderr.read(), worker.wait()) == (b"", 0)
