@@ -18,12 +18,10 @@ TERA = 10**12
 class Topology:
     """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it.
 
-    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device,
-    0 where nothing
-    is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
-    second of its memory; link, bytes
-    per second that it sends to the others, in one direction; host_link, the same to its host; hosts_link, to devices of
-    another host, 0 where that is no other link. hosts: whose devices they are.
+    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device, 0 where
+    nothing is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
+    second of its memory; link, bytes per second that it sends to the others, in one direction; host_link, the same to
+    its host; hosts_link, to devices of another host, 0 where that is no other link. hosts: whose devices they are.
     """
 
     devices: int
