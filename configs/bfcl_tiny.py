@@ -6,7 +6,9 @@ Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/resul
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-Variants: configs/bfcl_tiny.py:strategy=random (or static), and engine=sglang for a server that generates, as in
+Arguments: strategy (coevolve, or blame, random, static, a module of yours), seed, engine (native, or sglang: a server
+generates) and explorer (scripted, or llm, policy, a module of yours), as in
+
     python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random,seed=1 --workdir=runs/random
 """
 
@@ -156,8 +158,9 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     c.mesh.tensor = 1
 
-    # How the training set evolves: "coevolve", "random" (as many new tasks, without signals), "static" (no new tasks),
-    # or the dotted path of a module of your own (docs/add_strategy.md); and the settings that are its own.
+    # How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without signals),
+    # "static" (no new tasks), "oracle" (testbeds only), or the dotted path of a module of your own (docs/add_strategy.md);
+    # and the settings that are its own.
     c.strategy = strategy(arg.strategy)
 
     c.signals = ConfigDict()
