@@ -25,7 +25,8 @@ from coevolve_jax.config import inherit
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    c = inherit(__file__, "bfcl_tiny.py", arg)  # the same keys, so that a flag works for both
+    # The same keys, so that a flag works for both; an engine that arg names comes last, and counts.
+    c = inherit(__file__, "bfcl_tiny.py", f"engine=sglang,{arg}")
 
     c.model = "Qwen3-4B-Instruct-2507"
     c.steps = 120
@@ -49,7 +50,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_length = 25580  # ours
     c.rollout.max_new_tokens = 4096  # ours
     c.rollout.max_observation = 12000  # ours, characters
-    c.engine.name = "sglang"
     c.engine.max_concurrency = 256
     c.engine.timeout = 1200.0
     c.engine.patience = 900.0

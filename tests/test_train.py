@@ -349,6 +349,14 @@ def test_a_config_that_cannot_be_read_is_one_sentence(program, environ):
         assert re.search(f"Error: .*{why}", done.stderr), done.stderr[-1000:]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_file_heeds_its_arguments(path):
+    for engine in ("native", "sglang"):
+        config = load_file(path, f"engine={engine},seed=3,strategy=static")
+        assert (config.engine.name, config.seed, config.strategy.name) == (engine, 3, "static")
+    assert load_file(path).engine.name == ("sglang" if re.search("qwen3|_7b", path.stem) else "native")
+
+
 def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
     before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     config = of_run(finished)
