@@ -333,15 +333,16 @@ def _begun(workdir: Path, config: ConfigDict) -> bool:
                 f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
             )
         return False
-    theirs, ours = configs.read(workdir), json.loads(configs.to_json(config))
-    if configs.numbers(theirs) == configs.numbers(ours):
+    theirs = configs.numbers(configs.read(workdir))
+    ours = configs.numbers(json.loads(configs.to_json(config)))
+    if theirs == ours:
         return True
     if {"environment", "rollout", "learner"} <= theirs.keys() and all(
         any(map(p.match, STARTED)) for p in there
     ):
         return False
     raise ValueError(
-        f"{workdir} holds a run of another config ({configs.difference(configs.numbers(theirs), configs.numbers(ours))}): "
+        f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): "
         "choose another --workdir, or delete this one to start again."
     )
 
