@@ -7,7 +7,8 @@
 
 Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells; the arms of a seed share their beginning (D_0, held-out
 sets, first evaluation). The same command again goes on where it was stopped. WORKDIR/outcomes.csv has every raw number,
-comparison.json the statistics, report.html shows both. --arms=help lists the arms.
+comparison.json the statistics, report.html shows both. --arms=help lists the arms. SIGTERM or SIGUSR1 asks it to end: its
+runs save, and it exits with status 75.
 """
 
 import datetime
@@ -57,10 +58,16 @@ def main(argv) -> None:
         from coevolve_jax.comparison.arms import ARMS
 
         sys.exit("\n".join(f"{name:>22}  {a.why}" for name, a in ARMS.items()))
+    from coevolve_jax import preemption
+
     try:
-        failures = run()
+        with preemption.heeded():
+            failures = run()
     except ValueError as error:
         sys.exit(f"Error: {error}")
+    except preemption.Preempted:
+        print("The comparison was asked to end; the same command goes on with it.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
     if failures:
         lines = [f"  {f.name}: {f.why} (log: {f.log})" for f in failures]
         sys.exit(

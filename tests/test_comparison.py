@@ -2,12 +2,16 @@
 
 import csv
 import json
+import os
 import random
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import forked
@@ -559,7 +563,39 @@ def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
     (tmp_path / "cell").mkdir()
-    assert cells._run(tmp_path / "cell", tmp_path) is None
+    assert cells._run(tmp_path / "cell", tmp_path, set()) is None
+
+
+def test_a_comparison_that_is_asked_to_end_asks_its_runs(tmp_path, monkeypatch):
+    code = f"""
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.5); (folder / "saved").touch(); sys.exit({preemption.STATUS})
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGUSR1, end)
+(folder / "running").touch()
+time.sleep(60)
+"""
+    monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
+    monkeypatch.setattr(cells, "begun", lambda start: True)
+    chosen = [Cell(arm, seed) for seed in (0, 1) for arm in ("static", "random")]
+    folders = [c.workdir(tmp_path) for c in chosen]
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+    def ask():
+        while sum((f / "running").exists() for f in folders) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with preemption.heeded():
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with pytest.raises(preemption.Preempted):
+            cells.run_all(tmp_path, TINY, chosen, 2)
+        asking.join()
+    started = [f for f in folders if (f / "running").exists()]
+    assert len(started) == 2 and all((f / "saved").exists() for f in started)  # waited for, and not begun again
 
 
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
@@ -648,6 +684,8 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     if on == "slurm":
         assert "#SBATCH --array=0-2\n" in text
         jobs = [text.replace('"$SLURM_ARRAY_TASK_ID/3"', f"{i}/3").splitlines()[-4] for i in range(3)]
+        assert all(job.startswith("exec python ") for job in jobs)  # signals reach it, and not the shell alone
+        jobs = [job.removeprefix("exec ") for job in jobs]
         text = "\n".join([*jobs, text.splitlines()[-1]])
     lines = [shlex.split(line.removesuffix("&")) for line in text.splitlines() if not line.startswith("#")]
     if on == "tpu":

@@ -149,7 +149,7 @@ stop() {
   local pid second
   pid=$(cat "$LOGS/$1.pid")
   kill -TERM -- "-$pid"
-  for ((second = 0; second < 60; second++)); do
+  for ((second = 0; second < 300; second++)); do
     running "$1" || break
     sleep 1
   done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -56,13 +57,15 @@ def run_all(
 ) -> list[Failure]:
     """Begins each seed, then runs its cells; `jobs` processes at once, which share the processor's cores evenly.
 
-    Returns what failed; a cell whose beginning failed is not run and is among them.
+    Returns what failed; a cell whose beginning failed is not run and is among them. Where this process is asked to end
+    (`preemption.heeded`), so are the runs under way, and Preempted is raised when they have saved.
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:
         if not finished(cell.workdir(folder)):
             starts.setdefault(cell.start(folder), []).append(cell)
     failures: list[Failure] = []
+    running: set[subprocess.Popen] = set()
     with ThreadPoolExecutor(
         jobs, initializer=_take_cores, initargs=(_shares(jobs), threading.Lock())
     ) as threads:
@@ -72,7 +75,7 @@ def run_all(
                 make()
             except ValueError as error:
                 return _failure(workdir, folder, str(error))
-            return _run(workdir, folder, *flags)
+            return _run(workdir, folder, running, *flags)
 
         def begin(start: Path, config: ConfigDict) -> Failure | None:
             return None if begun(start) else attempt(start, lambda: run.claim(start, config), "--until=0")
@@ -83,17 +86,24 @@ def run_all(
         waiting: dict[Future, Path | Cell] = {
             threads.submit(begin, start, start_config(config, own[0])): start for start, own in starts.items()
         }
-        while waiting:
-            future = next(as_completed(waiting))
-            what, failure = waiting.pop(future), future.result()
-            failures += [failure] if failure else []
-            if isinstance(what, Cell):
-                on_done(what, failure)
-            elif failure:
-                for cell in starts[what]:
-                    on_done(cell, failure)
-            else:
-                waiting |= {threads.submit(go_on, cell): cell for cell in starts[what]}
+        try:
+            while waiting:
+                with preemption.interruptible():
+                    future = next(as_completed(waiting))
+                what, failure = waiting.pop(future), future.result()
+                failures += [failure] if failure else []
+                if isinstance(what, Cell):
+                    on_done(what, failure)
+                elif failure:
+                    for cell in starts[what]:
+                        on_done(cell, failure)
+                else:
+                    waiting |= {threads.submit(go_on, cell): cell for cell in starts[what]}
+        except preemption.Preempted:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.send_signal(signal.SIGUSR1)  # a second SIGTERM, were all sent the first, would end it at once
+            raise
     return failures
 
 
@@ -112,8 +122,8 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
         os.sched_setaffinity(0, mine)
 
 
-def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
-    """Runs a workdir to its end; once more where its process was killed, or asked to end."""
+def _run(workdir: Path, folder: Path, running: set[subprocess.Popen], *flags: str) -> Failure | None:
+    """Runs a workdir to its end; once more where its process, and not this one, was killed or asked to end."""
     log = _log(workdir)
     environment = {
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
@@ -123,9 +133,16 @@ def _run(workdir: Path, folder: Path, *flags: str) -> Failure | None:
     status = -1
     for _ in range(2):
         with open(log, "ab") as output:
-            status = subprocess.run(
+            process = subprocess.Popen(
                 command(workdir, *flags), stdout=output, stderr=subprocess.STDOUT, env=environment
-            ).returncode
+            )
+            running.add(process)
+            if preemption.asked():
+                process.send_signal(signal.SIGUSR1)
+            status = process.wait()
+            running.remove(process)
+        if preemption.asked():
+            break
         if status >= 0 and status != preemption.STATUS:
             break
     if status == 0 and (begun(workdir) if flags else finished(workdir)):

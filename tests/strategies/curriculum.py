@@ -8,7 +8,7 @@ import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Findings, credit_groups
+from coevolve_jax.strategies.base import Findings, credit_groups, evolves
 
 DEFAULTS = {"rate": 0.5, "tau": 0.4}
 
@@ -44,7 +44,7 @@ class Curriculum:
 
     def evolve(self, step, lab):
         c, rng = self._config.evolution, rng_for(self._config.seed, "evolve", step)
-        if (step + 1) % c.every:
+        if not evolves(self._config, step):
             return None
         grown = lab.grow_unguided(wanted=c.tasks, kind="random", step=step, rng=rng)
         new = [t for t in lab.tasks if (t.lineage.kind, t.lineage.step) == ("random", step)]
