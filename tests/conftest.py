@@ -20,7 +20,7 @@ os.environ.setdefault(
 # holds the versions, the flags and the processor. `pytest --cache-clear` forgets it.
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 KEPT = 14 * 24 * 3600.0  # seconds until a program is forgotten, so that the folder does not grow for ever
 
 import hypothesis
@@ -37,15 +37,15 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# `make test` gives whole files to two processes: those that take longest go first, the others fill the gaps. What needs
-# an SGLang server stays together, so that one of the two starts one.
+# `make test` gives whole files to three processes: those that take longest go first, the others fill the gaps. What needs
+# an SGLang server stays together, so that one of them starts one.
 SERVER = (
     "test_server.py",
     "test_words.py",  # before test_faults.py, which ends the second server
     "test_faults.py",
     "test_push_served.py",
     "test_engines.py",
-    "test_served.py",  # the programs of its runs have then been compiled by test_train.py, in the other process
+    "test_served.py",  # the programs of its runs have then been compiled by test_train.py, in another process
 )
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 LONGEST = (
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_addoption(parser):
     # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
     # or not to have run. The seed stands at the end of the output, and names the order:
-    #     pytest tests -n 2 --dist loadfile --no-loadscope-reorder --order-seed=random
+    #     pytest tests -n 3 --dist loadfile --no-loadscope-reorder --order-seed=random
     #     pytest tests/test_push_served.py --order-seed=17
     parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
 
@@ -163,8 +163,7 @@ def tiny_config() -> QwenConfig:
 def environ() -> dict[str, str]:
     """What a user starts runs as installed for a user, and optimised (see above)."""
     path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
-    kept = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return {**os.environ, **kept, "PYTHONPATH": path, "XLA_FLAGS": ""}
+    return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": ""}
 
 
 @pytest.fixture(scope="session")
