@@ -53,6 +53,7 @@ COMMANDS = (
     Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
     Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
     Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
+    Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-4", 1),  # a host that the server shares
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "h100-16", 1),
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "v6e-64", 1),
 )
