@@ -595,7 +595,8 @@ time.sleep(60)
             cells.run_all(tmp_path, TINY, chosen, 2)
         asking.join()
     started = [f for f in folders if (f / "running").exists()]
-    assert len(started) == 2 and all((f / "saved").exists() for f in started)  # waited for, and not begun again
+    assert len(started) == 2  # none was begun after
+    assert all((f / "saved").exists() for f in started)  # they were waited for
 
 
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
@@ -684,7 +685,7 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     if on == "slurm":
         assert "#SBATCH --array=0-2\n" in text
         jobs = [text.replace('"$SLURM_ARRAY_TASK_ID/3"', f"{i}/3").splitlines()[-4] for i in range(3)]
-        assert all(job.startswith("exec python ") for job in jobs)  # signals reach it, and not the shell alone
+        assert all(job.startswith("exec python ") for job in jobs)  # signals reach it, not a shell
         jobs = [job.removeprefix("exec ") for job in jobs]
         text = "\n".join([*jobs, text.splitlines()[-1]])
     lines = [shlex.split(line.removesuffix("&")) for line in text.splitlines() if not line.startswith("#")]

@@ -140,9 +140,7 @@ def test_what_is_not_a_number_where_nothing_is_trained_stays_there(monkeypatch):
     targets, mask = rng.integers(0, VOCABULARY, (ROWS, LENGTH)), rng.random((ROWS, LENGTH)) < 0.5
     f = lambda h, w: jnp.sum(logprobs.token_logprobs(h, w, targets, mask=mask)[0])
     f = jax.jit(jax.value_and_grad(f, argnums=(0, 1)))
-    spoiled, clean = (
-        f(np.where(mask[..., None], hidden, x).astype(np.float32), table) for x in (np.nan, 0)
-    )
+    spoiled, clean = (f(np.where(mask[..., None], hidden, x).astype(np.float32), table) for x in (np.nan, 0))
     jax.tree.map(np.testing.assert_array_equal, spoiled, clean)
 
 

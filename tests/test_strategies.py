@@ -66,7 +66,8 @@ def test_a_curriculum_learns_which_sizes_teach(runs):
     saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
     values = saved["strategy"]["state"]["values"]
     assert values and any(v > 0 for v in values.values())
-    assert saved["ledger"]["rollouts/probe"] == 3 * 2  # three tasks of one evolution, twice each; after the last step there is none
+    # Three tasks of one evolution, twice each: after the last step there is none.
+    assert saved["ledger"]["rollouts/probe"] == 3 * 2
     born = [t["lineage"]["kind"] for t in rows(runs["curriculum"], "tasks.jsonl")]
     assert born == ["initial"] * 8 + ["random"] * 3
 

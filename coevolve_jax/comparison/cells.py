@@ -102,7 +102,9 @@ def run_all(
         except preemption.Preempted:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
-                process.send_signal(signal.SIGUSR1)  # a second SIGTERM, were all sent the first, would end it at once
+                process.send_signal(
+                    signal.SIGUSR1
+                )  # SIGTERM may have been sent to all: a second ends them at once
             raise
     return failures
 
