@@ -102,9 +102,8 @@ def run_all(
         except preemption.Preempted:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
-                process.send_signal(
-                    signal.SIGUSR1
-                )  # SIGTERM may have been sent to all: a second ends them at once
+                # SIGTERM may have been sent to all of them: a second would end a run at once.
+                process.send_signal(signal.SIGUSR1)
             raise
     return failures
 
