@@ -6,8 +6,9 @@
     python experiments/sweep.py --on=tpu --machines=4 --names=coevolve-{} --zone=ZONE -- ...
 
 What follows -- are the flags of experiments/compare.py. Each machine takes its part of the seeds (--shard=I/N), so that the
-arms of a seed share their beginning; --workdir must be a folder that all machines see. The last command writes the tables. A Slurm job is asked to end five
-minutes before its time is over: its runs save, and it exits with status 75; submitted again, it goes on.
+arms of a seed share their beginning; --workdir must be a folder that all machines see. The last command writes the tables.
+A Slurm job is asked to end five minutes before its time is over: its runs save, and it exits with status 75; submitted
+again, it goes on. That was not tried on Slurm.
 """
 
 import argparse
