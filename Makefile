@@ -109,9 +109,10 @@ headroom: setup
 	$(RUN) experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \
 	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
 
-# Three processes: on two cores one of them often waits, for a server, a start or another process.
+# Two processes the first time, which compiles: a third would compile much of what the others do. Then three, since one of
+# them often waits, for a server, a start or another process (10 min 18 s and 10 min 39 s; 9 min 43 s and 8 min 49 s then).
 test: setup-test setup-sglang
-	$(RUN) -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest tests -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
 
 # The tests of the families that have a virtual environment of their own: `make test` leaves out those that are not set up.
 test-environments: setup-test setup-textworld setup-tau2 setup-appworld

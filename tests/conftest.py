@@ -37,7 +37,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# `make test` gives whole files to three processes: those that take longest go first, the others fill the gaps. What needs
+# `make test` gives whole files to two or three processes: those that take longest go first, the others fill the gaps. What needs
 # an SGLang server stays together, so that one of them starts one.
 SERVER = (
     "test_server.py",
