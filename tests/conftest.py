@@ -37,8 +37,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# `make test` gives whole files to two or three processes: those that take longest go first, the others fill the gaps. What needs
-# an SGLang server stays together, so that one of them starts one.
+# `make test` gives whole files to two or three processes: those that take longest go first, the others fill the gaps.
+# What needs an SGLang server stays together, so that one of them starts one.
 SERVER = (
     "test_server.py",
     "test_words.py",  # before test_faults.py, which ends the second server

@@ -589,7 +589,7 @@ time.sleep(60)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with preemption.heeded():
-        asking = threading.Thread(target=ask)
+        asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         with pytest.raises(preemption.Preempted):
             cells.run_all(tmp_path, TINY, chosen, 2)

@@ -142,9 +142,7 @@ def _run(workdir: Path, folder: Path, running: set[subprocess.Popen], *flags: st
                 process.send_signal(signal.SIGUSR1)
             status = process.wait()
             running.remove(process)
-        if preemption.asked():
-            break
-        if status >= 0 and status != preemption.STATUS:
+        if preemption.asked() or (status >= 0 and status != preemption.STATUS):
             break
     if status == 0 and (begun(workdir) if flags else finished(workdir)):
         return None
