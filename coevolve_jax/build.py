@@ -162,12 +162,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
 
 
 def _mesh_of(policy: Policy) -> Mesh | None:
-    """Over which its parameters are spread. Raises ValueError where other processes hold a part of them."""
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"config.engine.sharded is True and the run has {jax.process_count()} processes: the in-process engine computes "
-            "with the devices of one; set it to False, or use SGLang servers."
-        )
+    """Over which its parameters are spread, if they are."""
     where = jax.tree.leaves(policy.params)[0].sharding
     spread = isinstance(where, NamedSharding) and where.num_devices > 1
     return where.mesh if spread and isinstance(where.mesh, Mesh) else None

@@ -69,17 +69,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )
     if jax.process_index() > 0:
-        hosts.follow(learner, policy)
+        hosts.follow(learner, policy, c)
         return {}
-    on_one_device = c.engine.name == "native" and not c.engine.get("sharded")
-    learner = hosts.Leader(learner, policy, engine_device=on_one_device, engine_dtype=c.engine.dtype)
+    learner = hosts.Leader(learner, policy, c)
     scenarios = build.scenarios(c)
 
     with (
         claimed(workdir, c),
         closing(learner),  # the last checkpoint is on disk when it ends
         build.env_pool(c) as env_pool,
-        closing(build.engine(c, learner.initial_policy(), workdir)) as engine,
+        closing(learner.engine(workdir)) as engine,
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)

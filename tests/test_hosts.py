@@ -1,5 +1,6 @@
 """The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together."""
 
+import functools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import forked
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from test_multiprocess import free_address
 from test_train import ROOT, command, rows
 
@@ -22,10 +24,11 @@ PROGRAM = ROOT / "tests" / "patient_main.py"
 THREADS = {"NPROC": "16"}
 FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once or twice are not optimised
 # Batches are scored, and sent once for two updates.
+HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
-def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
+def start_two(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS}
     address, processes = free_address(), []
@@ -59,22 +62,24 @@ def kill_when(process: forked.Start, ready, number=signal.SIGKILL) -> None:
     process.send_signal(number)
 
 
-def run_alone(workdir, environ) -> None:
+def run_alone(workdir, environ, changes) -> None:
     """The run of one process with two devices."""
     flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
-    done = forked.run(command(workdir, **SMALL), {**environ, **flags})
+    done = forked.run(command(workdir, **SMALL, **changes), {**environ, **flags})
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
-    workdir, alone = tmp_path / "two", tmp_path / "alone"
+    """Which generate together, too (distributed/lockstep.py)."""
+    workdir, alone, spread = tmp_path / "two", tmp_path / "alone", {"engine.sharded": True}
+    start = functools.partial(start_two, changes=(spread, spread))
     both = start(workdir, environ)
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
     both = start(workdir, environ, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints/step_00000001/manifest.json").exists())
-    run_alone(alone, environ)  # while the leader waits for the dead
+    run_alone(alone, environ, spread)  # while the leader waits for the dead
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()
 
@@ -101,7 +106,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
 def test_what_the_follower_is_asked_the_leader_does(tmp_path, environ):
     rare = {"checkpoint.every": 999, "steps": 999}
     logged = lambda: (tmp_path / "metrics.jsonl").exists() and rows(tmp_path, "metrics.jsonl")
-    both = start(tmp_path, environ, changes=(rare, rare))
+    both = start_two(tmp_path, environ, changes=(rare, rare))
     kill_when(both[1], logged, signal.SIGTERM)
     for code, message in ends(both):
         assert code == preemption.STATUS and "Traceback" not in message, message
@@ -111,7 +116,7 @@ def test_what_the_follower_is_asked_the_leader_does(tmp_path, environ):
 
 def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):
     served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
-    both = ends(start(tmp_path / "run", environ, changes=(served, served)))
+    both = ends(start_two(tmp_path / "run", environ, changes=(served, served)))
     assert [code for code, _ in both] == [0, 0], both
     assert [row["valid"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [1.0]
     config, pushed = hf_io.load(tmp_path / "run" / "weights" / "version-1")
@@ -119,7 +124,7 @@ def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, env
 
 
 def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
-    both = ends(start(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
+    both = ends(start_two(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
     for code, message in both:
         assert code == 1 and "Traceback" not in message
         assert "Process 1 was started with another config than process 0" in message
@@ -128,14 +133,14 @@ def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
 
 
 def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):
-    for code, message in ends(start(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
+    for code, message in ends(start_two(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
         assert code == 1 and "Traceback" not in message and "have 2: choose sizes" in message
     assert not (tmp_path / "run").exists()
 
 
 def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
     (tmp_path / "another.txt").write_text("")
-    (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
+    (leader, message), (follower, relayed) = ends(start_two(tmp_path, environ))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert f"Error: {tmp_path} is not empty" in message
     assert f"Error: Process 0 has ended (ValueError: {tmp_path} is not empty" in relayed
@@ -145,7 +150,9 @@ def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
 def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):
     elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
     elsewhere.mkdir()
-    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))
+    (leader, relayed), (follower, message) = ends(
+        start_two(tmp_path / "run", environ, folders=(ROOT, elsewhere))
+    )
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
@@ -167,7 +174,7 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         score=lambda state, batch: object(),
         update=lambda state, batch, old_logprobs: (object(), {}),
     )
-    leader = hosts.Leader(learner, SimpleNamespace(params={"a": 1}))
+    leader = hosts.Leader(learner, SimpleNamespace(params={"a": 1}), HERE)
     with pytest.raises(ValueError, match="given another `params` than the last one"):
         leader.init({"a": 1})
     first, batch = leader.init(leader._policy.params), (np.zeros(2, np.float32),)
@@ -179,10 +186,9 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
             leader.update(state, batch, old_logprobs)
     leader.update(third, (np.ones(3, np.int32),), scores)
     assert told == [
-        [True, "float32"],  # where the engine computes, and in what
-        ["init", {}, ["params"], None],
-        ["score", {}, ["state", "batch"], [["float32", (2,)]]],
-        ["update", {}, ["state", "batch", "old_logprobs"], None],
-        ["update", {"old_logprobs": None}, ["state", "batch"], None],
-        ["update", {}, ["state", "batch", "old_logprobs"], [["int32", (3,)]]],
+        ["init", {}, ["params"], {}],
+        ["score", {}, ["state", "batch"], {"batch": [["float32", (2,)]]}],
+        ["update", {}, ["state", "batch", "old_logprobs"], {}],
+        ["update", {"old_logprobs": None}, ["state", "batch"], {}],
+        ["update", {}, ["state", "batch", "old_logprobs"], {"batch": [["int32", (3,)]]}],
     ]

@@ -1,20 +1,27 @@
-"""Two processes train one policy and write one checkpoint and one model, which other meshes read."""
+"""Two processes train one policy, write one checkpoint and one model, which other meshes read, and sample from it together."""
 
 import contextlib
 import json
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from test_sharding import QWEN3, batches, random_params, settings, start
+from test_sharding import MODELS, QWEN3, ROOT, batches, random_params, settings, start
 
-from coevolve_jax import checkpoint
-from coevolve_jax.distributed import sharding
+from coevolve_jax import checkpoint, event_loop
+from coevolve_jax.build import Policy
+from coevolve_jax.config import load_file
+from coevolve_jax.distributed import hosts, sharding
+from coevolve_jax.distributed.lockstep import LockstepEngine
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
+from coevolve_jax.rollout.engine import Request, Sampling
+from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.testing.engine import ask, moved
 
 STEPS = 3
 
@@ -47,6 +54,74 @@ def one_of_two(folder, address, index):
     with contextlib.closing(checkpoint.Writer()) as writer:
         writer.save(Path(folder) / "checkpoints", STEPS, state, {"process": int(index), "losses": losses})
     hf_io.save(Path(folder) / "policy", QWEN3, state.params, max_shard_bytes=20_000)
+    whole = hosts.on_one_device(state.params)
+    assert whole["norm"]["scale"].is_fully_addressable
+    np.savez(Path(folder) / f"whole_{index}.npz", **named(whole))
+    sampled_together(Path(folder), mesh)
+
+
+def named(tree):
+    return {
+        jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def engine_config(**changes):
+    c = load_file(ROOT / "configs/bfcl_tiny.py")
+    c.engine.update(max_concurrency=5, sharded=True)
+    c.mesh.update(fsdp=2, tensor=2)
+    c.rollout.update(max_length=160, max_new_tokens=40)
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+def sampled_together(folder, mesh):
+    """What the leader's engine says, when both processes compute it: of a model with experts, whose routing is told."""
+    model, config = MODELS["qwen3_moe"], engine_config(**{"learner.replay_routing": True})
+    place = lambda params: jax.device_put(params, sharding.param_shardings(mesh, params))
+    params = random_params(model, seed=2)
+    after = place(moved(params))
+    learner = SimpleNamespace(routing=(0, 0), scores=False, operations=None, policy=lambda state: after)
+    policy = Policy(model, place(params), None, None)
+    with hosts.together(config):
+        if jax.process_index() > 0:
+            return hosts.follow(learner, policy, config)
+        leader = hosts.Leader(learner, policy, config)
+        with contextlib.closing(leader), contextlib.closing(leader.engine(folder)) as engine:
+            assert isinstance(engine, LockstepEngine)
+            np.savez(folder / "together.npz", **converse(engine, lambda: leader.policy(None)))
+            check_what_is_kept(leader)
+
+
+def converse(engine, updated):
+    """Turns of seven conversations in five slots, the last with other weights; one more is refused in each, and one is
+    released and comes again. -> what was sampled, by name."""
+    rng, said = np.random.default_rng(0), {}
+    prompts = [rng.integers(5, 60, n).astype(np.int32) for n in (20, 20, 3, 34, 9, 9, 20)]
+    prompts[1] = prompts[6] = prompts[0]
+    refused = Request(9, prompts[0], Sampling(max_new_tokens=4, stop_ids=(7,), json_schema="{}"))
+    for turn in range(3):
+        asked = [
+            ask(i, p, seed=i, new=12 + i, stop=(7,), temperature=0.5 + i / 7) for i, p in enumerate(prompts)
+        ]
+        for i, c in enumerate(event_loop.run(engine.generate(asked))):
+            said |= {f"ids {turn} {i}": c.ids, f"logprobs {turn} {i}": c.logprobs}
+            said |= {f"routing {turn} {i}": c.routing, f"versions {turn} {i}": c.versions}
+            prompts[i] = np.concatenate([prompts[i], c.ids, rng.integers(5, 60, 3 * i)]).astype(np.int32)
+        with pytest.raises(ValueError, match="does not constrain"):
+            event_loop.run(engine.generate([refused]))
+        engine.release([turn])  # it comes again with all it has said
+        if turn == 1:
+            engine.update_weights(updated(), 1)
+    engine.release(range(7))
+    assert engine.counts["decode_tokens"] == sum(len(x) for name, x in said.items() if name.startswith("ids"))
+    return said
+
+
+def check_what_is_kept(leader):
+    """When all conversations are over there is no cache, and the service keeps nothing that all have heard."""
+    assert leader._lockstep.engine._cache is None and leader._lockstep._requests.keys() <= set()
+    assert len(hosts._service().key_value_dir_get("coevolve/turn/")) <= 2
 
 
 def afterwards(folder):
@@ -69,6 +144,13 @@ def afterwards(folder):
     config, policy = hf_io.load(Path(folder) / "policy")
     assert config == QWEN3
     jax.tree.map(np.testing.assert_array_equal, policy, state.params)
+    for index in range(2):
+        whole = np.load(Path(folder) / f"whole_{index}.npz")
+        jax.tree.map(np.testing.assert_array_equal, dict(whole), named(state.params))
+
+    model, params = MODELS["qwen3_moe"], random_params(MODELS["qwen3_moe"], seed=2)
+    one = NativeEngine(model, params, slots=5, max_length=160, max_new_tokens=40, seed=0, record_routing=True)
+    np.savez(Path(folder) / "one.npz", **converse(one, lambda: moved(params)))
 
 
 def free_address():
@@ -95,11 +177,26 @@ def test_two_processes_write_one_checkpoint_and_one_model(folder):
     assert [p.name for p in (folder / "checkpoints").iterdir()] == [f"step_{STEPS:08d}"]
     index = json.loads((folder / "policy" / hf_io.INDEX).read_text())["weight_map"]
     assert len(set(index.values())) > 1
-    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "policy", "start"]
+    arrays = ["together.npz", "whole_0.npz", "whole_1.npz"]
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoints", "policy", "start", *arrays]
 
 
-def test_the_checkpoint_is_read_on_one_device_and_on_another_mesh(folder):
+@pytest.fixture(scope="module")
+def again(folder):
+    """The folder, when another process has read it."""
     assert start([__file__, "afterwards", str(folder)], devices=8).wait(timeout=300) == 0
+    return folder
+
+
+def test_the_checkpoint_is_read_on_one_device_and_on_another_mesh(again):
+    assert (again / "one.npz").exists()  # which came last
+
+
+def test_the_engine_of_two_processes_says_what_that_of_one_device_does(again):
+    got, want = np.load(again / "together.npz"), np.load(again / "one.npz")
+    assert set(got) == set(want) and len(got) == 3 * 7 * 4
+    for name in got:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 if __name__ == "__main__":

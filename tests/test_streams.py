@@ -96,7 +96,8 @@ def test_the_policy_before_rl_is_held_where_something_asks_for_it(params, change
     policy = build.Policy(MODEL, jax.tree.map(jnp.copy, params), None, None)
     first = weakref.ref(policy.params["norm"]["scale"])
     learner = make_learner(policy.params, **changes)
-    leader = hosts.Leader(learner, policy)
+    engine = {"name": "native", "dtype": "float32", "sharded": False}
+    leader = hosts.Leader(learner, policy, ConfigDict({"engine": engine}))
     state = leader.init(policy.params)
     gc.collect()
     assert (first() is not None) == (changes.get("kl_coef") == 0.1 or "lora_rank" in changes)

@@ -33,6 +33,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -43,16 +44,20 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, preemption
+from coevolve_jax import build, checkpoint, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed import sharding
+from coevolve_jax.distributed.lockstep import Lockstep, LockstepEngine
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted
+from coevolve_jax.rollout.engine import Completion, Engine
+from coevolve_jax.rollout.native.engine import NativeEngine
 
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
+_said: list[str] = []  # keys of what process 0 said and the service still has
 _FAILED = "coevolve/failed/"
 _ASKED = "coevolve/asked/"
 _POLL_SECONDS = 1  # so often a process that waits looks up: for Ctrl-C, and whether another one has failed
@@ -60,8 +65,9 @@ _INSIST_SECONDS = (
     40  # after which a process that is still there is interrupted again; ending a server takes 30
 )
 _OVER, _PREEMPTED = "the run is over", "the run was asked to end"
-# Arguments that each process has on its devices, or is sent.
-_HELD = ("params", "state", "old_logprobs", "batch")
+_SENT = {"batch": lambda arrays: Batch(*arrays), "prompts": tuple}  # arguments that the devices broadcast
+# Those that each process has, on its devices or because they were sent.
+_HELD = ("params", "served", "state", "old_logprobs", *_SENT)
 _SHARE = "put --workdir on a file system that all processes share."
 
 _Arguments = ParamSpec("_Arguments")
@@ -117,11 +123,13 @@ def _by_all(
 
     @functools.wraps(method)
     def call(leader: Leader, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        if jax.process_count() > 1:
-            given = signature.bind(leader, *arguments, **named).arguments
-            del given["self"]
+        if jax.process_count() == 1:
+            return method(leader, *arguments, **named)
+        given = signature.bind(leader, *arguments, **named).arguments
+        del given["self"]
+        with leader._turn:  # a tick of the engine comes from a thread of its own
             leader._tell_call(method.__name__, given)
-        return method(leader, *arguments, **named)
+            return method(leader, *arguments, **named)
 
     return call
 
@@ -134,31 +142,62 @@ class Leader:
 
     The policy's parameters are let go when the state is there, unless the learner keeps them as its reference.
 
-    Made in process 0 when all followers have loaded their parts, and called from one thread. engine_device: the
-    engine computes on this process's first device and needs the parameters whole there. engine_dtype: what it computes
-    in, if it is not here: of several processes' parameters it is given no more digits than that. It raises what the
-    learner, checkpoint.py and hf_io raise, and ValueError for parameters, a state or scores that are not the ones
+    Made in process 0 when all followers have loaded their parts. What the engine is, and where it computes, is in the
+    config; of several processes' parameters, one elsewhere is given no more digits than it computes in. It raises what
+    the learner, checkpoint.py and hf_io raise, and ValueError for parameters, a state or scores that are not the ones
     that the followers hold: those of the last call that returned some.
     """
 
-    def __init__(
-        self, learner: Learner, policy: Policy, *, engine_device: bool = True, engine_dtype: str = "float32"
-    ):
-        self._learner, self._policy = learner, policy
-        self._engine_device, self._engine_dtype = engine_device, engine_dtype
+    def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
+        self._learner, self._policy, self._config = learner, policy, config
         self.routing, self.scores, self.operations = learner.routing, learner.scores, learner.operations
         self._writer = checkpoint.Writer()
         self._held: dict[str, Any] = {"params": policy.params}
+        self._turn = threading.Lock()  # held while a call is told and made
+        self._here = config.engine.name == "native"
+        self._spread = self._here and bool(config.engine.get("sharded"))
+        self._lockstep: Lockstep | None = None
         if (
             jax.process_index() == 0 and jax.process_count() > 1
         ):  # most of what fails fails while a follower loads
             turn = next(_turns)
             for index in range(1, jax.process_count()):
                 _wait_for(f"coevolve/ready/{turn}/{index}")
-            _tell([engine_device, engine_dtype])
+
+    def engine(self, workdir: Path) -> Engine:
+        """What config.engine names, with the policy before RL; to be closed by the caller. It raises what `build.engine`
+        does. Where it computes on the devices of several processes, each has one (lockstep.py)."""
+        if self._spread and jax.process_count() > 1:
+            return LockstepEngine(self, self._start_engine())
+        return build.engine(self._config, self._initial_policy(), workdir)
 
     @_by_all
-    def initial_policy(self) -> Policy:
+    def _start_engine(self) -> NativeEngine:
+        engine = build.engine(self._config, self._policy)
+        assert isinstance(engine, NativeEngine)
+        self._lockstep = Lockstep(engine)
+        return engine
+
+    @_by_all
+    def tick(
+        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+    ) -> list[Completion | None]:
+        """As of `Lockstep`, of each process's engine."""
+        assert self._lockstep
+        answers = self._lockstep.tick(new, prompts, sessions, released)
+        if sessions:  # what was sampled depends on all processes, so that all have heard what came before
+            _forget()
+        return answers
+
+    @_by_all
+    def serve(self, served: Any, version: int) -> None:
+        """Each process's engine takes the parameters that `policy` last returned."""
+        assert self._lockstep
+        self._lockstep.engine.update_weights(served, version)
+        self._held["served"] = None
+
+    @_by_all
+    def _initial_policy(self) -> Policy:
         """The policy before RL, with parameters for the engine."""
         return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
 
@@ -201,7 +240,8 @@ class Leader:
     @_by_all
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters for the engine."""
-        return self._for_engine(self._learner.policy(state))
+        params = self._for_engine(self._learner.policy(state))
+        return self._hold("served", params) if self._spread else params
 
     @_by_all
     def save(
@@ -213,6 +253,8 @@ class Leader:
     def close(self) -> None:
         """Waits for the last save. Each process waits for its own part of it."""
         self._writer.close()
+        if self._lockstep:
+            self._lockstep.engine.close()
 
     @_by_all
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
@@ -220,11 +262,15 @@ class Leader:
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
 
     def _for_engine(self, params: Any) -> Any:
-        """Whole on one device, where the engine computes on it; else as they lie, or in the leader's memory where
-        other processes hold a part of them."""
-        if self._engine_device:
+        """As they lie, where the engine computes there; whole on one device, where it computes on that; else in the
+        leader's memory, where other processes hold a part of them."""
+        if self._here and not self._spread:
             return on_one_device(params)
-        return params if jax.process_count() == 1 else in_memory(params, self._engine_dtype)
+        return (
+            params
+            if self._spread or jax.process_count() == 1
+            else in_memory(params, self._config.engine.dtype)
+        )
 
     def _begun(self) -> None:
         """Lets the policy before RL go, unless the learner needs it."""
@@ -241,31 +287,33 @@ class Leader:
         """Says what to call and with what; sends the batch, unless the followers have it from the call before."""
         values = {name: _as_json(name, x) for name, x in given.items() if name not in _HELD or x is None}
         held = [name for name in given if name not in values]
-        batch = given["batch"] if "batch" in held and given["batch"] is not self._held.get("batch") else None
         for name in held:
-            if name != "batch" and given[name] is not self._held.get(name):
+            if name not in _SENT and given[name] is not self._held.get(name):
                 raise ValueError(
                     f"Leader.{method} was given another `{name}` than the last one, and the other processes hold "
                     "no other: pass what the last call returned."
                 )
-        _tell([method, values, held, batch and [[x.dtype.name, x.shape] for x in batch]])
-        if batch:
-            multihost_utils.broadcast_one_to_all(batch)
-            self._hold("batch", batch)
+        sent = {
+            name: given[name] for name in held if name in _SENT and given[name] is not self._held.get(name)
+        }
+        shapes = {name: [[x.dtype.name, x.shape] for x in arrays] for name, arrays in sent.items()}
+        _tell([method, values, held, shapes])
+        for name, arrays in sent.items():
+            multihost_utils.broadcast_one_to_all(arrays)
+            self._hold(name, arrays)
 
-    def _repeat(self, method: str, values: dict, held: list[str], arrays: list | None) -> None:
+    def _repeat(self, method: str, values: dict, held: list[str], sent: Mapping[str, list]) -> None:
         """Makes, in a follower, the call that `_tell_call` told."""
-        if arrays:
-            empty = Batch(*(np.zeros(shape, dtype) for dtype, shape in arrays))
-            self._hold("batch", multihost_utils.broadcast_one_to_all(empty))
+        for name, shapes in sent.items():
+            empty = _SENT[name](np.zeros(shape, dtype) for dtype, shape in shapes)
+            self._hold(name, multihost_utils.broadcast_one_to_all(empty))
         getattr(Leader, method).__wrapped__(self, **values, **{name: self._held[name] for name in held})
 
 
-def follow(learner: Learner, policy: Policy) -> None:
+def follow(learner: Learner, policy: Policy, config: ConfigDict) -> None:
     """Does what the leader tells until it says that the run is over. Raises Preempted where it was asked to end."""
     _service().key_value_set(f"coevolve/ready/{next(_turns)}/{jax.process_index()}", "")
-    device, dtype = _hear()
-    with contextlib.closing(Leader(learner, policy, engine_device=device, engine_dtype=dtype)) as ours:
+    with contextlib.closing(Leader(learner, policy, config)) as ours:
         while (call := _hear()) not in (_OVER, _PREEMPTED):
             ours._repeat(*call)
     if call == _PREEMPTED:
@@ -358,7 +406,15 @@ def _of_leader(value: Any) -> Any:
 def _tell(what: Any) -> None:
     """Says a JSON value to the followers."""
     if jax.process_count() > 1:
-        _service().key_value_set(f"coevolve/turn/{next(_turns)}", json.dumps(what))
+        _said.append(f"coevolve/turn/{next(_turns)}")
+        _service().key_value_set(_said[-1], json.dumps(what))
+
+
+def _forget() -> None:
+    """Lets the service forget what all followers have heard: everything that was said."""
+    for key in _said:
+        _service().key_value_delete(key)
+    _said.clear()
 
 
 def _hear() -> Any:

@@ -175,6 +175,11 @@ def place_decoded(mesh: Mesh | None, kind: str, x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, DECODED[kind]))
 
 
+def place_everywhere(mesh: Mesh | None, tree: Any) -> Any:
+    """The tree's arrays, inside of a program, whole on every device, so that each process can read them."""
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, replicated(mesh))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """For arrays that every device holds whole (scalars, keys)."""
     return NamedSharding(mesh, P())

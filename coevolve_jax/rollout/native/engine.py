@@ -130,7 +130,8 @@ class NativeEngine:
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
       record_routing: completions tell which experts were used; the model must have some.
       tokenizer: the model's, to constrain answers to a schema; None: requests with one are refused.
-      mesh: over which the weights are spread, and the cache is to be; None: they lie on one device.
+      mesh: over which the weights are spread, and the cache is to be; None: they lie on one device. Where it is several
+        processes', each has such an engine, and all make the same calls in the same order (`distributed/lockstep.py`).
 
     Raises ValueError where there is a tokenizer and nothing that constrains is installed, or the mesh would cut a head.
     """
@@ -154,7 +155,7 @@ class NativeEngine:
     ):
         self._config, self._copies, self._records = model_config, copies, record_routing
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
-        self._key, self._dtype = jax.random.key(seed), dtype
+        self._dtype = dtype
         self._cache: Any = None
         self.counts: Counter[str] = Counter()  # as of `Engine`
         if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
@@ -167,6 +168,7 @@ class NativeEngine:
         self._fed = -(-FEED // parts) * parts
         self._column_sizes = ladder(COLUMNS, max_length, 2)
         self._programs = Programs(model_config, dtype, record_routing, mesh)
+        self._key = self._programs.key(seed)
         self.constrains = tokenizer is not None
         if self.constrains:  # imported here: most runs do without
             from coevolve_jax.rollout.native.grammar import Grammars
@@ -211,15 +213,21 @@ class NativeEngine:
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
-        self._check(requests)
+        self.check(requests)
         return await asyncio.to_thread(self._generate, requests)
 
     async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
         """As of `Engine`: one tick."""
-        self._check(requests)
-        return await asyncio.to_thread(self._advance, requests)
+        self.check(requests)
+        return await asyncio.to_thread(self.tick, requests)
 
-    def _check(self, requests: Sequence[Request]) -> None:
+    def tick(self, requests: Sequence[Request]) -> list[Completion | None]:
+        """What `advance` does with requests that were checked, in this thread."""
+        with self._lock:
+            return self._tick(requests)
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError for what `generate` would refuse."""
         for r in requests:
             check_request(r, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
             if r.sampling.json_schema is not None:
@@ -232,10 +240,6 @@ class NativeEngine:
                 answers = self._tick([requests[i] for i in waiting])
                 done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
         return [done[i] for i in range(len(requests))]
-
-    def _advance(self, requests: Sequence[Request]) -> list[Completion | None]:
-        with self._lock:
-            return self._tick(requests)
 
     def _tick(self, requests: Sequence[Request]) -> list[Completion | None]:
         """Serves the first `slots` of them."""
@@ -415,7 +419,7 @@ class NativeEngine:
         """The experts of the tokens that were fed, int16 [fed, A, K], if they are recorded."""
         if not self._records or c.row == NOWHERE:
             return c.routing
-        here = np.asarray(self._cache.experts[c.row, :, : c.cached]).swapaxes(0, 1)
+        here = np.asarray(self._programs.experts(self._cache, c.row))[:, : c.cached].swapaxes(0, 1)
         return here if c.routing is None else np.concatenate([c.routing, here[len(c.routing) :]])
 
 

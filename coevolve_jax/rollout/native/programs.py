@@ -36,9 +36,12 @@ class Programs:
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
+        self._told = functools.partial(sharding.place_everywhere, mesh)  # what this process reads
         self.cast = jax.jit(self.computed)
         # XLA's CPU backend copies what it takes out of a stack: once for all calls, then.
         self.unstack = jax.jit(self._unstack) if on_cpu else lambda params: params
+        self.key = jax.jit(lambda seed: self._told(jax.random.key(seed)), static_argnums=0)
+        self.experts = jax.jit(lambda cache, row: self._told(cache.experts[row]))
         self.fit = jax.jit(self._fit, static_argnums=2)
         self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
         self.copy = jax.jit(self._copy, donate_argnums=0)
@@ -138,7 +141,7 @@ class Programs:
             "cache": cache,
         }
         final = jax.lax.while_loop(goes_on, one_token, start)
-        return final["cache"], (final["ids"], final["logprobs"], final["counts"])
+        return final["cache"], self._told((final["ids"], final["logprobs"], final["counts"]))
 
     def _decode_allowed(self, params, cache, key, tokens, positions, seeds, temperatures, wanted, allowed):
         """Samples one token for each row, of those that are allowed. Arguments as those of `_decode`, but for:
@@ -153,7 +156,7 @@ class Programs:
         cache, *sampled = self._next(
             params, cache, tokens, positions, ~wanted, numbers, temperatures, allowed
         )
-        return cache, sampled
+        return cache, self._told(sampled)
 
     def _draw(self, keys, positions):
         """The random numbers for what follows the tokens at `positions` [B]."""

@@ -1,0 +1,140 @@
+"""The in-process engine over the devices of several processes: each has one, and all make its calls together.
+
+What an engine does follows from its calls alone, and every program that it starts is one of all processes' devices. So
+the leader tells what it is asked, as it tells the learner's calls (hosts.py), and each process's engine does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
+from coevolve_jax.rollout.native.engine import NativeEngine
+
+SMALLEST = (
+    4096  # tokens sent at once; more are padded to a power of two, for every size is a program to compile
+)
+
+
+class Calls(Protocol):
+    """The calls that all processes make; `hosts.Leader` has them."""
+
+    def tick(
+        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+    ) -> list[Completion | None]: ...
+
+    def serve(self, served: Any, version: int) -> None: ...
+
+
+class Lockstep:
+    """One process's engine, and the requests that it is to answer."""
+
+    def __init__(self, engine: NativeEngine):
+        self.engine = engine
+        self._requests: dict[int, Request] = {}  # by session
+
+    def tick(
+        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+    ) -> list[Completion | None]:
+        """One tick of the engine.
+
+        new: requests that come in, or in place of their session's last one, without ids. prompts: their ids, one after
+        the other, and padding; None where there is no new one. sessions: whose requests are to be answered, in order.
+        released: sessions that are over.
+        """
+        if released:
+            self.engine.release(released)
+            for session in released:
+                self._requests.pop(session, None)
+        start = 0
+        for told in new:
+            assert prompts is not None
+            end = start + told["length"]
+            self._requests[told["session"]] = _request(told, np.array(prompts[0][start:end]))
+            start = end
+        return self.engine.tick([self._requests[session] for session in sessions]) if sessions else []
+
+
+class LockstepEngine:
+    """As of `Engine`, in the leader: each call becomes one of all processes. engine: the leader's own."""
+
+    batches = True
+
+    def __init__(self, calls: Calls, engine: NativeEngine):
+        self._calls, self._engine = calls, engine
+        self.constrains = engine.constrains
+        self.counts: Counter[str] = engine.counts
+        self._lock = threading.Lock()  # held by whoever changes what follows
+        self._known: dict[int, Request] = {}  # what all processes have been told, by session
+        self._released: list[int] = []  # what they are told next
+        self._closed = False
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """As of `Engine`."""
+        done: dict[int, Completion] = {}
+        while waiting := [i for i in range(len(requests)) if i not in done]:
+            answers = await self.advance([requests[i] for i in waiting])
+            done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
+        return [done[i] for i in range(len(requests))]
+
+    async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
+        """As of `Engine`: one tick of every process's engine."""
+        self._engine.check(requests)
+        return await asyncio.to_thread(self._advance, requests)
+
+    def _advance(self, requests: Sequence[Request]) -> list[Completion | None]:
+        with self._lock:
+            if self._closed:  # asked by a thread that was given up; the other processes may be gone
+                raise EngineError("The engine is closed.")
+            new = [r for r in requests if self._known.get(r.session) is not r]
+            self._known |= {r.session: r for r in new}
+            prompts = (_padded(np.concatenate([r.ids for r in new])),) if new else None
+            released, self._released = self._released, []
+            return self._calls.tick([_told(r) for r in new], prompts, [r.session for r in requests], released)
+
+    def update_weights(self, params: Any, version: int) -> None:
+        self._calls.serve(params, version)
+
+    def release(self, sessions: Sequence[int]) -> None:
+        """Told with the next tick, or at once when there is no other conversation: an update may need the room."""
+        with self._lock:
+            self._released += sessions
+            for session in sessions:
+                self._known.pop(session, None)
+            if not self._known and self._released:
+                released, self._released = self._released, []
+                self._calls.tick([], None, [], released)
+
+    def close(self) -> None:
+        """Waits for the tick that is under way; there is none afterwards."""
+        with self._lock:
+            self._closed = True
+        self._engine.close()
+
+
+def _told(r: Request) -> dict:
+    """A request as JSON, but for its ids."""
+    return {
+        "session": r.session,
+        "length": len(r.ids),
+        "sampling": dataclasses.asdict(r.sampling),
+        "seed": r.seed,
+    }
+
+
+def _request(told: Mapping[str, Any], ids: np.ndarray) -> Request:
+    sampling = told["sampling"]
+    stop_ids = tuple(sampling["stop_ids"])
+    return Request(told["session"], ids, Sampling(**{**sampling, "stop_ids": stop_ids}), told["seed"])
+
+
+def _padded(ids: np.ndarray) -> np.ndarray:
+    size = max(SMALLEST, 1 << (len(ids) - 1).bit_length())
+    return np.pad(ids.astype(np.int32), (0, size - len(ids)))
