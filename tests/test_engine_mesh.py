@@ -61,7 +61,7 @@ def converse(config, mesh):
 def check_shards(engine, mesh):
     """Each device has its own rows and heads of the cache."""
     rows, heads = sharding.token_parts(mesh), mesh.shape["tensor"]
-    for x in jax.tree.leaves(getattr(engine._cache, "kv", engine._cache)):
+    for x in jax.tree.leaves(getattr(engine._store.cache, "kv", engine._store.cache)):
         assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
 
 

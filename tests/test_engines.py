@@ -15,6 +15,7 @@ from coevolve_jax import build, event_loop
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.native import engine as native_engine
+from coevolve_jax.rollout.native import row_store
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
@@ -32,12 +33,22 @@ def policy():
     return build.policy(FOLDER)
 
 
-@pytest.fixture(scope="module", params=["native", "sglang"])
+@pytest.fixture(scope="module", params=["native", "paged", "sglang"])
 def subject(request, policy):
     """With the policy's weights as version 0; a test that brings others brings those back."""
-    if request.param == "native":
+    if request.param in (
+        "native",
+        "paged",
+    ):  # pages for three at most of the four conversations that have a place
+        tokens = 3 * 64 * -(-suite.MAX_LENGTH // 64) * (request.param == "paged")
         made = NativeEngine(
-            policy.config, policy.params, slots=4, seed=1, tokenizer=policy.tokenizer, **LIMITS
+            policy.config,
+            policy.params,
+            slots=4,
+            cache_tokens=tokens,
+            seed=1,
+            tokenizer=policy.tokenizer,
+            **LIMITS,
         )
     else:
         server = request.getfixturevalue("sglang_server")
@@ -110,7 +121,7 @@ def test_the_cores_change_no_bit_of_what_is_sampled(tiny_config, monkeypatch):
         engine = NativeEngine(tiny_config, params, slots=4, seed=1, **LIMITS)
         asked = [ask(i, np.arange(5 + i, 40), seed=i, stop=()) for i in range(4)]
         said[cores] = generate(engine, asked)
-        assert len(engine._cache.k[0]) == cores
+        assert len(engine._store.cache.k[0]) == cores
     for one, two in zip(said[1], said[2], strict=True):
         np.testing.assert_array_equal(one.ids, two.ids)
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
@@ -156,9 +167,9 @@ def test_the_cache_is_given_back_when_no_conversation_is_left(policy):
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     before = generate(engine, [ask(i, np.arange(40, 60), seed=3) for i in range(2)])
     engine.release([0])
-    assert engine._cache is not None
+    assert engine._store.cache is not None
     engine.release([1])
-    assert engine._cache is None
+    assert engine._store.cache is None
     (again,) = generate(engine, [ask(2, np.arange(40, 60), seed=3)])
     np.testing.assert_array_equal(again.ids, before[0].ids)
 
@@ -189,11 +200,11 @@ def test_another_request_of_a_session_drops_the_message_that_was_under_way(polic
     ],
 )
 def test_a_cache_that_grows_and_shrinks_stays_exact(policy, monkeypatch, check):
-    monkeypatch.setattr(native_engine, "COLUMNS", 32)
-    monkeypatch.setattr(native_engine, "ROWS", 1)
+    monkeypatch.setattr(row_store, "COLUMNS", 32)
+    monkeypatch.setattr(row_store, "ROWS", 1)
     made = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
-    shapes, make_room = set(), made._make_room
-    monkeypatch.setattr(made, "_make_room", lambda serving: (make_room(serving), shapes.add(made._shape)))
+    shapes, store, share = set(), made._store, made._store.share
+    monkeypatch.setattr(store, "share", lambda: (share(), shapes.add((store.rows, store.columns))))
     check_engine(lambda: made, policy, only=[check])
     assert len(shapes) > 1
 

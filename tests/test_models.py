@@ -18,8 +18,9 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.attention import attention
+from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.config import Yarn
-from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache
+from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 YARN = (
     {"factor": 4.0, "original_max_position_embeddings": 16},

@@ -181,7 +181,7 @@ def test_a_forwards_routing_can_be_replayed_in_the_whole_model(config):
 
 
 def check_decode_tells(model, params, tokens, routed):
-    from coevolve_jax.models.qwen import init_cache
+    from coevolve_jax.models.cache import init_cache
 
     cache = init_cache(model.config, 2, 10)
     positions = np.array([[*range(8), 10, 10], range(10)], np.int32)

@@ -120,7 +120,7 @@ def converse(engine, updated):
 
 def check_what_is_kept(leader):
     """When all conversations are over there is no cache, and the service keeps nothing that all have heard."""
-    assert leader._lockstep.engine._cache is None and leader._lockstep._requests.keys() <= set()
+    assert leader._lockstep.engine._store.cache is None and leader._lockstep._requests.keys() <= set()
     assert len(hosts._service().key_value_dir_get("coevolve/turn/")) <= 2
 
 

@@ -22,7 +22,8 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.models.qwen import KVCache, Qwen, QwenConfig
+from coevolve_jax.models.cache import KVCache
+from coevolve_jax.models.qwen import Qwen, QwenConfig
 from coevolve_jax.rollout.agent import Job, _Rollout
 from coevolve_jax.rollout.engine import Completion, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -150,7 +151,7 @@ def test_recording_changes_nothing_else_and_costs_nothing_when_off(trajectories)
         assert t.routing is None
         np.testing.assert_array_equal(t.ids, expected.ids)
         np.testing.assert_array_equal(t.logprobs, expected.logprobs)
-    assert type(engine._cache) is KVCache
+    assert type(engine._store.cache) is KVCache
 
 
 def test_what_was_recorded_stays_when_the_weights_change_between_messages(trajectories):

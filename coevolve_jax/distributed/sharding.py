@@ -163,6 +163,7 @@ DECODED = {
     "heads": P(DECODED_ROWS, None, "tensor"),  # [rows, T, heads, head_dim], against the cache
     "features": P("data", None, "tensor"),  # the same, against the weights
     "cache": P(DECODED_ROWS, "tensor"),  # keys and values [rows, heads, ...]
+    "pages": P("tensor", DECODED_ROWS),  # keys and values in pages [heads, pages, ...]
     "vocabulary": P("data", "tensor"),  # logits [rows, vocabulary], as a product with the weights
     "rows": P(DECODED_ROWS),  # [rows, ...], those that are sampled from among them
 }

@@ -90,7 +90,7 @@ def plain(
     if row is not None:
         mask = (row.places[:, None] >= jnp.arange(k.shape[2]))[None]
         before = None if parents is None else parents[:, :, None]
-        return _attend(q, k, v, mask & sees(segment_ids[:, :, None], before, row.ids[:, None]))
+        return attend(q, k, v, mask & sees(segment_ids[:, :, None], before, row.ids[:, None]))
     size = -(-L // BLOCKS)
     outputs = []
     for start in range(0, L, size):
@@ -98,7 +98,7 @@ def plain(
         mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
         before = None if parents is None else parents[:, start:end, None]
         mask = mask & sees(segment_ids[:, start:end, None], before, segment_ids[:, None, :end])
-        outputs.append(_attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
+        outputs.append(attend(q[:, start:end], k[:, :, :end], v[:, :, :end], mask))
     return jnp.concatenate(outputs, axis=1)
 
 
@@ -177,14 +177,14 @@ def _cached_attention(q, k, v, keys, values, positions, axes):
         place = (rows, heads, columns) if axes == "bksd" else (rows, heads, slice(None), columns)
         keys = keys.at[place].set(k.astype(keys.dtype), mode="drop")
         values = values.at[rows, heads, columns].set(v.astype(values.dtype), mode="drop")
-        return _attend(q, keys, values, mask, axes), keys, values
+        return attend(q, keys, values, mask, axes), keys, values
 
     of_heads = (jnp.split(x, len(keys), axis=2) for x in (q, k, v))
     heads, keys, values = zip(*map(one_part, *of_heads, keys, values))
     return jnp.concatenate(heads, axis=2), keys, values
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:
     """q [B, T, H, D], k [B, K, S, D] (or as `keys` names its axes), v [B, K, S, D], mask [B or 1, T, S] ->
     [B, T, H, D]; softmax in float32."""
     B, T, H, D = q.shape

@@ -17,74 +17,14 @@ from functools import partial
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models.attention import attention, cached_attention
+from coevolve_jax.models.attention import attention
 from coevolve_jax.models.config import QwenConfig
 from coevolve_jax.models.moe import MoE, Routing
-
-
-@flax.struct.dataclass
-class KVCache:
-    """Keys (rotated) and values; column s of row b belongs to the token at position s.
-
-    k: of each layer P arrays, one after the other's heads, [B, num_key_value_heads / P, head_dim, S] where `axes` is
-    "bkds", and laid out as v where it is "bksd"; v: as many [B, num_key_value_heads / P, S, head_dim].
-    Separate arrays, each laid out as its product with a query or with weights reads it, because XLA then writes new
-    columns in place and feeds the rest to the products uncopied.
-    """
-
-    k: tuple[tuple[jax.Array, ...], ...]
-    v: tuple[tuple[jax.Array, ...], ...]
-    axes: str = flax.struct.field(pytree_node=False)
-
-    def take(self, rows: jax.Array) -> KVCache:
-        """Those `rows` [R]; a row that does not exist is zeros."""
-        return jax.tree.map(lambda x: x.at[rows].get(mode="fill", fill_value=0), self)
-
-    def put(self, rows: jax.Array, part: KVCache) -> KVCache:
-        """Writes `part` to `rows` [R]; what goes to no existing row is dropped."""
-        return jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), self, part)
-
-    def resize(self, columns: int) -> KVCache:
-        """The first `columns` columns; those beyond the last are zeros."""
-        each = lambda arrays, axis: jax.tree.map(lambda x: resize_axis(x, axis, columns), arrays)
-        return KVCache(each(self.k, self.axes.index("s")), each(self.v, 2), self.axes)
-
-    @property
-    def columns(self) -> int:
-        """S."""
-        return self.v[0][0].shape[2]
-
-
-def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Cuts or pads x with zeros, at the end of this axis."""
-    x = jax.lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
-    return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
-
-
-def init_cache(
-    config: QwenConfig,
-    rows: int,
-    capacity: int,
-    dtype: Any = jnp.float32,
-    platform: str = "cpu",
-    parts: int = 1,
-) -> KVCache:
-    """An empty cache of `capacity` columns (tokens) for each of `rows` rows, laid out for a JAX platform, a layer's heads
-    in `parts` arrays."""
-    heads, dim = config.num_key_value_heads // parts, config.head_dim
-    # Every array has its own buffer: one that is donated must not occur twice.
-    layer = lambda shape: tuple(jnp.zeros(shape, dtype) for _ in range(parts))
-    empty = lambda *shape: tuple(layer(shape) for _ in range(config.num_hidden_layers))
-    values = rows, heads, capacity, dim
-    if platform == "cpu":
-        return KVCache(empty(rows, heads, dim, capacity), empty(*values), "bkds")
-    return KVCache(empty(*values), empty(*values), "bksd")
 
 
 def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
@@ -220,11 +160,11 @@ class Block(nn.Module):
         x = x + self.self_attn.output(heads)
         return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
-    def decode(self, x, cos, sin, positions, keys, values, axes):
-        """x [B * T, D] against this layer's keys and values of a `KVCache`, which are returned updated, third."""
+    def decode(self, x, cos, sin, positions, kept, cache):
+        """x [B * T, D] against what the cache keeps of this layer, which is returned updated, third."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
-        real = positions < values[0].shape[2] if self.sparse else None
-        heads, *written = cached_attention(q, k, v, keys, values, positions, self.mesh, axes)
+        real = positions < cache.columns if self.sparse else None
+        heads, written = cache.attend(q, k, v, kept, positions, self.mesh, self.platform)
         place = partial(sharding.place_decoded, self.mesh)
         x = place("stream", x + self.self_attn.output(place("features", heads.astype(self.dtype))))
         x, routed = self._feed_forward(x, real, None)
@@ -376,7 +316,7 @@ class Qwen(nn.Module):
         return tuple(x.at[positions].get(mode="clip") for x in table)
 
     def decode(self, tokens, positions, cache):
-        """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`.
+        """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`, a `KVCache` or a `PagedCache`.
 
         tokens: int32 [B, T]. positions: int32 [B, T]; a token is written at cache column positions[b, t]
         and attends to the columns up to it. Padding has position S or more: it is not written, and
@@ -392,13 +332,13 @@ class Qwen(nn.Module):
             sparse = i in c.sparse_layers
             own_layer = sparse, self.attention, self.mesh, self.platform
             block = Block(c, self.dtype, self.param_dtype, *own_layer, parent=None)
-            given = x, cos, sin, positions, *kept, cache.axes
+            given = x, cos, sin, positions, kept, cache
             x, routed, layer = block.apply({"params": layers[i]}, *given, method=Block.decode)
             written.append(layer)
             parts += [routed] if sparse else []
         self._tell(jax.tree.map(lambda *x: jnp.stack(x), *parts) if parts else None, tokens.shape)
         keys, values = zip(*written)
-        return self.norm(x).reshape(*tokens.shape, -1), KVCache(keys, values, cache.axes)
+        return self.norm(x).reshape(*tokens.shape, -1), cache.replace(k=keys, v=values)
 
 
 def unstack(params: Any, config: QwenConfig) -> Any:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from coevolve_jax.models.cache import KVCache, resize_axis
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.qwen import KVCache, resize_axis
 
 
 class Recorded(NamedTuple):

@@ -1,10 +1,10 @@
 """The in-process JAX engine: a KV cache that is kept across turns, and conversations that come and go in it.
 
-Every conversation owns one row of the cache, which has as many rows and columns as are needed now. The engine works in
-ticks, of four kinds of programs (programs.py):
+Where a conversation lies in the cache is its store's: in a row of its own (row_store.py), or in pages (page_store.py). The
+engine works in ticks, of these kinds of programs (programs.py):
 
-  fit      the cache gets other numbers of rows or columns
-  copy     a prompt that another conversation has too is copied from its row
+  fit      a cache of rows gets other numbers of rows or columns
+  copy     a prompt that another conversation has too is copied from its row; of pages it is shared
   feed     the tokens that nobody sampled, all but the last, CHUNK of FEED rows at a time
   decode   all rows go on sampling until some of them have stopped; answers that have to fit a schema get a token at a
            time, since this process says after each what may follow (grammar.py)
@@ -20,7 +20,7 @@ import functools
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,91 +30,17 @@ from jax.sharding import Mesh
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.engine import Completion, Request, check_request
+from coevolve_jax.rollout.native.conversation import NOWHERE, Conversation
+from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.native.programs import TICK, Programs
-
-if TYPE_CHECKING:
-    from coevolve_jax.rollout.native.grammar import Answer
+from coevolve_jax.rollout.native.row_store import RowStore
+from coevolve_jax.rollout.native.store import Store
 
 FEED, CHUNK = (
     4,
     32,
 )  # rows, or the least multiple of the parts they are spread over, and tokens; most observations are shorter, and padding costs as much as tokens
 PART = 4  # a tick ends when one in PART of its rows has stopped
-ROWS, COLUMNS = 16, 256  # of the smallest cache
-
-
-def bucket(n: int, sizes: Sequence[int]) -> int:
-    """The smallest of the ascending `sizes` that holds n."""
-    return next(s for s in sizes if s >= n)
-
-
-def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
-    """low, factor * low, ... and high itself. Every size is a program to compile, so there are few."""
-    sizes = []
-    while low < high:
-        sizes.append(low)
-        low *= factor
-    return (*sizes, high)
-
-
-NOWHERE = -1  # the row of a conversation that has none
-
-
-@dataclasses.dataclass
-class _Conversation:
-    """What is known of a session.
-
-    ids: int32, all its tokens. prompt: those that it came with but the last; ids begin with them. request: what it is
-    answering, or has answered last. row: of the cache. cached: how many of the ids have their keys there.
-    logprobs, versions: of the tokens sampled since. routing: of the first ids, where it was recorded with weights that
-    there are no more.
-    """
-
-    request: Request
-    ids: np.ndarray
-    prompt: np.ndarray
-    row: int = NOWHERE
-    cached: int = 0
-    answered: bool = False
-    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    versions: list[np.ndarray] = dataclasses.field(default_factory=list)
-    routing: np.ndarray | None = None
-    answer: Answer | None = None
-
-    @classmethod
-    def new(cls, request: Request) -> _Conversation:
-        return cls(request, request.ids, request.ids[:-1])
-
-    def begin(self, request: Request) -> None:
-        """Keeps the keys of the tokens that the request's ids begin with, of all but the last at most."""
-        known = min(self.cached, len(request.ids) - 1)
-        other = np.flatnonzero(self.ids[:known] != request.ids[:known])
-        self.cached = int(other[0]) if len(other) else known
-        if self.cached < len(self.prompt):
-            self.prompt = request.ids[:-1]
-        self.request, self.ids, self.answered = request, request.ids, False
-        self.logprobs, self.versions, self.routing, self.answer = [], [], None, None
-
-    @property
-    def left(self) -> int:
-        """Tokens that the request's budget still allows."""
-        return len(self.request.ids) + self.request.sampling.max_new_tokens - len(self.ids)
-
-    @property
-    def finish(self) -> str:
-        """Completion.finish, or "" where its message goes on."""
-        if self.answer and self.answer.failure:
-            return "abort"
-        if len(self.ids) > len(self.request.ids) and self.ids[-1] in self.request.sampling.stop_ids:
-            return "stop"
-        return "" if self.left > 0 else "length"
-
-    def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
-        """Takes what was sampled; the last one's keys are not cached yet."""
-        self.ids = np.concatenate([self.ids, ids])
-        self.cached = len(self.ids) - 1
-        self.logprobs.append(logprobs)
-        self.versions.append(np.full(len(ids), version, np.int32))
 
 
 class NativeEngine:
@@ -124,6 +50,7 @@ class NativeEngine:
       model_config: the architecture.
       params: the first weights; `update_weights` brings later ones.
       slots: conversations that keep a cache at once; more than that are served in turn.
+      cache_tokens: that all of them together may have, in pages; 0: each has a row, as long as the longest one needs.
       max_length: tokens per conversation, prompt included.
       max_new_tokens: the largest request.sampling.max_new_tokens.
       seed: of all sampling noise, together with each request's own seed.
@@ -133,7 +60,8 @@ class NativeEngine:
       mesh: over which the weights are spread, and the cache is to be; None: they lie on one device. Where it is several
         processes', each has such an engine, and all make the same calls in the same order (`distributed/lockstep.py`).
 
-    Raises ValueError where there is a tokenizer and nothing that constrains is installed, or the mesh would cut a head.
+    Raises ValueError where there is a tokenizer and nothing that constrains is installed, the mesh would cut a head, or
+    pages are too few or are to record routing.
     """
 
     batches = True
@@ -144,6 +72,7 @@ class NativeEngine:
         params: Any,
         *,
         slots: int,
+        cache_tokens: int = 0,
         max_length: int,
         max_new_tokens: int,
         seed: int,
@@ -156,7 +85,6 @@ class NativeEngine:
         self._config, self._copies, self._records = model_config, copies, record_routing
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._dtype = dtype
-        self._cache: Any = None
         self.counts: Counter[str] = Counter()  # as of `Engine`
         if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
             raise ValueError(
@@ -164,10 +92,14 @@ class NativeEngine:
                 f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
             )
         parts = sharding.token_parts(mesh) if mesh else 1
-        self._row_sizes = [-(-size // parts) * parts for size in ladder(ROWS, slots, 4)]
         self._fed = -(-FEED // parts) * parts
-        self._column_sizes = ladder(COLUMNS, max_length, 2)
         self._programs = Programs(model_config, dtype, record_routing, mesh)
+        sizes: Any = {"slots": slots, "max_length": max_length, "fed": self._fed, "parts": parts}
+        self._store: Store = (
+            PageStore(self._programs, tokens=cache_tokens, **sizes)
+            if cache_tokens
+            else RowStore(self._programs, **sizes)
+        )
         self._key = self._programs.key(seed)
         self.constrains = tokenizer is not None
         if self.constrains:  # imported here: most runs do without
@@ -175,19 +107,19 @@ class NativeEngine:
 
             self._grammars = Grammars(tokenizer, model_config.vocab_size)
         self._lock = threading.Lock()  # held by whoever uses the cache
-        self._held: dict[int, _Conversation] = {}  # by session, oldest first
+        self._held: dict[int, Conversation] = {}  # by session, oldest first
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
             self._held = {  # who is in the middle of a message is fed anew
-                session: dataclasses.replace(c, row=NOWHERE, cached=0, routing=self._routing(c))
+                session: dataclasses.replace(c, row=NOWHERE, cached=0, pages=[], routing=self._routing(c))
                 for session, c in self._held.items()
                 if not c.answered
             }
             self._params = self._weights(params)
             self._version = version
-            self._drop_cache()
+            self._store.drop()
 
     def _weights(self, params: Any) -> Any:
         """What is computed with: the parameters themselves, unless they are cast or the learner may donate them; on a
@@ -200,16 +132,14 @@ class NativeEngine:
     def release(self, sessions: Sequence[int]) -> None:
         with self._lock:
             for session in sessions:
-                self._held.pop(session, None)
+                if c := self._held.pop(session, None):
+                    self._store.free(c)
             if not self._held:  # an update may need the room
-                self._drop_cache()
+                self._store.drop()
 
     def close(self) -> None:
         with self._lock:
-            self._drop_cache()
-
-    def _drop_cache(self) -> None:
-        self._cache, self._shape = None, (0, 0)  # rows and columns
+            self._store.drop()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
@@ -242,13 +172,14 @@ class NativeEngine:
         return [done[i] for i in range(len(requests))]
 
     def _tick(self, requests: Sequence[Request]) -> list[Completion | None]:
-        """Serves the first `slots` of them."""
-        serving = [self._conversation(r) for r in requests[: self._slots]]
-        self._make_room(serving)
-        copies = self._admit(serving)
-        copying = {c.request.session for c, _ in copies}
-        self._feed([c for c in serving if c.request.session not in copying])
-        self._copy(copies)
+        """Serves the first `slots` of them, or as many as there is room for."""
+        asked = [self._conversation(r) for r in requests[: self._slots]]
+        self._forget(asked)
+        serving, sharing = self._store.admit(asked, list(self._held.values()))
+        later = {c.request.session for c in sharing}
+        self._feed([c for c in serving if c.request.session not in later])
+        self._store.share()
+        self.counts["cached_tokens"] += sum(c.cached for c in sharing)
         self._feed(serving)
         constrained = [c for c in serving if c.request.sampling.json_schema is not None]
         free = [c for c in serving if c.request.sampling.json_schema is None]
@@ -256,90 +187,46 @@ class NativeEngine:
             self._decode(free)
         if constrained:
             self._decode_constrained(constrained)
-        return [*(self._answer(c) for c in serving), *[None] * (len(requests) - len(serving))]
+        answers = {c.request.session: self._answer(c) for c in serving}
+        return [answers.get(r.session) for r in requests]
 
-    # Which rows of the cache hold which conversation.
-
-    def _conversation(self, request: Request) -> _Conversation:
-        c = self._held.setdefault(request.session, _Conversation.new(request))
+    def _conversation(self, request: Request) -> Conversation:
+        c = self._held.setdefault(request.session, Conversation.new(request))
         if c.answered or c.request is not request:
             c.begin(request)
             self.counts["cached_tokens"] += c.cached
         return c
 
-    def _make_room(self, serving: Sequence[_Conversation]) -> None:
-        """Gives the cache the rows and columns that are needed for this tick, no more."""
-        served = {c.request.session for c in serving}
-        for session in [s for s in self._held if s not in served][: max(0, len(self._held) - self._slots)]:
-            del self._held[session]  # the oldest
-        held = self._held.values()
-        columns = [len(c.ids) + min(TICK, c.left) for c in serving] + [c.cached for c in held]
-        shape = bucket(len(held), self._row_sizes), bucket(max(columns), self._column_sizes)
-        if shape == self._shape:
-            return
-        housed = [c for c in held if c.row != NOWHERE]
-        if housed:
-            rows = [*(c.row for c in housed), *[self._shape[0]] * (shape[0] - len(housed))]
-            self._cache = self._programs.fit(self._cache, np.asarray(rows, np.int32), shape[1])
-            for i, c in enumerate(housed):
-                c.row = i
-        else:
-            self._cache = self._programs.empty(*shape)
-        self._shape = shape
+    def _forget(self, asked: Sequence[Conversation]) -> None:
+        """The oldest that nobody asks for, where there are more than `slots`."""
+        sessions = {c.request.session for c in asked}
+        for session in [s for s in self._held if s not in sessions][: max(0, len(self._held) - self._slots)]:
+            self._store.free(self._held.pop(session))
 
-    def _admit(self, serving: Sequence[_Conversation]) -> list[tuple[_Conversation, _Conversation]]:
-        """Gives a row to each that has none. Returns those among them whose prompt another one has, with that one."""
-        held = self._held.values()
-        taken = {c.row for c in held}
-        free = (row for row in range(self._shape[0]) if row not in taken)
-        sources = {c.prompt.tobytes(): c for c in held if c.row != NOWHERE and c.cached >= len(c.prompt)}
-        copies = []
-        for c in serving:
-            if c.row == NOWHERE:
-                c.row = next(free)
-                source = sources.setdefault(c.prompt.tobytes(), c)
-                copies += [(c, source)] if source is not c else []
-        return copies
-
-    # What is computed.
-
-    def _groups(self, items: Sequence[Any]) -> list[Sequence[Any]]:
-        """Runs of as many items as are fed or copied at once."""
-        return [items[i : i + self._fed] for i in range(0, len(items), self._fed)]
-
-    def _copy(self, copies: Sequence[tuple[_Conversation, _Conversation]]) -> None:
-        for group in self._groups(copies):
-            pad = [self._shape[0]] * (self._fed - len(group))
-            sources = np.asarray([*(source.row for _, source in group), *pad], np.int32)
-            targets = np.asarray([*(c.row for c, _ in group), *pad], np.int32)
-            self._cache = self._programs.copy(self._cache, sources, targets)
-        for c, _ in copies:
-            c.cached = len(c.prompt)
-            self.counts["cached_tokens"] += c.cached
-
-    def _feed(self, conversations: Sequence[_Conversation]) -> None:
+    def _feed(self, conversations: Sequence[Conversation]) -> None:
         """Computes the keys of all their tokens but the last."""
         while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
-            for group in self._groups(behind):
+            for group in self._store.groups(behind):
                 tokens = np.zeros((self._fed, CHUNK), np.int32)
-                positions = np.full((self._fed, CHUNK), self._shape[1], np.int32)  # beyond the cache: ignored
-                rows = np.full(self._fed, self._shape[0], np.int32)  # no such row: ignored
+                positions = np.full((self._fed, CHUNK), self._store.columns, np.int32)  # beyond it: ignored
                 for i, c in enumerate(group):
+                    if c is None:
+                        continue
                     new = np.arange(c.cached, min(c.cached + CHUNK, len(c.ids) - 1))
-                    tokens[i, : len(new)], positions[i, : len(new)], rows[i] = c.ids[new], new, c.row
+                    tokens[i, : len(new)], positions[i, : len(new)] = c.ids[new], new
                     c.cached += len(new)
                     self.counts["prefill_tokens"] += len(new)
-                self._cache = self._programs.feed(self._params, self._cache, tokens, positions, rows)
+                self._store.feed(self._params, group, tokens, positions)
 
-    def _decode(self, serving: Sequence[_Conversation]) -> None:
+    def _decode(self, serving: Sequence[Conversation]) -> None:
         sampling = [c.request.sampling for c in serving]
         widest = max(len(s.stop_ids) for s in sampling)
-        stop_ids = np.full((self._shape[0], -(-widest // 4) * 4), -1, np.int32)  # few widths, few programs
+        stop_ids = np.full((self._store.rows, -(-widest // 4) * 4), -1, np.int32)  # few widths, few programs
         for c in serving:
             stop_ids[c.row, : len(c.request.sampling.stop_ids)] = c.request.sampling.stop_ids
-        self._cache, sampled = self._programs.decode(
+        self._store.cache, sampled = self._programs.decode(
             self._params,
-            self._cache,
+            self._store.open(serving),
             self._key,
             *self._last_tokens(serving),
             self._per_row(serving, [c.left for c in serving], np.int32),
@@ -352,19 +239,19 @@ class NativeEngine:
             c.extend(ids[c.row, :n], logprobs[c.row, :n], self._version)
             self.counts["decode_tokens"] += int(n)
 
-    def _decode_constrained(self, serving: Sequence[_Conversation]) -> None:
+    def _decode_constrained(self, serving: Sequence[Conversation]) -> None:
         """As `_decode`, for those that have to fit a schema."""
         quota = len(serving) - _quota(serving)
         for _ in range(TICK):
             going = [c for c in serving if not c.finish]
             if len(going) <= quota:
                 return
-            allowed = np.zeros((self._shape[0], -(-self._config.vocab_size // 32)), np.uint32)
+            allowed = np.zeros((self._store.rows, -(-self._config.vocab_size // 32)), np.uint32)
             for c in going:
                 self._answer_of(c).allow(allowed[c.row])
-            self._cache, sampled = self._programs.decode_allowed(
+            self._store.cache, sampled = self._programs.decode_allowed(
                 self._params,
-                self._cache,
+                self._store.open(going),
                 self._key,
                 *self._last_tokens(going),
                 self._per_row(going, [True] * len(going), bool),
@@ -377,7 +264,7 @@ class NativeEngine:
                 if c.finish != "stop":
                     self._answer_of(c).take(int(ids[c.row]))
 
-    def _answer_of(self, c: _Conversation) -> Answer:
+    def _answer_of(self, c: Conversation) -> Any:
         """What it has written so far of an answer to its schema."""
         if c.answer is None:
             sampling = c.request.sampling
@@ -385,7 +272,7 @@ class NativeEngine:
             c.answer = self._grammars.begin(sampling.json_schema, sampling.stop_ids)
         return c.answer
 
-    def _last_tokens(self, serving: Sequence[_Conversation]) -> tuple[np.ndarray, ...]:
+    def _last_tokens(self, serving: Sequence[Conversation]) -> tuple[np.ndarray, ...]:
         """What both programs want to know of each row: its last token, where that is, its seed and its temperature."""
         per_row = functools.partial(self._per_row, serving)
         return (
@@ -395,12 +282,12 @@ class NativeEngine:
             per_row([c.request.sampling.temperature for c in serving], np.float32),
         )
 
-    def _per_row(self, serving: Sequence[_Conversation], values: Sequence[Any], dtype: Any) -> np.ndarray:
-        array = np.zeros(self._shape[0], dtype)
+    def _per_row(self, serving: Sequence[Conversation], values: Sequence[Any], dtype: Any) -> np.ndarray:
+        array = np.zeros(self._store.rows, dtype)
         array[[c.row for c in serving]] = values
         return array
 
-    def _answer(self, c: _Conversation) -> Completion | None:
+    def _answer(self, c: Conversation) -> Completion | None:
         """Its message, if it has ended."""
         if not c.finish:
             return None
@@ -415,14 +302,14 @@ class NativeEngine:
             routing,
         )
 
-    def _routing(self, c: _Conversation) -> np.ndarray | None:
+    def _routing(self, c: Conversation) -> np.ndarray | None:
         """The experts of the tokens that were fed, int16 [fed, A, K], if they are recorded."""
         if not self._records or c.row == NOWHERE:
             return c.routing
-        here = np.asarray(self._programs.experts(self._cache, c.row))[:, : c.cached].swapaxes(0, 1)
+        here = np.asarray(self._programs.experts(self._store.cache, c.row))[:, : c.cached].swapaxes(0, 1)
         return here if c.routing is None else np.concatenate([c.routing, here[len(c.routing) :]])
 
 
-def _quota(serving: Sequence[_Conversation]) -> int:
+def _quota(serving: Sequence[Conversation]) -> int:
     """How many of them have to stop for the tick to end."""
     return -(-sum(c.left > 0 for c in serving) // PART)

@@ -1,4 +1,4 @@
-"""The in-process engine's jitted programs, each of which reads and writes a cache with a row for every conversation."""
+"""The in-process engine's jitted programs, each of which reads and writes a cache: a row for every conversation, or pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models.qwen import Qwen, QwenConfig, init_cache, unstack
+from coevolve_jax.models.cache import init_cache
+from coevolve_jax.models.paged import init_pages
+from coevolve_jax.models.qwen import Qwen, QwenConfig, unstack
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
@@ -24,7 +26,8 @@ class Programs:
     """Engines of equal settings share them, compiled. record: the cache is a `routing.Recorded`, not a `KVCache`.
     mesh: over which parameters and caches are spread, if they are.
 
-    B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
+    B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated. `feed_pages`, `decode` and
+    `decode_allowed` take a `PagedCache`, too, whose table names the pages of the rows that they are about.
     """
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
@@ -46,6 +49,8 @@ class Programs:
         self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
         self.copy = jax.jit(self._copy, donate_argnums=0)
         self.feed = jax.jit(self._feed, donate_argnums=1)
+        self.empty_pages = jax.jit(self._empty_pages, static_argnums=0)
+        self.feed_pages = jax.jit(self._feed_pages, donate_argnums=1)
         self.decode = jax.jit(self._decode, donate_argnums=1)
         self.decode_allowed = jax.jit(self._decode_allowed, donate_argnums=1)
 
@@ -56,6 +61,10 @@ class Programs:
     def _empty(self, rows, columns):
         cache = init_cache(self._config, rows, columns, self._dtype, self._platform, self._parts)
         return self._placed(init_recorded(self._config, cache) if self._record else cache)
+
+    def _empty_pages(self, pages):
+        """A cache of so many pages, on all devices together."""
+        return self._placed(init_pages(self._config, pages, self._dtype))
 
     def computed(self, params: Any) -> Any:
         """The parameters in the type of the computation, and in float32 those that are used so."""
@@ -93,6 +102,10 @@ class Programs:
         """Computes the keys and values of `tokens` [R, T] in `rows` [R]. Padding has position S and row B."""
         _, part = self._apply(params, tokens, positions, self._take(cache, rows))
         return self._put(cache, rows, part)
+
+    def _feed_pages(self, params, cache, tokens, positions):
+        """The same, in the rows [R] that the cache's table has. Padding has position S."""
+        return self._placed(self._apply(params, tokens, positions, cache)[1])
 
     def _decode(self, params, cache, key, tokens, positions, seeds, temperatures, budgets, stop_ids, quota):
         """Samples a token after the other for each row, until `quota` rows have stopped or TICK tokens.

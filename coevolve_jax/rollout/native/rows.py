@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.models.paged import PagedCache
 
 
 def specs(cache: Any) -> Any:
-    """How each array of a `KVCache` or a `Recorded` lies, as a tree like it."""
-    kind = lambda path: "rows" if path[0].name == "experts" else "cache"
+    """How each array of a `KVCache`, a `Recorded` or a `PagedCache` lies, as a tree like it."""
+    kept = "pages" if isinstance(cache, PagedCache) else "cache"
+    kind = lambda path: "rows" if path[0].name in ("experts", "table") else kept
     return jax.tree_util.tree_map_with_path(lambda path, _: sharding.DECODED[kind(path)], cache)
 
 

@@ -1,0 +1,111 @@
+"""Keys and values in pages: a conversation's lie wherever there was room, and take as much as it is long.
+
+PagedAttention, arXiv 2309.06180, with the kernels that come with JAX.
+
+B: rows; T: new tokens of a row; N: pages; M: pages of a row; H: query heads; K: key-value heads; D: head_dim.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from coevolve_jax.distributed import sharding
+from coevolve_jax.models.attention import attend
+from coevolve_jax.models.config import QwenConfig
+
+PAGE = 64  # tokens
+BLOCK = 4  # pages that a kernel takes at once; M is a multiple
+SPLITS = 4  # of a row's pages that GPUs work on side by side
+
+
+@flax.struct.dataclass
+class PagedCache:
+    """Keys (rotated) and values; column s of row b is place s % PAGE of page table[b, s // PAGE].
+
+    k, v: of each layer [K, N, PAGE, D]. table: int32 [B, M]; where a row has no page it may name any. On a mesh each
+    device has pages of its own, for its own rows, and the table counts them from 0.
+    """
+
+    k: tuple[jax.Array, ...]
+    v: tuple[jax.Array, ...]
+    table: jax.Array
+
+    @property
+    def columns(self) -> int:
+        """The tokens that a row can have."""
+        return self.table.shape[1] * PAGE
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        kept: Sequence[jax.Array],
+        positions: jax.Array,
+        mesh: Mesh | None,
+        platform: str,
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """As `KVCache.attend`."""
+        one_device: Any = functools.partial(_write_and_attend, platform=platform)
+        if mesh is not None and mesh.size > 1:
+            heads, pages, rows = (sharding.DECODED[kind] for kind in ("heads", "pages", "rows"))
+            one_device = jax.shard_map(
+                one_device,
+                mesh=mesh,
+                in_specs=(heads, heads, heads, pages, pages, rows, rows),
+                out_specs=(heads, (pages, pages)),
+                check_vma=False,
+            )
+        return one_device(q, k, v, *kept, self.table, positions)
+
+
+def init_pages(config: QwenConfig, pages: int, dtype: Any) -> PagedCache:
+    """A cache of so many pages, of no rows."""
+    shape = config.num_key_value_heads, pages, PAGE, config.head_dim
+    empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
+    return PagedCache(empty(), empty(), jnp.zeros((0, BLOCK), jnp.int32))
+
+
+def _write_and_attend(q, k, v, keys, values, table, positions, platform):
+    """Writes the new tokens' keys and values, and attends to those of each row up to a token's own."""
+    (heads, pages, _, size), rows = keys.shape, table.shape[1]
+    here = positions < rows * PAGE
+    page = jnp.take_along_axis(table, jnp.where(here, positions // PAGE, 0), axis=1)
+    # Every head is written by itself, as in attention.cached_attention.
+    place = jnp.arange(heads)[:, None, None], jnp.where(here, page, pages), positions % PAGE
+    write = lambda x, new: x.at[place].set(new.transpose(2, 0, 1, 3).astype(x.dtype), mode="drop")
+    keys, values = write(keys, k), write(values, v)
+    kernel = KERNELS.get(platform) if size % 128 == 0 else None
+    if kernel and q.shape[1] == 1:
+        lengths = jnp.where(here, positions + 1, 1)[:, 0]
+        out = kernel((q[:, 0] * size**-0.5).astype(q.dtype), keys, values, lengths, table)[:, None]
+    else:
+        gather = lambda x: x[:, table].reshape(heads, len(table), -1, size).swapaxes(0, 1)
+        out = attend(q, gather(keys), gather(values), jnp.arange(rows * PAGE) <= positions[:, :, None])
+    return out.astype(v.dtype), (keys, values)
+
+
+def tpu_kernel(q, keys, values, lengths, table):
+    """JAX's kernel for TPUs. q: [B, H, D], scaled; lengths: int32 [B], tokens that a row attends to. -> [B, H, D]."""
+    from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+
+    return paged_attention(q, keys, values, lengths, table, pages_per_compute_block=BLOCK)
+
+
+def gpu_kernel(q, keys, values, lengths, table, interpret=False):
+    """JAX's kernel for GPUs. Arguments as those of `tpu_kernel`."""
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+
+    return paged_attention(
+        q, keys, values, table, lengths, pages_per_compute_block=1, k_splits=SPLITS, interpret=interpret
+    )
+
+
+KERNELS = {"tpu": tpu_kernel, "gpu": gpu_kernel}

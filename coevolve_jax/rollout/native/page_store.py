@@ -1,0 +1,157 @@
+"""A cache of pages: each conversation has as many as it is long, and those of one prompt share its whole pages.
+
+On a mesh each part of the devices has pages of its own, and a conversation lies in one part. Where its pages do not suffice,
+conversations that nobody asks for lose theirs, oldest first, then the last of those that are asked for; these wait, and are
+fed anew. Where there is room for any, there is for the first one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from coevolve_jax.models.paged import BLOCK, PAGE
+from coevolve_jax.rollout.native.conversation import Conversation
+from coevolve_jax.rollout.native.programs import TICK
+from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, runs
+
+STRIDE = PAGE * BLOCK  # rows of the table hold a multiple of so many tokens
+
+
+class PageStore:
+    """As of `Store`. programs: `Programs` of the model. tokens: that the pages hold, of all parts together; other arguments as those of `RowStore`. Raises
+    ValueError where a part would not hold one conversation."""
+
+    def __init__(self, programs: Any, *, slots: int, max_length: int, fed: int, parts: int, tokens: int):
+        self._programs, self._fed, self._parts = programs, fed, parts
+        self._count = tokens // PAGE // parts  # of pages in a part
+        least = -(-max_length // PAGE)
+        if self._count < least:
+            raise ValueError(
+                f"config.engine.cache_tokens is {tokens:,}, of which each of the mesh's {parts} part(s) has {self._count * PAGE:,}, "
+                f"and one conversation may have {max_length:,}: set it to {least * PAGE * parts:,} or more."
+            )
+        self._most = -(-slots // parts)  # conversations in a part
+        self._row_sizes = [-(-size // parts) * parts for size in ladder(ROWS, slots, 4)]
+        self._column_sizes = ladder(COLUMNS, -(-max_length // STRIDE) * STRIDE, 2)
+        self.drop()
+
+    def drop(self) -> None:
+        self.cache: Any = None
+        self.rows = self.columns = 0
+        self._free = [list(range(self._count))[::-1] for _ in range(self._parts)]
+        self._users: list[Counter[int]] = [Counter() for _ in range(self._parts)]  # of each page
+        self._housed: dict[int, Conversation] = {}  # by session
+
+    def free(self, conversation: Conversation) -> None:
+        self._keep(conversation, 0)
+        self._housed.pop(conversation.request.session, None)
+
+    def admit(
+        self, asked: Sequence[Conversation], held: Sequence[Conversation]
+    ) -> tuple[Sequence[Conversation], Sequence[Conversation]]:
+        if self.cache is None:
+            self.cache = self._programs.empty_pages(self._count * self._parts)
+        sessions = {c.request.session for c in asked}
+        idle = [c for c in held if c.request.session not in sessions]
+        sources: dict[bytes, list[Conversation]] = defaultdict(list)
+        for c in self._housed.values():
+            if c.cached >= len(c.prompt):
+                sources[c.prompt.tobytes()].append(c)
+        admitted: list[Conversation] = []
+        sharing: list[Conversation] = []
+        for i, c in enumerate(asked):
+            same = sources[c.prompt.tobytes()]
+            shares = not c.pages and self._begin(c, same)
+            if self._extend(c, [*idle, *asked[:i:-1]]):
+                admitted.append(c)
+                sharing += [c] if shares else []
+                same.append(c)
+        self._lay_out(admitted)
+        return admitted, sharing
+
+    def _begin(self, c: Conversation, same: Sequence[Conversation]) -> bool:
+        """Chooses the part of a conversation that has no page: where another one of the `same` prompt is, whose whole pages it
+        then has, too; else where the fewest are."""
+        load = Counter(other.part for other in self._housed.values())
+        whole = len(c.prompt) // PAGE
+        for source in same:
+            if load[source.part] < self._most and 0 < whole <= len(source.pages):
+                c.part, c.pages, c.cached = source.part, source.pages[:whole], whole * PAGE
+                self._users[c.part].update(c.pages)
+                return True
+        c.part = min(range(self._parts), key=lambda part: load[part])
+        return False
+
+    def _extend(self, c: Conversation, others: Sequence[Conversation]) -> bool:
+        """Gives it the pages of this tick, if need be those of `others`, in this order. False where not even they suffice."""
+        self._keep(c, c.cached)
+        free = self._free[c.part]
+        missing = -(-(len(c.ids) + min(TICK, c.left)) // PAGE) - len(c.pages)
+        for other in others:
+            if missing > len(free) and other.pages and other.part == c.part:
+                self.free(other)
+        if missing > len(free):
+            self.free(c)
+            return False
+        new = [free.pop() for _ in range(missing)]
+        self._users[c.part].update(new)
+        c.pages += new
+        self._housed[c.request.session] = c
+        return True
+
+    def _keep(self, c: Conversation, tokens: int) -> None:
+        """Gives back the pages behind its first `tokens`, and the one in which they end where others have that, too."""
+        users = self._users[c.part]
+        if tokens % PAGE and users[c.pages[tokens // PAGE]] > 1:
+            tokens -= tokens % PAGE
+        kept = -(-tokens // PAGE)
+        for page in c.pages[kept:]:
+            users[page] -= 1
+            if not users[page]:
+                self._free[c.part].append(page)
+        c.pages, c.cached = c.pages[:kept], min(c.cached, tokens)
+
+    def _lay_out(self, admitted: Sequence[Conversation]) -> None:
+        """Gives each a row in its part."""
+        load: Counter[int] = Counter()
+        for c in admitted:
+            c.row = load[c.part]  # of its part's
+            load[c.part] += 1
+        most = max(load.values(), default=0)
+        self.rows = bucket(most * self._parts, self._row_sizes)
+        self.columns = bucket(max((len(c.pages) * PAGE for c in admitted), default=0), self._column_sizes)
+        for c in admitted:
+            c.row += c.part * (self.rows // self._parts)
+
+    def share(self) -> None:
+        """They have it: it lies where theirs does."""
+
+    def groups(self, behind: Sequence[Conversation]) -> Iterator[Sequence[Conversation | None]]:
+        size = self._fed // self._parts
+        of_parts = [runs([c for c in behind if c.part == part], size) for part in range(self._parts)]
+        for group in zip_longest(*of_parts, fillvalue=()):
+            yield [c for own in group for c in (*own, *[None] * (size - len(own)))]
+
+    def feed(
+        self,
+        params: Any,
+        group: Sequence[Conversation | None],
+        tokens: np.ndarray,
+        positions: np.ndarray,
+    ) -> None:
+        cache = self._with_rows({i: c for i, c in enumerate(group) if c}, len(group))
+        self.cache = self._programs.feed_pages(params, cache, tokens, positions)
+
+    def open(self, admitted: Sequence[Conversation]) -> Any:
+        return self._with_rows({c.row: c for c in admitted}, self.rows)
+
+    def _with_rows(self, conversations: dict[int, Conversation], rows: int) -> Any:
+        table = np.zeros((rows, self.columns // PAGE), np.int32)
+        for row, c in conversations.items():
+            table[row, : len(c.pages)] = c.pages
+        return self.cache.replace(table=table)
