@@ -151,6 +151,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         policy.config,
         policy.params,
         slots=config.engine.max_concurrency,
+        cache_tokens=config.engine.get("cache_tokens", 0),
         seed=config.seed,
         dtype=jnp.dtype(config.engine.dtype),
         copies=bool(config.rollout.max_staleness),

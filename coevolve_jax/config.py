@@ -72,6 +72,7 @@ LATER = {
     "rollout.malformed": "answer",
     "rollout.calls": "json",
     "engine.sharded": False,
+    "engine.cache_tokens": 0,
     "engine.sleep": False,
     "checkpoint.folder": "",
     "learner.share_prompts": False,
@@ -99,6 +100,7 @@ SERVING = (
     "engine.push_timeout",
     "engine.push_exact",
     "engine.sleep",
+    "engine.cache_tokens",
     "explorer.base_url",
     "explorer.key_variable",
     "explorer.timeout",
@@ -390,9 +392,11 @@ def check(config: ConfigDict) -> None:
         not config.engine.get("sleep")
         or (config.engine.name == "sglang" and not config.rollout.max_staleness),
         "engine.sleep",
+        "engine.cache_tokens",
         "False unless servers generate (config.engine.name=sglang) and none does so during the update (config.rollout.max_staleness=0)",
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
+    require(config.engine.get("cache_tokens", 0) >= 0, "engine.cache_tokens", "0 (no pages) or more tokens")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     overlap, probes = config.evolution.get("overlap", 0), config.strategy.get("probe", 0)
     if overlap:

@@ -51,6 +51,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.rollout.max_new_tokens = 4096  # ours
     c.rollout.max_observation = 12000  # ours, characters
     c.engine.max_concurrency = 256
+    c.engine.cache_tokens = 2**20  # ours; 154 GB in bfloat16, of all devices together
     c.engine.timeout = 1200.0
     c.engine.patience = 900.0
     c.engine.dtype = "bfloat16"  # ours

@@ -83,6 +83,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.sharded = (
         False  # "native" only: on all devices of config.mesh, with the weights where the learner has them
     )
+    c.engine.cache_tokens = 0  # "native" only: tokens of all conversations together, in pages; 0: a row each, as long as the longest
     # The rest concerns engine.name = "sglang".
     c.engine.url = ""  # servers to attach to, separated by commas; "": they are launched
     c.engine.servers = 1  # to launch

@@ -14,6 +14,7 @@ from coevolve_jax.aot import work as works
 from coevolve_jax.aot.programs import hosts_of, on_links
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
+from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.programs import Programs
@@ -37,14 +38,18 @@ class Decoding(NamedTuple):
 
 
 def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
-    """The engine's `decode` with a cache of so many rows and columns (tokens). Raises jax.errors.JaxRuntimeError where
-    the compiler refuses it."""
+    """The engine's `decode` with a cache of so many rows and columns (tokens), or with config.engine.cache_tokens in pages for rows
+    of at most so many columns. Raises jax.errors.JaxRuntimeError where the compiler refuses it."""
     programs = Programs(model, jnp.dtype(config.engine.dtype), False, mesh)
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     shapes = hf_io.abstract_params(model)
     where = sharding.param_shardings(mesh, shapes)
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
-    cache = jax.eval_shape(lambda: programs.empty(rows, columns))
+    if tokens := config.engine.get("cache_tokens", 0):
+        cache = jax.eval_shape(lambda: programs.empty_pages(tokens // PAGE))
+        cache = cache.replace(table=jax.ShapeDtypeStruct((rows, columns // PAGE), np.int32))
+    else:
+        cache = jax.eval_shape(lambda: programs.empty(rows, columns))
     cache = jax.tree.map(lambda x, spec: place(x, NamedSharding(mesh, spec)), cache, cache_rows.specs(cache))
     everywhere = sharding.replicated(mesh)
     per_row = lambda dtype, *more: jax.ShapeDtypeStruct((rows, *more), dtype, sharding=everywhere)

@@ -1,0 +1,193 @@
+"""A cache of pages: the kernels attend as whole arrays do, and no conversation ever sees another one's pages."""
+
+import dataclasses
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from coevolve_jax.models import paged
+from coevolve_jax.models.paged import PAGE, PagedCache
+from coevolve_jax.rollout.engine import Request, Sampling
+from coevolve_jax.rollout.native.conversation import Conversation
+from coevolve_jax.rollout.native.page_store import PageStore
+
+
+def pages(rng, rows=3, heads=2, groups=4, size=128, width=2 * paged.BLOCK, count=40, dtype=jnp.bfloat16):
+    """Queries and new keys and values of one token for each row, and a cache whose rows have pages anywhere."""
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+    table = jnp.asarray(rng.permutation(count)[: rows * width].reshape(rows, width), jnp.int32)
+    kept = draw(heads, count, PAGE, size), draw(heads, count, PAGE, size)
+    new = draw(rows, 1, heads * groups, size), draw(rows, 1, heads, size), draw(rows, 1, heads, size)
+    return new, kept, table
+
+
+@pytest.mark.parametrize("groups", [4, 7, 8])
+@pytest.mark.parametrize("name", ["tpu", "gpu"])
+def test_a_kernel_attends_as_whole_arrays_do(name, groups, monkeypatch):
+    new, kept, table = pages(np.random.default_rng(groups), groups=groups)
+    columns = table.shape[1] * PAGE
+    positions = jnp.asarray([[0], [columns - 1], [PAGE * 3 + 5]], jnp.int32)
+    cache = PagedCache((), (), table)
+    exact = jax.tree.map(lambda x: x.astype(jnp.float32), (new, kept))
+    want, _ = cache.attend(*exact[0], exact[1], positions, None, "cpu")
+    _, written = cache.attend(*new, kept, positions, None, "cpu")
+    if name == "gpu":
+        monkeypatch.setitem(paged.KERNELS, "gpu", lambda *args: paged.gpu_kernel(*args, interpret=True))
+        got, written_too = cache.attend(*new, kept, positions, None, name)
+    else:
+        with pltpu.force_tpu_interpret_mode():
+            got, written_too = cache.attend(*new, kept, positions, None, name)
+    got = np.asarray(got, np.float32)
+    np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)
+    assert np.abs(np.roll(got, 1, axis=2) - want).max() > 0.5  # of another head
+    for mine, theirs, before in zip(written, written_too, kept, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert (np.asarray(mine) != np.asarray(before)).any(axis=(0, 3)).sum() == len(positions)
+
+
+def test_what_lies_beyond_the_columns_is_not_written():
+    new, kept, table = pages(np.random.default_rng(0))
+    positions = jnp.full((3, 1), table.shape[1] * PAGE, jnp.int32)
+    _, written = PagedCache((), (), table).attend(*new, kept, positions, None, "cpu")
+    jax.tree.map(np.testing.assert_array_equal, written, kept)
+
+
+# ---- Which pages are whose ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Table:
+    """A cache that says of each place of each page which token it has."""
+
+    places: dict
+    table: np.ndarray | None = None
+
+    def replace(self, table):
+        return dataclasses.replace(self, table=table)
+
+
+class Programs:
+    """Instead of the model: what is fed is remembered, so that one sees what a conversation would attend to."""
+
+    def empty_pages(self, count):
+        return Table({})
+
+    def feed_pages(self, params, cache, tokens, positions):
+        columns = cache.table.shape[1] * PAGE
+        for row, (ids, where) in enumerate(zip(tokens, positions, strict=True)):
+            part = row * PARTS // len(tokens)
+            for token, position in zip(ids, where, strict=True):
+                if position < columns:
+                    cache.places[part, int(cache.table[row, position // PAGE]), position % PAGE] = int(token)
+        return cache
+
+
+PARTS, SLOTS, FED, LONGEST = 2, 4, 4, 5 * PAGE
+
+
+def fed(store, conversations):
+    """As the engine feeds them, a chunk at a time."""
+    while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
+        for group in store.groups(behind):
+            assert len(group) == FED
+            tokens, positions = np.zeros((FED, 32), np.int32), np.full((FED, 32), store.columns, np.int32)
+            for i, c in enumerate(group):
+                if c is not None:
+                    new = np.arange(c.cached, min(c.cached + 32, len(c.ids) - 1))
+                    tokens[i, : len(new)], positions[i, : len(new)] = c.ids[new], new
+                    c.cached += len(new)
+            store.feed(None, group, tokens, positions)
+
+
+def check(store, conversations, admitted):
+    """Each conversation that was admitted finds its own tokens, and each page is counted as often as it is used."""
+    for c in admitted:
+        for position, token in enumerate(c.ids[:-1]):
+            place = c.part, c.pages[position // PAGE], position % PAGE
+            assert store.cache.places[place] == token
+        assert len(c.pages) * PAGE >= min(len(c.ids) + 16, len(c.request.ids) + 16)
+        assert c.row // (store.rows // PARTS) == c.part
+    assert len({c.row for c in admitted}) == len(admitted)
+    for part in range(PARTS):
+        uses = Counter(page for c in conversations if c.part == part for page in c.pages)
+        free = store._free[part]
+        assert uses == +store._users[part] and not uses.keys() & set(free) and len(set(free)) == len(free)
+        assert len(uses) + len(free) == store._count
+
+
+asked = st.lists(
+    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "again", "other", "release"]), st.integers(1, 90)),
+    min_size=1,
+    max_size=SLOTS,
+    unique_by=lambda turn: turn[0],
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(asked, min_size=1, max_size=8), st.integers(1, 4 * PAGE), st.integers(0, 10**6))
+def test_every_conversation_finds_its_own_tokens(turns, prompt, seed):
+    """Conversations of one prompt or another that go on, begin again with other tokens somewhere, wait, and are released,
+    with pages for little more than one of them in each part."""
+    rng = np.random.default_rng(seed)
+    store = PageStore(
+        Programs(), slots=SLOTS, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * (LONGEST + 2 * PAGE)
+    )
+    prompts = [rng.integers(0, 10**6, prompt).astype(np.int32) for _ in range(2)]
+    held: dict[int, Conversation] = {}
+    for turn in turns:
+        serving = []
+        for session, what, n in turn:
+            c = held.get(session)
+            if what == "release" and c:
+                store.free(held.pop(session))
+                continue
+            if c is None:
+                ids = np.concatenate([prompts[session % 2], [session]])
+            elif what == "other":
+                cut = int(rng.integers(1, len(c.ids) + 1))
+                ids = np.concatenate([c.ids[:cut], [-1 - n]])
+            else:
+                ids = np.concatenate([c.ids, rng.integers(0, 10**6, n)])
+            ids = ids[: LONGEST - 16].astype(np.int32)
+            request = Request(session, ids, Sampling(max_new_tokens=16))
+            if c is None:
+                c = held[session] = Conversation.new(request)
+            else:
+                c.begin(request)
+            serving.append(c)
+        if not serving:
+            continue
+        admitted, sharing = store.admit(serving, list(held.values()))
+        assert admitted and admitted[0] is serving[0]
+        fed(store, [c for c in admitted if not any(c is other for other in sharing)])
+        store.share()
+        fed(store, admitted)
+        check(store, held.values(), admitted)
+
+
+def test_a_group_shares_the_whole_pages_of_its_prompt():
+    programs = Programs()
+    store = PageStore(programs, slots=8, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 16 * PAGE)
+    prompt = np.arange(2 * PAGE + 10, dtype=np.int32)
+    group = [Conversation.new(Request(i, prompt, Sampling(max_new_tokens=16))) for i in range(4)]
+    admitted, sharing = store.admit(group, group)
+    assert [c.request.session for c in sharing] == [1, 2, 3] and len({c.part for c in admitted}) == 1
+    assert {tuple(c.pages[:2]) for c in group} == {tuple(group[0].pages[:2])}
+    assert len({c.pages[2] for c in group}) == 4 and [c.cached for c in sharing] == [2 * PAGE] * 3
+    for c in group:
+        store.free(c)
+    assert [len(free) for free in store._free] == [16, 16]
+
+
+def test_pages_that_hold_no_conversation_are_refused():
+    with pytest.raises(
+        ValueError,
+        match="cache_tokens is 512, of which each of .* 2 part.* has 256, .* have 320: set it to 640 or more",
+    ):
+        PageStore(Programs(), slots=4, max_length=LONGEST, fed=FED, parts=PARTS, tokens=512)
