@@ -20,6 +20,7 @@ from coevolve_jax import event_loop
 from coevolve_jax.aot.decoding import compile_decoding
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
+from coevolve_jax.models.paged import PagedCache
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.testing.engine import ask, moved
@@ -34,15 +35,23 @@ COLLECTIVE = re.compile(
 )
 
 
-def converse(config, mesh):
+def converse(config, mesh, cache_tokens=0):
     """Two turns of seven conversations, some of one prompt, in five slots, the second with other weights; an answer to
     the same question afterwards, when the cache has been dropped. -> what was sampled, by name."""
     params = random_params(config, seed=2)
     place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree)) if mesh else tree
-    routes = config.num_experts > 0
+    routes = config.num_experts > 0 and not cache_tokens
     engine = NativeEngine(
-        config, place(params), slots=5, max_length=96, max_new_tokens=40, seed=1, record_routing=routes, mesh=mesh
-    )  # fmt: skip
+        config,
+        place(params),
+        slots=5,
+        cache_tokens=cache_tokens,
+        max_length=96,
+        max_new_tokens=40,
+        seed=1,
+        record_routing=routes,
+        mesh=mesh,
+    )
     rng, said = np.random.default_rng(0), {}
     prompts = [rng.integers(5, 60, n).astype(np.int32) for n in (20, 20, 3, 34, 9, 9, 20)]
     prompts[1] = prompts[6] = prompts[0]
@@ -59,8 +68,13 @@ def converse(config, mesh):
 
 
 def check_shards(engine, mesh):
-    """Each device has its own rows and heads of the cache."""
+    """Each device has its own rows, or pages, and heads of the cache."""
     rows, heads = sharding.token_parts(mesh), mesh.shape["tensor"]
+    cache = engine._store.cache
+    if isinstance(cache, PagedCache):
+        for x in jax.tree.leaves((cache.k, cache.v)):
+            assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // heads, 2)}
+        return
     for x in jax.tree.leaves(getattr(engine._store.cache, "kv", engine._store.cache)):
         assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
 
@@ -112,7 +126,11 @@ def main(folder):
     for name, config in MODELS.items():
         np.savez(f"{folder}/{name}.npz", **converse(config, None))
     for name, (model, sizes) in MESHES.items():
-        np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], sharding.make_mesh(**sizes)))
+        mesh = sharding.make_mesh(**sizes)
+        np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], mesh))
+        # Pages for one conversation in each part: five have a place, where there are four or eight parts.
+        pages = converse(MODELS[model], mesh, cache_tokens=128 * sharding.token_parts(mesh))
+        np.savez(f"{folder}/{name} in pages.npz", **pages)
     check_cast(sharding.make_mesh(fsdp=2, expert=2, tensor=2))
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     with open(f"{folder}/moved.json", "w") as file:
@@ -130,10 +148,13 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("pages", [False, True], ids=["rows", "pages"])
 @pytest.mark.parametrize("name", MESHES)
-def test_a_mesh_says_what_one_device_says(folder, name):
-    got, want = (dict(np.load(folder / f"{n}.npz")) for n in (name, MESHES[name][0]))
-    assert got.keys() == want.keys() and any(key.startswith("routing") for key in got) == ("expert" in name)
+def test_a_mesh_says_what_one_device_says(folder, name, pages):
+    got, want = (np.load(folder / f"{n}.npz") for n in (name + " in pages" * pages, MESHES[name][0]))
+    want = {key: x for key, x in want.items() if not (pages and key.startswith("routing"))}
+    assert set(got) == set(want)
+    assert any(key.startswith("routing") for key in got) == ("expert" in name and not pages)
     for key in want:
         np.testing.assert_allclose(got[key], want[key], rtol=1e-5, atol=1e-5, err_msg=key)
 

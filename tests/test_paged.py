@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
+from test_sharding import MODELS
 
 from coevolve_jax.models import paged
 from coevolve_jax.models.paged import PAGE, PagedCache
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.conversation import Conversation
+from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.page_store import PageStore
 
 
@@ -183,6 +185,12 @@ def test_a_group_shares_the_whole_pages_of_its_prompt():
     for c in group:
         store.free(c)
     assert [len(free) for free in store._free] == [16, 16]
+
+
+def test_pages_that_are_to_remember_experts_are_refused():
+    limits = {"slots": 4, "max_length": 96, "max_new_tokens": 8, "seed": 0}
+    with pytest.raises(ValueError, match="replay_routing is True, and pages .* set one of"):
+        NativeEngine(MODELS["qwen3_moe"], {}, cache_tokens=512, record_routing=True, **limits)
 
 
 def test_pages_that_hold_no_conversation_are_refused():

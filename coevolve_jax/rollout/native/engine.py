@@ -5,7 +5,7 @@ engine works in ticks, of these kinds of programs (programs.py):
 
   fit      a cache of rows gets other numbers of rows or columns
   copy     a prompt that another conversation has too is copied from its row; of pages it is shared
-  feed     the tokens that nobody sampled, all but the last, CHUNK of FEED rows at a time
+  feed     the tokens that nobody sampled, all but the last, a chunk of FEED rows at a time
   decode   all rows go on sampling until some of them have stopped; answers that have to fit a schema get a token at a
            time, since this process says after each what may follow (grammar.py)
 
@@ -36,10 +36,10 @@ from coevolve_jax.rollout.native.programs import TICK, Programs
 from coevolve_jax.rollout.native.row_store import RowStore
 from coevolve_jax.rollout.native.store import Store
 
-FEED, CHUNK = (
-    4,
-    32,
-)  # rows, or the least multiple of the parts they are spread over, and tokens; most observations are shorter, and padding costs as much as tokens
+FEED = 4  # rows that are fed at once, or the least multiple of the parts that they are spread over
+# Tokens of each. On CPUs padding costs as much as tokens, and most observations are shorter than this; accelerators read all
+# weights for a group, in which time they could compute with as many tokens as this.
+CHUNK, ACCELERATED_CHUNK = 32, 128
 PART = 4  # a tick ends when one in PART of its rows has stopped
 
 
@@ -91,9 +91,15 @@ class NativeEngine:
                 f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
                 f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
             )
+        if cache_tokens and record_routing:
+            raise ValueError(
+                "config.learner.replay_routing is True, and pages (config.engine.cache_tokens) do not remember the experts: set one of "
+                "them to 0 or False."
+            )
         parts = sharding.token_parts(mesh) if mesh else 1
         self._fed = -(-FEED // parts) * parts
         self._programs = Programs(model_config, dtype, record_routing, mesh)
+        self._chunk = CHUNK if self._programs.platform == "cpu" else ACCELERATED_CHUNK
         sizes: Any = {"slots": slots, "max_length": max_length, "fed": self._fed, "parts": parts}
         self._store: Store = (
             PageStore(self._programs, tokens=cache_tokens, **sizes)
@@ -207,12 +213,13 @@ class NativeEngine:
         """Computes the keys of all their tokens but the last."""
         while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
             for group in self._store.groups(behind):
-                tokens = np.zeros((self._fed, CHUNK), np.int32)
-                positions = np.full((self._fed, CHUNK), self._store.columns, np.int32)  # beyond it: ignored
+                shape = self._fed, self._chunk
+                tokens = np.zeros(shape, np.int32)
+                positions = np.full(shape, self._store.columns, np.int32)  # beyond it: ignored
                 for i, c in enumerate(group):
                     if c is None:
                         continue
-                    new = np.arange(c.cached, min(c.cached + CHUNK, len(c.ids) - 1))
+                    new = np.arange(c.cached, min(c.cached + self._chunk, len(c.ids) - 1))
                     tokens[i, : len(new)], positions[i, : len(new)] = c.ids[new], new
                     c.cached += len(new)
                     self.counts["prefill_tokens"] += len(new)

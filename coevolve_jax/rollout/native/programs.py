@@ -32,9 +32,9 @@ class Programs:
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
         self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
-        self._platform = sharding.platform(mesh) if mesh else jax.default_backend()
-        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self._platform)
-        on_cpu = mesh is None and self._platform == "cpu"
+        self.platform = sharding.platform(mesh) if mesh else jax.default_backend()
+        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self.platform)
+        on_cpu = mesh is None and self.platform == "cpu"
         self._parts = _parts(config.num_key_value_heads) if on_cpu else 1
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
@@ -59,7 +59,7 @@ class Programs:
         return (self._empty_on_mesh if self._mesh else self._empty)(rows, columns)
 
     def _empty(self, rows, columns):
-        cache = init_cache(self._config, rows, columns, self._dtype, self._platform, self._parts)
+        cache = init_cache(self._config, rows, columns, self._dtype, self.platform, self._parts)
         return self._placed(init_recorded(self._config, cache) if self._record else cache)
 
     def _empty_pages(self, pages):
@@ -119,7 +119,7 @@ class Programs:
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         batch, wanted = len(tokens), budgets > 0
-        if self._platform != "tpu":  # where products read the stack itself
+        if self.platform != "tpu":  # where products read the stack itself
             params = self._unstack(params)  # not in the loop, for each token
         # All at once: a token's alone would be a hundred operations on some bytes each.
         numbers = jax.vmap(lambda step: self._draw(keys, positions + step))(jnp.arange(TICK))
