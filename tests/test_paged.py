@@ -124,7 +124,7 @@ def check(store, conversations, admitted):
 
 
 asked = st.lists(
-    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "again", "other", "release"]), st.integers(1, 90)),
+    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "other", "another prompt", "release"]), st.integers(1, 90)),
     min_size=1,
     max_size=SLOTS,
     unique_by=lambda turn: turn[0],
@@ -149,8 +149,8 @@ def test_every_conversation_finds_its_own_tokens(turns, prompt, seed):
             if what == "release" and c:
                 store.free(held.pop(session))
                 continue
-            if c is None:
-                ids = np.concatenate([prompts[session % 2], [session]])
+            if c is None or what == "another prompt":
+                ids = np.concatenate([prompts[(session > 0) ^ (what == "another prompt")], [session]])
             elif what == "other":
                 cut = int(rng.integers(1, len(c.ids) + 1))
                 ids = np.concatenate([c.ids[:cut], [-1 - n]])
@@ -185,6 +185,56 @@ def test_a_group_shares_the_whole_pages_of_its_prompt():
     for c in group:
         store.free(c)
     assert [len(free) for free in store._free] == [16, 16]
+
+
+@pytest.mark.parametrize(
+    "asked, grown, admitted, left",
+    [
+        ([2, 4], 4, [2, 4], [0, 4, 2]),  # who is idle goes first
+        ([4, 2], 5, [4], [0, 0, 5]),  # then who is asked for
+        ([0, 2, 4], 4, [0, 2], [4, 2, 0]),  # the last first
+        ([4, 3, 5], 6, [4, 3, 5], [0, 0, 6]),  # and of these the oldest; those of the other part keep theirs
+        ([4], 4, [4], [0, 2, 4]),
+    ],
+)
+def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
+    """Six conversations of two pages, three in each part of six; the first that is asked for then needs more."""
+    store = PageStore(Programs(), slots=6, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
+
+    def request(session, pages):
+        ids = np.full(pages * PAGE - 20, session, np.int32)
+        return Request(session, ids, Sampling(max_new_tokens=16))
+
+    held = [Conversation.new(request(i, 2)) for i in range(6)]
+    store.admit(held, held)
+    assert [c.part for c in held] == [0, 1, 0, 1, 0, 1]
+    for c in held:
+        c.cached = len(c.ids) - 1
+    held[asked[0]].begin(request(asked[0], grown))
+    got, _ = store.admit([held[i] for i in asked], held)
+    assert [c.request.session for c in got] == admitted
+    assert [len(held[i].pages) for i in (0, 2, 4)] == left
+    assert [len(held[i].pages) for i in (1, 3, 5)] == [2, 2, 2]
+    assert all((c.cached > 0) == (len(c.pages) > 0) for c in held)
+
+
+def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
+    """Two parts of two places each: who lost its pages goes where there is room, and not to a third place."""
+    store = PageStore(Programs(), slots=4, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
+    ids = [np.full(n * PAGE - 20, i, np.int32) for i, n in enumerate((3, 1, 3, 2))]
+    held = [Conversation.new(Request(i, x, Sampling(max_new_tokens=16))) for i, x in enumerate(ids)]
+    store.admit(held, held)
+    assert [c.part for c in held] == [0, 1, 1, 0]
+    for c in held:
+        c.cached = len(c.ids) - 1
+    held[0].begin(Request(0, np.full(5 * PAGE - 20, 0, np.int32), Sampling(max_new_tokens=16)))
+    for _ in range(2):  # the last one waits, for part 1 has two
+        got, _ = store.admit(held, held)
+        assert [c.request.session for c in got] == [0, 1, 2]
+        held[0].cached = len(held[0].ids) - 1
+    store.free(held.pop(1))
+    got, _ = store.admit(held, held)
+    assert [c.part for c in got] == [0, 1, 1] and len({c.row for c in got}) == 3
 
 
 def test_pages_that_are_to_remember_experts_are_refused():

@@ -2,7 +2,7 @@
 
 On a mesh each part of the devices has pages of its own, and a conversation lies in one part. Where its pages do not suffice,
 conversations that nobody asks for lose theirs, oldest first, then the last of those that are asked for; these wait, and are
-fed anew. Where there is room for any, there is for the first one.
+fed anew. There always is room for the first one.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class PageStore:
         for i, c in enumerate(asked):
             same = sources[c.prompt.tobytes()]
             shares = not c.pages and self._begin(c, same)
+            self._housed[c.request.session] = c
             if self._extend(c, [*idle, *asked[:i:-1]]):
                 admitted.append(c)
                 sharing += [c] if shares else []
@@ -76,15 +77,16 @@ class PageStore:
 
     def _begin(self, c: Conversation, same: Sequence[Conversation]) -> bool:
         """Chooses the part of a conversation that has no page: where another one of the `same` prompt is, whose whole pages it
-        then has, too; else where the fewest are."""
-        load = Counter(other.part for other in self._housed.values())
+        then has, too; else where most pages are free. True for the former."""
+        load = Counter(other.part for other in self._housed.values() if other is not c)
         whole = len(c.prompt) // PAGE
         for source in same:
             if load[source.part] < self._most and 0 < whole <= len(source.pages):
                 c.part, c.pages, c.cached = source.part, source.pages[:whole], whole * PAGE
                 self._users[c.part].update(c.pages)
                 return True
-        c.part = min(range(self._parts), key=lambda part: load[part])
+        places = [part for part in range(self._parts) if load[part] < self._most]
+        c.part = max(places, key=lambda part: len(self._free[part]))
         return False
 
     def _extend(self, c: Conversation, others: Sequence[Conversation]) -> bool:
@@ -96,12 +98,10 @@ class PageStore:
             if missing > len(free) and other.pages and other.part == c.part:
                 self.free(other)
         if missing > len(free):
-            self.free(c)
             return False
         new = [free.pop() for _ in range(missing)]
         self._users[c.part].update(new)
         c.pages += new
-        self._housed[c.request.session] = c
         return True
 
     def _keep(self, c: Conversation, tokens: int) -> None:
