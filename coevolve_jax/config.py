@@ -392,7 +392,6 @@ def check(config: ConfigDict) -> None:
         not config.engine.get("sleep")
         or (config.engine.name == "sglang" and not config.rollout.max_staleness),
         "engine.sleep",
-        "engine.cache_tokens",
         "False unless servers generate (config.engine.name=sglang) and none does so during the update (config.rollout.max_staleness=0)",
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")

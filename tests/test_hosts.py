@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 from test_multiprocess import free_address
+from test_sharding import IN_ORDER
 from test_train import ROOT, command, rows
 
 from coevolve_jax import checkpoint, preemption
@@ -22,7 +23,8 @@ from coevolve_jax.models import hf_io
 PROGRAM = ROOT / "tests" / "patient_main.py"
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
 THREADS = {"NPROC": "16"}
-FLAGS = os.environ.get("XLA_FLAGS", "")  # of the tests: programs that run once or twice are not optimised
+# Of the tests: programs that run once or twice are not optimised.
+FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"
 # Batches are scored, and sent once for two updates.
 HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
@@ -32,9 +34,7 @@ def start_two(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS}
     address, processes = free_address(), []
-    # Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one in
-    # each process, and gloo mixes them up.
-    flags = f"{FLAGS} --xla_force_host_platform_device_count=1 --xla_cpu_enable_concurrency_optimized_scheduler=false"
+    flags = f"{FLAGS} --xla_force_host_platform_device_count=1"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
         program = [PROGRAM, str(patience), f"--processes={address},2,{index}", *options]
@@ -70,9 +70,9 @@ def run_alone(workdir, environ, changes) -> None:
 
 
 def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
-    """Which generate together, too (distributed/lockstep.py)."""
+    """Which generate together, too (distributed/lockstep.py), with a cache of pages; the one has rows."""
     workdir, alone, spread = tmp_path / "two", tmp_path / "alone", {"engine.sharded": True}
-    start = functools.partial(start_two, changes=(spread, spread))
+    start = functools.partial(start_two, changes=[{**spread, "engine.cache_tokens": 4096}] * 2)
     both = start(workdir, environ)
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]

@@ -182,10 +182,15 @@ def results(tmp_path_factory):
     return lambda name: dict(np.load(folder / f"{name}.npz"))
 
 
+# Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one on each device or in
+# each process, and those wait for each other, or gloo mixes them up.
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+
+
 def start(args, devices):
     """A Python process with that many CPU devices."""
     env = os.environ | {
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {IN_ORDER} --xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "NPROC": "16",  # threads, for collectives that wait
