@@ -14,7 +14,7 @@ from coevolve_jax.aot import work as works
 from coevolve_jax.aot.programs import hosts_of, on_links
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.paged import PAGE
+from coevolve_jax.models.paged import BLOCK, PAGE, STRIDE
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.programs import Programs
@@ -47,7 +47,7 @@ def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: in
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
     if tokens := config.engine.get("cache_tokens", 0):
         cache = jax.eval_shape(lambda: programs.empty_pages(tokens // PAGE))
-        cache = cache.replace(table=jax.ShapeDtypeStruct((rows, columns // PAGE), np.int32))
+        cache = cache.replace(table=jax.ShapeDtypeStruct((rows, -(-columns // STRIDE) * BLOCK), np.int32))
     else:
         cache = jax.eval_shape(lambda: programs.empty(rows, columns))
     cache = jax.tree.map(lambda x, spec: place(x, NamedSharding(mesh, spec)), cache, cache_rows.specs(cache))
@@ -72,9 +72,11 @@ def _size(x: Any) -> int:
     return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
 
 
-def text(decoding: Decoding, topology: Topology, rows: int, columns: int) -> str:
-    """Markdown: the memory, and the estimated time of a token at the topology's published peaks."""
+def text(decoding: Decoding, topology: Topology, rows: int, columns: int, tokens: int = 0) -> str:
+    """Markdown: the memory, and the estimated time of a token at the topology's published peaks. tokens: of all rows together,
+    where they are in pages."""
     d, work = decoding, decoding.token
+    size = f"at most {columns:,} tokens, {tokens:,} in all" if tokens else f"{columns:,} tokens"
     read = (
         d.weights + d.cache
     )  # once for each token: what the compiler counts is more, for it counts every pass
@@ -87,7 +89,7 @@ def text(decoding: Decoding, topology: Topology, rows: int, columns: int) -> str
     together = sum(seconds.values())
     return "\n".join(
         [
-            f"**decode**: {rows} rows of {columns:,} tokens; GB per device: weights {d.weights / GB:.2f}, cache {d.cache / GB:.2f}, work "
+            f"**decode**: {rows} rows of {size}; GB per device: weights {d.weights / GB:.2f}, cache {d.cache / GB:.2f}, work "
             f"{d.work / GB:.2f}, together {d.total / GB:.2f} of {topology.memory / GB:.0f}.",
             f"A token of every row: {work.operations / 1e12:.3f} 10^12 operations; {moved}.",
             "Estimate, no measurement, at published peaks, weights and cache read once: "

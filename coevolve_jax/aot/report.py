@@ -68,12 +68,12 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
         if not programs.REFUSED.search(str(error)):
             raise
         raise ValueError(
-            f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass fewer --rows, or a "
-            "smaller --row_length."
+            f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass fewer --rows, a "
+            "smaller --row_length, or fewer tokens in pages (--config.engine.cache_tokens)."
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
-    return f"{title}\n\n{decode.text(found, topology, rows, columns)}"
+    return f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.get('cache_tokens', 0))}"
 
 
 def _verdict(account: programs.Account) -> str:

@@ -22,6 +22,7 @@ from coevolve_jax.models.config import QwenConfig
 
 PAGE = 64  # tokens
 BLOCK = 4  # pages that a kernel takes at once; M is a multiple
+STRIDE = PAGE * BLOCK  # tokens, of which a row's columns are a multiple
 SPLITS = 4  # of a row's pages that GPUs work on side by side
 
 

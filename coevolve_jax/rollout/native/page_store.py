@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.models.paged import BLOCK, PAGE
+from coevolve_jax.models.paged import PAGE, STRIDE
 from coevolve_jax.rollout.native.conversation import Conversation
 from coevolve_jax.rollout.native.programs import TICK
 from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, runs
-
-STRIDE = PAGE * BLOCK  # rows of the table hold a multiple of so many tokens
 
 
 class PageStore:
