@@ -1,7 +1,9 @@
 """The scripts for Cloud TPUs, with a gcloud that writes down what it is asked and, where a test wants it,
 does it on this machine."""
 
+import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from coevolve_jax.config import CHOICES, load_file
 
 SCRIPTS = Path(__file__).parents[1] / "tpu_scripts"
 NAMES = ("create", "setup", "launch", "status", "logs", "stop", "sync", "teardown")
@@ -30,6 +34,7 @@ SLICE = {
     "SPOT": "yes",
     "VALID_FOR": "6h",
 }
+ALONE = {**ONE_HOST, "ACCELERATOR": "v5p-32", "ENGINE": "native"}
 AT_ONCE = {**SLICE, "QUEUED": "no", "ACCELERATOR": "v5litepod-8", "MODEL": "/srv/it's here", "RUNTIME": "my"}
 
 # Writes its words to $LOG, one call a line, and answers what the scripts ask for. With $FAKE_VM set, commands
@@ -82,7 +87,9 @@ def test_shellcheck():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("setup", [ONE_HOST, SLICE, AT_ONCE], ids=["one host", "slice", "at once"])
+@pytest.mark.parametrize(
+    "setup", [ONE_HOST, SLICE, ALONE, AT_ONCE], ids=["one host", "slice", "alone", "at once"]
+)
 def test_a_dry_run_prints_exactly_what_a_run_runs(name, setup, fakes, tmp_path):
     script, logs = SCRIPTS / f"{name}.sh", [tmp_path / n for n in ("dry", "pasted", "real")]
     options = {"create": ["--wait"], "launch": ["--", "--config.note=it's a $HOME"], "teardown": ["--yes"]}
@@ -131,6 +138,59 @@ def test_on_one_host_the_chips_are_split(type, server_chips, learner_chips, fake
     assert shlex.split(learner[-1])[3] == learner_chips and f"--config.mesh.fsdp={count}" in learner[-1]
 
 
+@pytest.mark.parametrize(
+    "type, chips, more",
+    [
+        ("v6e-1", 1, ""),
+        ("v6e-8", 8, "--config.engine.sharded=True"),
+        (
+            "v5p-32",
+            16,
+            "--config.engine.sharded=True --config.learner.rows_per_microbatch=16 --processes=auto",
+        ),
+    ],
+)
+def test_without_a_server_all_chips_are_the_learners(type, chips, more, fakes, tmp_path):
+    config = "configs/bfcl_qwen3_4b.py:explorer=policy,seed=3"  # whose own arguments stay
+    setup = {**ALONE, "ACCELERATOR": type, "CONFIG": config}
+    (learner,) = commands("launch.sh", setup=setup, fakes=fakes, log=tmp_path / "log")
+    assert "--worker=all" in learner
+    options = shlex.split(learner[-1].removeprefix("--command="))
+    assert options[2:4] == ["learner", "all"] and options[4:] == [
+        f"--config={config}",
+        "--workdir=/srv/coevolve/runs/run",
+        "--config.model=/srv/coevolve/models/Q3",
+        "--config.engine.name=native",
+        f"--config.mesh.fsdp={chips}",
+        *more.split(),
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_alone_is_all_that_the_scripts_speak_of(name, fakes, tmp_path):
+    for words in commands(f"{name}.sh", setup=ALONE, fakes=fakes, log=tmp_path / "log"):
+        assert not any("server" in word or "sglang" in word for word in words)
+
+
+@pytest.mark.parametrize(
+    "script, option", [("launch", "--server-only"), ("stop", "server"), ("logs", "server")]
+)
+def test_without_a_server_none_can_be_asked_for(script, option, fakes, tmp_path):
+    done = bash(SCRIPTS / f"{script}.sh", option, setup=ALONE, fakes=fakes, log=tmp_path / "log")
+    assert done.returncode == 1 and not (tmp_path / "log").exists()
+    assert "ENGINE is 'native', so there is no server" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("setup", [SLICE, ALONE], ids=["server", "alone"])
+def test_the_learners_options_are_keys_of_its_config(setup, fakes, tmp_path):
+    *_, learner = commands("launch.sh", setup=setup, fakes=fakes, log=tmp_path / "log")
+    given = dict(re.findall(r"--config\.([\w.]+)=(\S+)", learner[-1]))
+    config = load_file(SCRIPTS.parent / "configs/bfcl_qwen3_4b.py")
+    for name in given:
+        functools.reduce(lambda section, key: section[key], name.split("."), config)
+    assert given["engine.name"] in CHOICES["engine.name"]
+
+
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
@@ -166,6 +226,12 @@ WRONG = [
     ("create", {"SPOT": "true"}, "SPOT is 'true'; it must be one of: yes no"),
     ("create", {"QUEUED": "1"}, "QUEUED is '1'"),
     ("create", {"SERVER_TPU": "coevolve"}, "SERVER_TPU and TPU are both 'coevolve'"),
+    ("create", {"ENGINE": "vllm"}, "ENGINE is 'vllm'; it must be one of: sglang native"),
+    (
+        "create",
+        {"ENGINE": "native", "SERVER_TPU": "s"},
+        "SERVER_TPU is 's', but ENGINE=native needs no server",
+    ),
     ("create", {"SERVER_TPU": "s", "SERVER_ACCELERATOR": "v6e-16"}, "the server needs one host"),
     ("launch", {"ACCELERATOR": "v6e-16"}, "has 4 hosts, and a slice of several cannot be shared"),
     ("launch", {"ACCELERATOR": "v6e-1"}, "has 1 chip(s)"),
@@ -304,6 +370,19 @@ def test_from_setup_to_results_on_one_machine(machine):
     assert "The learner was stopped." in machine("stop.sh").stdout
     assert machine("status.sh").stdout.count("not running") == 2
     assert "The server is not running." in machine("stop.sh", "server").stdout
+
+
+def test_a_run_without_a_server_on_one_machine(machine):
+    alone = functools.partial(machine, ENGINE="native")
+    assert alone("setup.sh", "--code-only").returncode == 0
+    done = alone("launch.sh", "--", "--config.engine.max_concurrency=24")
+    assert done.returncode == 0 and "The learner runs" in done.stdout and "server" not in done.stdout
+    log = alone("logs.sh").stdout
+    assert log.startswith("chips=all bounds= port= experiments/main.py --config=")
+    assert "--config.engine.name=native" in log and log.endswith("--config.engine.max_concurrency=24\n")
+    assert alone("status.sh").stdout == 'learner: running\n{"step": 3}\n'
+    assert alone("sync.sh").returncode == 0 and (machine.checkout / "runs/run/metrics.jsonl").is_file()
+    assert alone("stop.sh").stdout == "The learner was stopped.\n"
 
 
 def test_a_server_that_dies_shows_why(machine):

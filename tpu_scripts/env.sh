@@ -9,7 +9,8 @@
 #               ZONE         zone with the TPU type: us-east5-b
 #               TPU          name of the learner's TPU VM or slice: coevolve
 #               ACCELERATOR  its type: v6e-8, v5litepod-8, v5p-8, v6e-16, ...
-# Optional      SERVER_TPU          name of a TPU VM for the server; empty: the learner's host serves too
+# Optional      ENGINE              sglang: a server generates; native: the learner's chips do, without a server
+#               SERVER_TPU          name of a TPU VM for the server; empty: the learner's host serves too
 #               SERVER_ACCELERATOR  its type, of one host (v6e-8)
 #               RUNTIME             TPU software version; chosen by type if empty
 #               QUEUED=yes|no       ask through the queue (yes) or at once (no)
@@ -27,8 +28,8 @@ set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SHARED=${SHARED:-/srv/coevolve} # the same on all hosts: models, runs, pushed weights
-SETTINGS=(PROJECT ZONE TPU ACCELERATOR SERVER_TPU SERVER_ACCELERATOR RUNTIME QUEUED SPOT VALID_FOR NETWORK
-  MODEL CONFIG RUN PORT SERVER_MEMORY SGLANG_JAX_REF)
+SETTINGS=(PROJECT ZONE TPU ACCELERATOR ENGINE SERVER_TPU SERVER_ACCELERATOR RUNTIME QUEUED SPOT VALID_FOR
+  NETWORK MODEL CONFIG RUN PORT SERVER_MEMORY SGLANG_JAX_REF)
 DRY_RUN=no YES=no
 ARGS=()
 
@@ -91,17 +92,24 @@ one_of() {
 settings() {
   : "${QUEUED:=yes}" "${SPOT:=no}" "${VALID_FOR:=}" "${NETWORK:=default}" "${SERVER_TPU:=}" "${RUNTIME:=}"
   : "${CONFIG:=configs/bfcl_qwen3_4b.py}" "${RUN:=run}" "${MODEL:=}"
-  : "${PORT:=30000}" "${SERVER_MEMORY:=0.7}" "${SGLANG_JAX_REF:=main}"
+  : "${ENGINE:=sglang}" "${PORT:=30000}" "${SERVER_MEMORY:=0.7}" "${SGLANG_JAX_REF:=main}"
   need PROJECT my-project
   need ZONE us-east5-b
   need TPU coevolve
   need ACCELERATOR v6e-8
   : "${SERVER_ACCELERATOR:=$ACCELERATOR}"
+  one_of ENGINE sglang native
   one_of QUEUED yes no
   one_of SPOT yes no
   [[ $RUN =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "RUN is '$RUN'; use letters, digits, dots and dashes."
   [[ $PORT =~ ^[0-9]{2,5}$ ]] || die "PORT is '$PORT'; use a number such as 30000."
   [[ $SERVER_TPU != "$TPU" ]] || die "SERVER_TPU and TPU are both '$TPU'; leave SERVER_TPU empty to share it."
+  PARTS=(server learner)
+  if [[ $ENGINE == native ]]; then
+    PARTS=(learner)
+    [[ -z $SERVER_TPU ]] ||
+      die "SERVER_TPU is '$SERVER_TPU', but ENGINE=native needs no server; leave it empty, or set ENGINE=sglang."
+  fi
   PLACE=(--project="$PROJECT" --zone="$ZONE")
   CHIPS=$(chips "$ACCELERATOR") HOSTS=$(hosts "$ACCELERATOR")
   [[ -n $CHIPS && -n $HOSTS ]] ||
@@ -111,6 +119,18 @@ settings() {
     [[ $(hosts "$SERVER_ACCELERATOR") == 1 ]] ||
       die "SERVER_ACCELERATOR is '$SERVER_ACCELERATOR'; the server needs one host: v6e-8, v5litepod-8, v5p-8."
   fi
+}
+
+# has PART: whether there is such a part, server or learner, to do something with.
+has() {
+  [[ " ${PARTS[*]} " == *" $1 "* ]]
+}
+
+# only PART: an option asks for this one alone.
+only() {
+  [[ $1 != server || $ENGINE != native ]] ||
+    die "ENGINE is 'native', so there is no server; leave out the option that names it, or set ENGINE=sglang."
+  PARTS=("$1")
 }
 
 # How many chips a type has. v4 and v5p are named by cores, of which a chip has two.

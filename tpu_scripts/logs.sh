@@ -11,7 +11,7 @@ settings
 part=learner worker=0 follow=()
 for option in "${ARGS[@]}"; do
   case $option in
-    server | learner) part=$option ;;
+    server | learner) only "$option"; part=$option ;;
     --worker=*) worker=${option#--worker=} ;;
     --follow) follow=(-f) ;;
     *) die "unknown option $option; logs.sh --help lists what it understands." ;;

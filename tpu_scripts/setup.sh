@@ -35,5 +35,5 @@ fi
 if [[ $HOSTS -gt 1 ]]; then on "$TPU" all "${VM[@]}" mount "$LEARNER_IP"; fi
 on "$TPU" all "${VM[@]}" setup-learner
 if [[ -n $SERVER_TPU ]]; then on "$SERVER_TPU" 0 "${VM[@]}" mount "$LEARNER_IP"; fi
-on "${SERVER_TPU:-$TPU}" 0 "${VM[@]}" setup-server "$SGLANG_JAX_REF"
+if has server; then on "${SERVER_TPU:-$TPU}" 0 "${VM[@]}" setup-server "$SGLANG_JAX_REF"; fi
 if [[ -n $MODEL && $MODEL != /* ]]; then on "$TPU" 0 "${VM[@]}" download "$MODEL"; fi

@@ -14,5 +14,5 @@ for vm in $(vms); do
     run gcloud compute tpus queued-resources describe "$vm-request" "${PLACE[@]}" --format='yaml(state)'
   fi
   run gcloud compute tpus tpu-vm describe "$vm" "${PLACE[@]}" --format='value(state,health)'
-  on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh status "$RUN"
+  on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh status "$RUN" "${PARTS[@]}"
 done

@@ -3,19 +3,19 @@
 #
 #   stop.sh [server | learner] [--dry-run] [--env=FILE]
 #
-# Both if nothing else is said. Settings: see env.sh.
+# All there is if nothing else is said. Settings: see env.sh.
 . "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 parse "$@"
 settings
-parts="learner server"
 for option in "${ARGS[@]}"; do
   case $option in
-    server | learner) parts=$option ;;
+    server | learner) only "$option" ;;
     *) die "unknown option $option; stop.sh --help lists what it understands." ;;
   esac
 done
-for part in $parts; do
+for part in learner server; do # the learner first, which would miss its server
+  has "$part" || continue
   vm=$TPU
   if [[ $part == server ]]; then vm=${SERVER_TPU:-$TPU}; fi
   on "$vm" all bash coevolve_jax/tpu_scripts/vm.sh stop "$part"

@@ -8,7 +8,7 @@
 #   vm.sh download MODEL           fetches a model from the Hugging Face hub
 #   vm.sh server CHIPS HOST PORT FOLDER TP MEMORY   starts the server, returns when it answers
 #   vm.sh learner CHIPS OPTION...                   starts experiments/main.py
-#   vm.sh status RUN | stop PART                    PART: learner or server
+#   vm.sh status RUN PART... | stop PART            PART: learner or server
 #   vm.sh pack RUN all|results     packs a run for sync.sh, with its checkpoints or without
 #
 # CHIPS: all, or a list such as 0,1,2,3 where learner and server share a host.
@@ -159,7 +159,7 @@ stop() {
 
 status() {
   local part
-  for part in server learner; do
+  for part in "${@:2}"; do
     if running "$part"; then echo "$part: running"; else echo "$part: not running"; fi
   done
   if [[ -f $SHARED/runs/$1/metrics.jsonl ]]; then tail -n 1 "$SHARED/runs/$1/metrics.jsonl"; fi
@@ -189,7 +189,7 @@ case $COMMAND in
   download) arguments 1 "$@" && download "$1" ;;
   server) arguments 6 "$@" && server "$@" ;;
   learner) arguments 1 "$@" && learner "$@" ;;
-  status) arguments 1 "$@" && status "$1" ;;
+  status) arguments 2 "$@" && status "$@" ;;
   pack) arguments 2 "$@" && pack "$@" ;;
   stop) arguments 1 "$@" && stop "$1" ;;
   *) die "there is no command '$COMMAND'; vm.sh --help lists them." ;;
