@@ -21,4 +21,5 @@ from coevolve_jax.config import inherit
 def get_config(arg: str = "") -> ConfigDict:
     c = inherit(__file__, "bfcl_qwen3_4b.py", arg)  # the paper's settings do not differ between its models
     c.model = "Qwen3-30B-A3B-Instruct-2507"
+    c.engine.cache_tokens = 2**21  # ours; 206 GB: each of 64 devices must hold the longest conversation
     return c
