@@ -266,11 +266,9 @@ class Leader:
         leader's memory, where other processes hold a part of them."""
         if self._here and not self._spread:
             return on_one_device(params)
-        return (
-            params
-            if self._spread or jax.process_count() == 1
-            else in_memory(params, self._config.engine.dtype)
-        )
+        if self._spread or jax.process_count() == 1:
+            return params
+        return in_memory(params, self._config.engine.dtype)
 
     def _begun(self) -> None:
         """Lets the policy before RL go, unless the learner needs it."""

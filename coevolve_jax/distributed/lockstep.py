@@ -18,9 +18,8 @@ import numpy as np
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 
-SMALLEST = (
-    4096  # tokens sent at once; more are padded to a power of two, for every size is a program to compile
-)
+# Tokens that are sent at once, at least; more are padded to a power of two, for every size is a program to compile.
+SMALLEST = 4096
 
 
 class Calls(Protocol):
