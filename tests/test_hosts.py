@@ -70,7 +70,7 @@ def run_alone(workdir, environ, changes) -> None:
 
 
 def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
-    """Which generate together, too (distributed/lockstep.py), with a cache of pages; the one has rows."""
+    """Which generate together, too (rollout/native/lockstep.py), with a cache of pages; the one has rows."""
     workdir, alone, spread = tmp_path / "two", tmp_path / "alone", {"engine.sharded": True}
     start = functools.partial(start_two, changes=[{**spread, "engine.cache_tokens": 4096}] * 2)
     both = start(workdir, environ)

@@ -16,11 +16,11 @@ from coevolve_jax import checkpoint, event_loop
 from coevolve_jax.build import Policy
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import hosts, sharding
-from coevolve_jax.distributed.lockstep import LockstepEngine
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.native.lockstep import LockstepEngine
 from coevolve_jax.testing.engine import ask, moved
 
 STEPS = 3
@@ -120,7 +120,7 @@ def converse(engine, updated):
 
 def check_what_is_kept(leader):
     """When all conversations are over there is no cache, and the service keeps nothing that all have heard."""
-    assert leader._lockstep.engine._store.cache is None and leader._lockstep._requests.keys() <= set()
+    assert leader._lockstep.engine._store.cache is None and not leader._lockstep._requests
     assert len(hosts._service().key_value_dir_get("coevolve/turn/")) <= 2
 
 

@@ -73,6 +73,8 @@ ROOMS = {
         "distributed.sharding",
         "grpo",
         "models",
+        "rollout.engine",
+        "rollout.native",
     ),
     "build": ALL,
     "run": ALL,

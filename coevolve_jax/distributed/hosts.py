@@ -48,13 +48,13 @@ from coevolve_jax import build, checkpoint, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed import sharding
-from coevolve_jax.distributed.lockstep import Lockstep, LockstepEngine
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted
 from coevolve_jax.rollout.engine import Completion, Engine
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.native.lockstep import Lockstep, LockstepEngine
 
 _turns = itertools.count()  # of what was said; every process counts alike, over all runs of its life
 _said: list[str] = []  # keys of what process 0 said and the service still has

@@ -58,7 +58,7 @@ class NativeEngine:
       record_routing: completions tell which experts were used; the model must have some.
       tokenizer: the model's, to constrain answers to a schema; None: requests with one are refused.
       mesh: over which the weights are spread, and the cache is to be; None: they lie on one device. Where it is several
-        processes', each has such an engine, and all make the same calls in the same order (`distributed/lockstep.py`).
+        processes', each has such an engine, and all make the same calls in the same order (`rollout/native/lockstep.py`).
 
     Raises ValueError where there is a tokenizer and nothing that constrains is installed, the mesh would cut a head, or
     pages are too few or are to record routing.
