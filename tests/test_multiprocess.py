@@ -16,6 +16,7 @@ from coevolve_jax import checkpoint, event_loop
 from coevolve_jax.build import Policy
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import hosts, sharding
+from coevolve_jax.distributed.gathering import on_one_device
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import Request, Sampling
@@ -54,7 +55,7 @@ def one_of_two(folder, address, index):
     with contextlib.closing(checkpoint.Writer()) as writer:
         writer.save(Path(folder) / "checkpoints", STEPS, state, {"process": int(index), "losses": losses})
     hf_io.save(Path(folder) / "policy", QWEN3, state.params, max_shard_bytes=20_000)
-    whole = hosts.on_one_device(state.params)
+    whole = on_one_device(state.params)
     assert whole["norm"]["scale"].is_fully_addressable
     np.savez(Path(folder) / f"whole_{index}.npz", **named(whole))
     sampled_together(Path(folder), mesh)

@@ -37,17 +37,15 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from coevolve_jax import build, checkpoint, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
-from coevolve_jax.distributed import sharding
+from coevolve_jax.distributed.gathering import in_memory, on_one_device
 from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
@@ -316,53 +314,6 @@ def follow(learner: Learner, policy: Policy, config: ConfigDict) -> None:
             ours._repeat(*call)
     if call == _PREEMPTED:
         raise Preempted
-
-
-def on_one_device(params: Any) -> Any:
-    """The parameters whole on this process's first device of their mesh, as copies that outlive a donation.
-
-    They come parameter by parameter: every other device holds one of them at a time. Where they lie on several
-    processes, all must call this. What lies on one device is returned as it is.
-    """
-    if jax.tree.leaves(params)[0].sharding.num_devices == 1:
-        return params
-    return jax.tree.map(lambda x: _gather(x, jnp.copy), params)
-
-
-def in_memory(params: Any, dtype: str) -> Any:
-    """The parameters as numpy arrays in `dtype`, of processes that all call this; followers get None in their place.
-
-    They are cast where they lie and come layer by layer, so that no device holds all layers' experts at once.
-    """
-    leads = jax.process_index() == 0
-
-    def fetch(x: jax.Array) -> np.ndarray | None:
-        x = x.astype(dtype)
-        parts = [_gather(x, jnp.copy)] if x.ndim < 3 else (_gather(x, _layer, i) for i in range(len(x)))
-        if leads:
-            return np.stack([np.asarray(part) for part in parts]).reshape(x.shape)
-        for _ in parts:
-            pass
-        return None
-
-    return jax.tree.map(fetch, params)
-
-
-def _gather(x: jax.Array, part: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
-    """part(x, *arguments) on this process's first device."""
-    placed = x.sharding
-    assert isinstance(placed, NamedSharding) and isinstance(placed.mesh, Mesh)  # several devices are a mesh's
-    everywhere = _program(part, sharding.replicated(placed.mesh))(x, *arguments)
-    return everywhere.addressable_data(0).block_until_ready()
-
-
-def _layer(x: jax.Array, i: int) -> jax.Array:
-    return x[i]
-
-
-@functools.cache
-def _program(part: Callable[..., jax.Array], everywhere: jax.sharding.Sharding) -> Callable[..., jax.Array]:
-    return jax.jit(part, out_shardings=everywhere)
 
 
 def _agree(config: ConfigDict) -> None:
