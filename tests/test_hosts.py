@@ -30,7 +30,7 @@ HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": F
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
-def start_two(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
+def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
     environ = {**environ, **THREADS}
     address, processes = free_address(), []
@@ -62,24 +62,41 @@ def kill_when(process: forked.Start, ready, number=signal.SIGKILL) -> None:
     process.send_signal(number)
 
 
-def run_alone(workdir, environ, changes) -> None:
-    """The run of one process with two devices."""
-    flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
-    done = forked.run(command(workdir, **SMALL, **changes), {**environ, **flags})
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, environ):
+    """The folder of the run of one process with two devices, which is run when it is first called."""
+
+    @functools.cache
+    def folder():
+        workdir = tmp_path_factory.mktemp("runs") / "alone"
+        flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
+        done = forked.run(command(workdir, **SMALL), {**environ, **flags})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return workdir
+
+    return folder
 
 
-def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
-    """Which generate together, too (rollout/native/lockstep.py), with a cache of pages; the one has rows."""
-    workdir, alone, spread = tmp_path / "two", tmp_path / "alone", {"engine.sharded": True}
-    start = functools.partial(start_two, changes=[{**spread, "engine.cache_tokens": 4096}] * 2)
+NAMES = ("step", "success", "length", "tasks", "applied", "signals", "policy_tokens")
+
+
+def told(folder) -> list[dict]:
+    return [{name: row[name] for name in NAMES} for row in rows(folder, "metrics.jsonl")]
+
+
+def sums(folder) -> list[list[float]]:
+    return [[row["loss"], row["grad_norm"]] for row in rows(folder, "metrics.jsonl")]
+
+
+def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ, alone):
+    workdir = tmp_path / "two"
     both = start(workdir, environ)
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
     both = start(workdir, environ, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints/step_00000001/manifest.json").exists())
-    run_alone(alone, environ, spread)  # while the leader waits for the dead
+    alone = alone()  # while the leader waits for the dead
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()
 
@@ -89,10 +106,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
     # The sum of two processes' parts is the same in either order, so that the trajectories are the same ones.
     for name in ("tasks.jsonl", "signals.jsonl", "held_out.jsonl"):
         assert (workdir / name).read_bytes() == (alone / name).read_bytes(), name
-    names = ("step", "success", "length", "tasks", "applied", "signals", "policy_tokens")
-    told = lambda folder: [{name: row[name] for name in names} for row in rows(folder, "metrics.jsonl")]
     assert told(workdir) == told(alone) and len(told(alone)) == SMALL["steps"]
-    sums = lambda folder: [[row["loss"], row["grad_norm"]] for row in rows(folder, "metrics.jsonl")]
     np.testing.assert_allclose(sums(workdir), sums(alone), atol=1e-5)
     assert any(norm > 0 for _, norm in sums(alone))
 
@@ -103,20 +117,26 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ):
     assert result(workdir) == result(alone)
 
 
-def test_what_the_follower_is_asked_the_leader_does(tmp_path, environ):
-    rare = {"checkpoint.every": 999, "steps": 999}
-    logged = lambda: (tmp_path / "metrics.jsonl").exists() and rows(tmp_path, "metrics.jsonl")
-    both = start_two(tmp_path, environ, changes=(rare, rare))
-    kill_when(both[1], logged, signal.SIGTERM)
+def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, environ, alone):
+    """Two processes with one engine of both (rollout/native/lockstep.py), whose cache has pages, do what one process with rows
+    on one device does, until they are asked to end."""
+    together = {"engine.sharded": True, "engine.cache_tokens": 4096}
+    changes = {**together, "checkpoint.every": 999, "steps": 999, "evolution.settle_steps": 999}
+    done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0
+    both = start(tmp_path, environ, changes=(changes, changes))
+    kill_when(both[1], lambda: done() >= SMALL["steps"], signal.SIGTERM)
     for code, message in ends(both):
         assert code == preemption.STATUS and "Traceback" not in message, message
         assert message.endswith("Asked to end: every finished step is saved, and the same command goes on.\n")
-    assert checkpoint.latest_step(tmp_path / "checkpoints") == len(logged())
+    assert checkpoint.latest_step(tmp_path / "checkpoints") == done()
+    steps = slice(SMALL["steps"])
+    assert told(tmp_path)[steps] == told(alone())
+    np.testing.assert_allclose(sums(tmp_path)[steps], sums(alone()), atol=1e-5)
 
 
 def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):
     served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
-    both = ends(start_two(tmp_path / "run", environ, changes=(served, served)))
+    both = ends(start(tmp_path / "run", environ, changes=(served, served)))
     assert [code for code, _ in both] == [0, 0], both
     assert [row["valid"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [1.0]
     config, pushed = hf_io.load(tmp_path / "run" / "weights" / "version-1")
@@ -124,7 +144,7 @@ def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, env
 
 
 def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
-    both = ends(start_two(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
+    both = ends(start(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
     for code, message in both:
         assert code == 1 and "Traceback" not in message
         assert "Process 1 was started with another config than process 0" in message
@@ -133,14 +153,14 @@ def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
 
 
 def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):
-    for code, message in ends(start_two(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
+    for code, message in ends(start(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
         assert code == 1 and "Traceback" not in message and "have 2: choose sizes" in message
     assert not (tmp_path / "run").exists()
 
 
 def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
     (tmp_path / "another.txt").write_text("")
-    (leader, message), (follower, relayed) = ends(start_two(tmp_path, environ))
+    (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert f"Error: {tmp_path} is not empty" in message
     assert f"Error: Process 0 has ended (ValueError: {tmp_path} is not empty" in relayed
@@ -150,9 +170,7 @@ def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
 def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):
     elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
     elsewhere.mkdir()
-    (leader, relayed), (follower, message) = ends(
-        start_two(tmp_path / "run", environ, folders=(ROOT, elsewhere))
-    )
+    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed
