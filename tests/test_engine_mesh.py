@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from test_multiprocess import converse
 from test_sharding import MODELS, random_params, start
 
-from coevolve_jax import event_loop
 from coevolve_jax.aot.decoding import compile_decoding
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.paged import PagedCache
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.programs import Programs
-from coevolve_jax.testing.engine import ask, moved
+from coevolve_jax.testing.engine import moved
 
 MESHES = {
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
@@ -35,36 +35,22 @@ COLLECTIVE = re.compile(
 )
 
 
-def converse(config, mesh, cache_tokens=0):
-    """Two turns of seven conversations, some of one prompt, in five slots, the second with other weights; an answer to
-    the same question afterwards, when the cache has been dropped. -> what was sampled, by name."""
+def said_on(config, mesh, cache_tokens=0):
+    """`converse` with an engine on this mesh, or on one device."""
     params = random_params(config, seed=2)
     place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree)) if mesh else tree
-    routes = config.num_experts > 0 and not cache_tokens
     engine = NativeEngine(
         config,
         place(params),
         slots=5,
         cache_tokens=cache_tokens,
-        max_length=96,
+        max_length=160,
         max_new_tokens=40,
         seed=1,
-        record_routing=routes,
+        record_routing=config.num_experts > 0 and not cache_tokens,
         mesh=mesh,
     )
-    rng, said = np.random.default_rng(0), {}
-    prompts = [rng.integers(5, 60, n).astype(np.int32) for n in (20, 20, 3, 34, 9, 9, 20)]
-    prompts[1] = prompts[6] = prompts[0]
-    for turn in range(2):
-        asked = [ask(i, p, seed=i, new=12 + i, stop=(7,)) for i, p in enumerate(prompts)]
-        for i, c in enumerate(event_loop.run(engine.generate(asked))):
-            said |= {f"ids {turn} {i}": c.ids, f"logprobs {turn} {i}": c.logprobs}
-            said |= {f"routing {turn} {i}": c.routing} if routes else {}
-            prompts[i] = np.concatenate([prompts[i], c.ids, rng.integers(5, 60, 3 * i)]).astype(np.int32)
-        if mesh and not turn:
-            check_shards(engine, mesh)
-        engine.update_weights(place(moved(params)), turn + 1)
-    return said
+    return converse(engine, lambda: place(moved(params)), lambda turn: mesh and check_shards(engine, mesh))
 
 
 def check_shards(engine, mesh):
@@ -73,7 +59,7 @@ def check_shards(engine, mesh):
     cache = engine._store.cache
     if isinstance(cache, PagedCache):
         for x in jax.tree.leaves((cache.k, cache.v)):
-            assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // heads, 2)}
+            assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // heads, 3)}
         return
     for x in jax.tree.leaves(getattr(engine._store.cache, "kv", engine._store.cache)):
         assert {s.data.shape[:2] for s in x.addressable_shards} == {(x.shape[0] // rows, x.shape[1] // heads)}
@@ -124,12 +110,12 @@ def moved_elements(mesh):
 
 def main(folder):
     for name, config in MODELS.items():
-        np.savez(f"{folder}/{name}.npz", **converse(config, None))
+        np.savez(f"{folder}/{name}.npz", **said_on(config, None))
     for name, (model, sizes) in MESHES.items():
         mesh = sharding.make_mesh(**sizes)
-        np.savez(f"{folder}/{name}.npz", **converse(MODELS[model], mesh))
+        np.savez(f"{folder}/{name}.npz", **said_on(MODELS[model], mesh))
         # Pages for one conversation in each part: five have a place, where there are four or eight parts.
-        pages = converse(MODELS[model], mesh, cache_tokens=128 * sharding.token_parts(mesh))
+        pages = said_on(MODELS[model], mesh, cache_tokens=192 * sharding.token_parts(mesh))
         np.savez(f"{folder}/{name} in pages.npz", **pages)
     check_cast(sharding.make_mesh(fsdp=2, expert=2, tensor=2))
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)

@@ -83,7 +83,7 @@ def _write_and_attend(q, k, v, keys, values, table, positions, platform):
     place = jnp.arange(heads)[:, None, None], jnp.where(here, page, pages), positions % PAGE
     write = lambda x, new: x.at[place].set(new.transpose(2, 0, 1, 3).astype(x.dtype), mode="drop")
     keys, values = write(keys, k), write(values, v)
-    # They compute in bfloat16, whatever they are given.
+    # The kernels compute in bfloat16, whatever they are given.
     kernel = KERNELS.get(platform) if keys.dtype == jnp.bfloat16 and size % 128 == 0 else None
     if kernel and q.shape[1] == 1:
         lengths = jnp.where(here, positions + 1, 1)[:, 0]
