@@ -51,11 +51,9 @@ A, K = 2, 2
 LENGTH = 128
 
 
-def make_engine(record=True, params=None):
-    params = random_params(MODEL) if params is None else params
-    return NativeEngine(
-        MODEL, params, slots=4, max_length=LENGTH, max_new_tokens=24, seed=1, record_routing=record
-    )
+def make_engine(record=True, cache_tokens=0):
+    limits = {"slots": 4, "cache_tokens": cache_tokens, "max_length": LENGTH, "max_new_tokens": 24}
+    return NativeEngine(MODEL, random_params(MODEL), seed=1, record_routing=record, **limits)
 
 
 def converse(engine, between=lambda turn: None):
@@ -63,7 +61,7 @@ def converse(engine, between=lambda turn: None):
     that prefill, extend and decode all feed some tokens; one conversation is evicted and comes back."""
     rng = np.random.default_rng(0)
     draw = lambda n: rng.integers(0, MODEL.vocab_size, n).tolist()
-    shared = draw(40)
+    shared = draw(70)
     task = Task(id="t", environment="bfcl", scenario={})
     rollouts = [_Rollout(Job(task, i, i), i, i) for i in range(3)]
     for r, ids in zip(rollouts, (shared, shared, draw(9)), strict=True):
@@ -134,9 +132,12 @@ def pack_for(learner, trajectories):
 # ---- The engine ----------------------------------------------------------------------------------------
 
 
-def test_the_engine_records_what_the_whole_forward_chooses(trajectories):
-    assert [len(t.ids) for t in trajectories] == [97, 91, 37]
-    for t in trajectories:
+@pytest.mark.parametrize("cache_tokens", [0, 256, 192], ids=["rows", "pages", "too few pages"])
+def test_the_engine_records_what_the_whole_forward_chooses(trajectories, cache_tokens):
+    """In pages, the first two share that of their prompt; where there are too few, conversations lose theirs."""
+    found = converse(make_engine(cache_tokens=cache_tokens)) if cache_tokens else trajectories
+    assert [len(t.ids) for t in found] == [127, 121, 37]
+    for t in found:
         unfed = {0: 3, 1: 1, 2: 1}[t.rollout_index]  # the last token sampled, and what was observed after it
         assert t.routing.shape == (len(t.ids), A, K) and t.routing.dtype == np.int16
         assert (t.routing[-unfed:] == -1).all()
@@ -178,6 +179,22 @@ def test_what_was_recorded_stays_when_the_weights_change_within_a_message():
     (before,) = event_loop.run(make_engine().generate([request]))
     np.testing.assert_array_equal(c.routing[:known], before.routing[:known])
     assert c.routing.shape == (63, A, K) and (c.routing[known:] != before.routing[known:]).any()
+
+
+def test_what_was_recorded_stays_when_pages_are_lost_within_a_message():
+    """Two pages: the second conversation loses its own, and is fed anew when other routers have come."""
+    engine = make_engine(cache_tokens=128)
+    asked = [Request(i, np.arange(i, 44 + i, dtype=np.int32), Sampling(1.0, 24), i) for i in range(2)]
+    assert event_loop.run(engine.advance(asked)) == [None, None]
+    first, second = event_loop.run(engine.advance(asked))
+    assert len(first.ids) == 24 and second is None and engine._held[1].pages == []
+    engine.release([0])
+    engine.update_weights(other_routers(random_params(MODEL)), 1)
+    (c,) = event_loop.run(engine.generate(asked[1:]))
+    assert c.versions.tolist() == [0] * 16 + [1] * 8 and c.routing.shape == (67, A, K)
+    (before,) = event_loop.run(make_engine().generate(asked[1:]))
+    np.testing.assert_array_equal(c.routing[:59], before.routing[:59])
+    assert (c.routing[59:] != before.routing[59:]).any()
 
 
 @settings(deadline=None)

@@ -40,14 +40,15 @@ class Decoding(NamedTuple):
 def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
     """The engine's `decode` with a cache of so many rows and columns (tokens), or with config.engine.cache_tokens in pages for rows
     of at most so many columns. Raises jax.errors.JaxRuntimeError where the compiler refuses it."""
-    programs = Programs(model, jnp.dtype(config.engine.dtype), False, mesh)
+    records = bool(config.get("learner", {}).get("replay_routing"))
+    programs = Programs(model, jnp.dtype(config.engine.dtype), records, mesh)
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     shapes = hf_io.abstract_params(model)
     where = sharding.param_shardings(mesh, shapes)
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
     if tokens := config.engine.get("cache_tokens", 0):
         cache = jax.eval_shape(lambda: programs.empty_pages(tokens // PAGE))
-        cache = cache.replace(table=jax.ShapeDtypeStruct((rows, -(-columns // STRIDE) * BLOCK), np.int32))
+        cache = cache.with_table(jax.ShapeDtypeStruct((rows, -(-columns // STRIDE) * BLOCK), np.int32))
     else:
         cache = jax.eval_shape(lambda: programs.empty(rows, columns))
     cache = jax.tree.map(lambda x, spec: place(x, NamedSharding(mesh, spec)), cache, cache_rows.specs(cache))

@@ -64,6 +64,17 @@ class KVCache:
         heads, *written = cached_attention(q, k, v, keys, values, positions, mesh, self.axes)
         return heads, tuple(written)
 
+    @property
+    def places(self) -> tuple[int, int]:
+        """B, S."""
+        return self.v[0][0].shape[0], self.columns
+
+    def write(self, kept: jax.Array, new: jax.Array, positions: jax.Array, mesh: Mesh | None) -> jax.Array:
+        """kept [B, X, S, Y], of each place something else than keys and values, with `new` [B, T, X, Y] at the `positions`
+        [B, T] of tokens that were fed. As with their keys, what lies beyond the columns is not written."""
+        rows = jnp.arange(len(positions))[:, None]
+        return kept.at[rows, :, positions].set(new.astype(kept.dtype), mode="drop")
+
 
 def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
     """Cuts or pads x with zeros, at the end of this axis."""

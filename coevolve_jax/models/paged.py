@@ -54,17 +54,28 @@ class PagedCache:
         platform: str,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """As `KVCache.attend`."""
-        one_device: Any = functools.partial(_write_and_attend, platform=platform)
-        if mesh is not None and mesh.size > 1:
-            heads, pages, rows = (sharding.DECODED[kind] for kind in ("heads", "pages", "rows"))
-            one_device = jax.shard_map(
-                one_device,
-                mesh=mesh,
-                in_specs=(heads, heads, heads, pages, pages, rows, rows),
-                out_specs=(heads, (pages, pages)),
-                check_vma=False,
-            )
-        return one_device(q, k, v, *kept, self.table, positions)
+        heads, pages, rows = (sharding.DECODED[kind] for kind in ("heads", "pages", "rows"))
+        attend = _on_each(
+            functools.partial(_write_and_attend, platform=platform),
+            mesh,
+            (heads, heads, heads, pages, pages, rows, rows),
+            (heads, (pages, pages)),
+        )
+        return attend(q, k, v, *kept, self.table, positions)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """N, PAGE."""
+        return self.v[0].shape[1], PAGE
+
+    def write(self, kept: jax.Array, new: jax.Array, positions: jax.Array, mesh: Mesh | None) -> jax.Array:
+        """As `KVCache.write`, to kept [N, X, PAGE, Y]."""
+        rows = sharding.DECODED["rows"]
+        return _on_each(_write, mesh, (rows,) * 4, rows)(kept, new, self.table, positions)
+
+    def with_table(self, table: Any) -> PagedCache:
+        """The same pages, of other rows."""
+        return self.replace(table=table)  # type: ignore[attr-defined]
 
 
 def init_pages(config: QwenConfig, pages: int, dtype: Any) -> PagedCache:
@@ -74,13 +85,32 @@ def init_pages(config: QwenConfig, pages: int, dtype: Any) -> PagedCache:
     return PagedCache(empty(), empty(), jnp.zeros((0, BLOCK), jnp.int32))
 
 
+def _on_each(function: Any, mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Any:
+    """The function of what each device has, where there are several."""
+    if mesh is None or mesh.size == 1:
+        return function
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _places(table, positions, pages):
+    """Which of the `pages` the tokens at `positions` lie in, one more than there are for those that lie in none, and where in
+    it."""
+    here = positions < table.shape[1] * PAGE
+    page = jnp.take_along_axis(table, jnp.where(here, positions // PAGE, 0), axis=1)
+    return here, jnp.where(here, page, pages), positions % PAGE
+
+
+def _write(kept, new, table, positions):
+    _, page, place = _places(table, positions, len(kept))
+    return kept.at[page, :, place].set(new.astype(kept.dtype), mode="drop")
+
+
 def _write_and_attend(q, k, v, keys, values, table, positions, platform):
     """Writes the new tokens' keys and values, and attends to those of each row up to a token's own."""
     (heads, pages, _, size), rows = keys.shape, table.shape[1]
-    here = positions < rows * PAGE
-    page = jnp.take_along_axis(table, jnp.where(here, positions // PAGE, 0), axis=1)
+    here, *of_head = _places(table, positions, pages)
     # Every head is written by itself, as in attention.cached_attention.
-    place = jnp.arange(heads)[:, None, None], jnp.where(here, page, pages), positions % PAGE
+    place = jnp.arange(heads)[:, None, None], *of_head
     write = lambda x, new: x.at[place].set(new.transpose(2, 0, 1, 3).astype(x.dtype), mode="drop")
     keys, values = write(keys, k), write(values, v)
     # The kernels compute in bfloat16, whatever they are given.

@@ -1,7 +1,7 @@
 """Which experts the sampler used for each token, remembered so that the update can use them too.
 
 Rollout routing replay, arXiv 2510.11370. A: sparse layers; B: rows; K: experts per token; S: cache columns;
-T: new tokens of a row.
+T: new tokens of a row; N: pages.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from coevolve_jax.models.cache import KVCache, resize_axis
 from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.paged import PagedCache
 
 
 class Recorded(NamedTuple):
     """A KV cache that also remembers the experts of each of its tokens, laid out as the values are.
 
-    experts: int16 [B, A, S, K]; what no token was written to means nothing.
+    experts: int16 [B, A, S, K], or in pages [N, A, PAGE, K]; what no token was written to means nothing. Pages are taken,
+    put and resized nowhere, rows have no table.
     """
 
-    kv: KVCache
+    kv: Any
     experts: jax.Array
 
     @property
@@ -43,17 +46,20 @@ class Recorded(NamedTuple):
         """As of `KVCache`."""
         return Recorded(self.kv.resize(columns), resize_axis(self.experts, 2, columns))
 
-    def write(self, kv: KVCache, positions: jax.Array, experts: jax.Array) -> Recorded:
+    def with_table(self, table: Any) -> Recorded:
+        """As of `PagedCache`."""
+        return Recorded(self.kv.with_table(table), self.experts)
+
+    def write(self, kv: Any, positions: jax.Array, experts: jax.Array, mesh: Mesh | None) -> Recorded:
         """After T more tokens of each row, at `positions` [B, T]: with their keys, which `kv` holds, and their
-        experts, int32 [A, B, T, K]. As with these, what lies beyond the columns is not written."""
-        place = jnp.arange(len(positions))[:, None], slice(None), positions
-        new = experts.transpose(1, 2, 0, 3).astype(self.experts.dtype)
-        return Recorded(kv, self.experts.at[place].set(new, mode="drop"))
+        experts, int32 [A, B, T, K]."""
+        return Recorded(kv, kv.write(self.experts, experts.transpose(1, 2, 0, 3), positions, mesh))
 
 
-def init_recorded(config: QwenConfig, cache: KVCache) -> Recorded:
+def init_recorded(config: QwenConfig, cache: KVCache | PagedCache) -> Recorded:
     """An empty cache of a model with experts. cache: its keys and values."""
-    shape = (len(cache.v[0][0]), len(config.sparse_layers), cache.columns, config.num_experts_per_tok)
+    places, each = cache.places
+    shape = (places, len(config.sparse_layers), each, config.num_experts_per_tok)
     return Recorded(cache, jnp.full(shape, -1, jnp.int16))
 
 

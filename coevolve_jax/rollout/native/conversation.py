@@ -22,8 +22,8 @@ class Conversation:
     ids: int32, all its tokens. prompt: those that it came with but the last; ids begin with them. request: what it is
     answering, or has answered last. row: of the cache; where that is of pages, the row of this tick. cached: how many of the
     ids have their keys there. part, pages: where they lie (`page_store.py`).
-    logprobs, versions: of the tokens sampled since. routing: of the first ids, where it was recorded with weights that
-    there are no more.
+    logprobs, versions: of the tokens sampled since. routing: of the first ids, int16 [n, A, K], where it was recorded with
+    weights that there are no more, or in pages that it has lost.
     """
 
     request: Request
@@ -66,6 +66,11 @@ class Conversation:
         if len(self.ids) > len(self.request.ids) and self.ids[-1] in self.request.sampling.stop_ids:
             return "stop"
         return "" if self.left > 0 else "length"
+
+    def remember(self, experts: np.ndarray) -> None:
+        """Takes the experts of its tokens in the cache, int16 [cached, A, K], where it does not know them yet."""
+        known = experts[:0] if self.routing is None else self.routing
+        self.routing = np.concatenate([known, experts[len(known) :]])
 
     def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
         """Takes what was sampled; the last one's keys are not cached yet."""

@@ -15,7 +15,6 @@ What a tick does follows from the requests alone, so equal requests give equal b
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import threading
 from collections import Counter
@@ -61,7 +60,7 @@ class NativeEngine:
         processes', each has such an engine, and all make the same calls in the same order (`rollout/native/lockstep.py`).
 
     Raises ValueError where there is a tokenizer and nothing that constrains is installed, the mesh would cut a head, or
-    pages are too few or are to record routing.
+    pages are too few.
     """
 
     batches = True
@@ -82,7 +81,7 @@ class NativeEngine:
         tokenizer: Any = None,
         mesh: Mesh | None = None,
     ):
-        self._config, self._copies, self._records = model_config, copies, record_routing
+        self._config, self._copies = model_config, copies
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._dtype = dtype
         self.counts: Counter[str] = Counter()  # as of `Engine`
@@ -90,11 +89,6 @@ class NativeEngine:
             raise ValueError(
                 f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
                 f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
-            )
-        if cache_tokens and record_routing:
-            raise ValueError(
-                "config.learner.replay_routing is True, and pages (config.engine.cache_tokens) do not remember the experts: set one of "
-                "them to 0 or False."
             )
         parts = sharding.token_parts(mesh) if mesh else 1
         self._fed = -(-FEED // parts) * parts
@@ -118,11 +112,10 @@ class NativeEngine:
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
-            self._held = {  # who is in the middle of a message is fed anew
-                session: dataclasses.replace(c, row=NOWHERE, cached=0, pages=[], routing=self._routing(c))
-                for session, c in self._held.items()
-                if not c.answered
-            }
+            self._held = {session: c for session, c in self._held.items() if not c.answered}
+            for c in self._held.values():  # who is in the middle of a message is fed anew
+                self._remember(c)
+                c.row, c.cached, c.pages = NOWHERE, 0, []
             self._params = self._weights(params)
             self._version = version
             self._store.drop()
@@ -298,7 +291,7 @@ class NativeEngine:
         """Its message, if it has ended."""
         if not c.finish:
             return None
-        routing = self._routing(c)
+        self._remember(c)
         c.answered = True
         return Completion(
             c.ids[len(c.request.ids) :],
@@ -306,15 +299,13 @@ class NativeEngine:
             c.finish,
             np.concatenate(c.versions),
             c.answer.failure if c.answer and c.finish == "abort" else "",
-            routing,
+            c.routing,
         )
 
-    def _routing(self, c: Conversation) -> np.ndarray | None:
-        """The experts of the tokens that were fed, int16 [fed, A, K], if they are recorded."""
-        if not self._records or c.row == NOWHERE:
-            return c.routing
-        here = np.asarray(self._programs.experts(self._store.cache, c.row))[:, : c.cached].swapaxes(0, 1)
-        return here if c.routing is None else np.concatenate([c.routing, here[len(c.routing) :]])
+    def _remember(self, c: Conversation) -> None:
+        """The experts of the tokens that were fed, if they are recorded."""
+        if self._programs.records and c.cached:
+            c.remember(self._store.experts(c))
 
 
 def _quota(serving: Sequence[Conversation]) -> int:

@@ -94,6 +94,8 @@ class PageStore:
         missing = -(-(len(c.ids) + min(TICK, c.left)) // PAGE) - len(c.pages)
         for other in others:
             if missing > len(free) and other.pages and other.part == c.part:
+                if self._programs.records and not other.answered:
+                    other.remember(self.experts(other))
                 self.free(other)
         if missing > len(free):
             return False
@@ -145,6 +147,13 @@ class PageStore:
         cache = self._with_rows({i: c for i, c in enumerate(group) if c}, len(group))
         self.cache = self._programs.feed_pages(params, cache, tokens, positions)
 
+    def experts(self, conversation: Conversation) -> np.ndarray:
+        count = len(conversation.pages)
+        pages = np.zeros(bucket(count * PAGE, self._column_sizes) // PAGE, np.int32)  # few programs
+        pages[:count] = np.add(conversation.pages, conversation.part * self._count)
+        told = np.asarray(self._programs.experts(self.cache, pages)).swapaxes(1, 2)
+        return told.reshape(-1, *told.shape[2:])[: conversation.cached]
+
     def open(self, admitted: Sequence[Conversation]) -> Any:
         return self._with_rows({c.row: c for c in admitted}, self.rows)
 
@@ -152,4 +161,4 @@ class PageStore:
         table = np.zeros((rows, self.columns // PAGE), np.int32)
         for row, c in conversations.items():
             table[row, : len(c.pages)] = c.pages
-        return self.cache.replace(table=table)
+        return self.cache.with_table(table)

@@ -31,7 +31,7 @@ class Programs:
     """
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
-        self._config, self._dtype, self._record, self._mesh = config, dtype, record, mesh
+        self._config, self._dtype, self.records, self._mesh = config, dtype, record, mesh
         self.platform = sharding.platform(mesh) if mesh else jax.default_backend()
         self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self.platform)
         on_cpu = mesh is None and self.platform == "cpu"
@@ -44,7 +44,7 @@ class Programs:
         # XLA's CPU backend copies what it takes out of a stack: once for all calls, then.
         self.unstack = jax.jit(self._unstack) if on_cpu else lambda params: params
         self.key = jax.jit(lambda seed: self._told(jax.random.key(seed)), static_argnums=0)
-        self.experts = jax.jit(lambda cache, row: self._told(cache.experts[row]))
+        self.experts = jax.jit(lambda cache, where: self._told(cache.experts[where]))  # a row, or pages
         self.fit = jax.jit(self._fit, static_argnums=2)
         self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
         self.copy = jax.jit(self._copy, donate_argnums=0)
@@ -60,11 +60,12 @@ class Programs:
 
     def _empty(self, rows, columns):
         cache = init_cache(self._config, rows, columns, self._dtype, self.platform, self._parts)
-        return self._placed(init_recorded(self._config, cache) if self._record else cache)
+        return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def _empty_pages(self, pages):
         """A cache of so many pages, on all devices together."""
-        return self._placed(init_pages(self._config, pages, self._dtype))
+        cache = init_pages(self._config, pages, self._dtype)
+        return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def computed(self, params: Any) -> Any:
         """The parameters in the type of the computation, and in float32 those that are used so."""
@@ -89,10 +90,10 @@ class Programs:
         decode = functools.partial(
             self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
         )
-        if not self._record:
+        if not self.records:
             return decode(cache)
         (hidden, kv), told = decode(cache.kv, mutable=["intermediates"])
-        return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts)
+        return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts, self._mesh)
 
     def _copy(self, cache, sources, targets):
         """Row sources[i] becomes row targets[i] too; int32 [R], row B is none."""

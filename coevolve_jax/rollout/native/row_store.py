@@ -84,5 +84,9 @@ class RowStore:
         rows[: len(group)] = [self.rows if c is None else c.row for c in group]
         self.cache = self._programs.feed(params, self.cache, tokens, positions, rows)
 
+    def experts(self, conversation: Conversation) -> np.ndarray:
+        told = np.asarray(self._programs.experts(self.cache, conversation.row))
+        return told[:, : conversation.cached].swapaxes(0, 1)
+
     def open(self, admitted: Sequence[Conversation]) -> Any:
         return self.cache

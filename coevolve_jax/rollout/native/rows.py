@@ -16,9 +16,11 @@ from coevolve_jax.models.paged import PagedCache
 
 
 def specs(cache: Any) -> Any:
-    """How each array of a `KVCache`, a `Recorded` or a `PagedCache` lies, as a tree like it."""
-    kept = "pages" if isinstance(cache, PagedCache) else "cache"
-    kind = lambda path: "rows" if path[0].name in ("experts", "table") else kept
+    """How each array of a `KVCache`, a `PagedCache` or a `Recorded` lies, as a tree like it."""
+    kept = "pages" if isinstance(getattr(cache, "kv", cache), PagedCache) else "cache"
+    kind = lambda path: (
+        "rows" if {"experts", "table"} & {key.name for key in path if hasattr(key, "name")} else kept
+    )
     return jax.tree_util.tree_map_with_path(lambda path, _: sharding.DECODED[kind(path)], cache)
 
 

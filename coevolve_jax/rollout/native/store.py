@@ -55,6 +55,10 @@ class Store(Protocol):
         """The cache with their rows, for a program that gives it back."""
         ...
 
+    def experts(self, conversation: Conversation) -> np.ndarray:
+        """Of its tokens that are in the cache, int16 [cached, A, K]; where they are recorded."""
+        ...
+
     def free(self, conversation: Conversation) -> None:
         """It is over, or waits without its keys and values."""
         ...
