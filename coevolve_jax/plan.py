@@ -1,4 +1,4 @@
-"""Bytes per device of one update of a model on a machine, from shapes alone.
+"""Bytes per device of one update of a model on a machine, and of rollouts in the same process, from shapes alone.
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from the
 rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
@@ -20,10 +20,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import exchange, hf_io
+from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
@@ -35,7 +37,7 @@ PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes per device of an update, when most is alive: in a backward pass or in the optimiser's step.
+    """Bytes per device of a step, when most is alive: in a backward pass, in the optimiser's step, or in rollouts.
 
     parameters: the policy. reference: the frozen start, 0 without a KL term. optimizer: Adam's moments. gradients: the float32 sum
     over micro-batches, to which each layer's is added in place. activations: what every layer keeps for its backward pass. layer:
@@ -44,6 +46,9 @@ class Plan:
 
     With learner.moments_on "host" the optimizer is next to nothing, host: what of its host's memory it takes for each device,
     and in_flight: what the optimiser's step has of that on the device at one time, before and after.
+
+    engine: the weights that an in-process engine computes with, where they are not the policy's own. cache: of its conversations,
+    which is given back before an update.
     """
 
     parameters: int
@@ -55,12 +60,23 @@ class Plan:
     logprobs: int
     host: int = 0
     in_flight: int = 0
+    engine: int = 0
+    cache: int = 0
+
+    @property
+    def kept(self) -> int:
+        """All the time."""
+        return self.parameters + self.reference + self.optimizer + self.engine
+
+    @property
+    def update(self) -> int:
+        # A compiler may copy the moments before it writes them, as XLA does on CPUs.
+        work = max(self.optimizer, self.in_flight, self.activations + max(self.layer, self.logprobs))
+        return self.kept + self.gradients + work
 
     @property
     def total(self) -> int:
-        state = self.parameters + self.reference + self.optimizer + self.gradients
-        # A compiler may copy the moments before it writes them, as XLA does on CPUs.
-        return state + max(self.optimizer, self.in_flight, self.activations + max(self.layer, self.logprobs))
+        return max(self.update, self.kept + self.cache)
 
     def fits(self, topology: Topology) -> bool:
         return self.total <= USABLE * topology.memory
@@ -88,9 +104,18 @@ def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
     return AbstractMesh(tuple((others | {"fsdp": fsdp})[axis] for axis in sharding.AXES), sharding.AXES)
 
 
-def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length: int) -> Plan:
+def plan(
+    model: QwenConfig,
+    learner: ConfigDict,
+    mesh: Any,
+    *,
+    rows: int,
+    length: int,
+    run: ConfigDict | None = None,
+) -> Plan:
     """learner: that section of a config. rows: of a micro-batch, on each device or group of devices that split them.
-    length: tokens of a row. Raises ValueError where the mesh does not divide a parameter, and for adapters."""
+    length: tokens of a row. run: the whole config, where its engine is to be counted. Raises ValueError where the mesh does not
+    divide a parameter, and for adapters."""
     if learner.lora_rank:
         raise ValueError(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
@@ -104,6 +129,7 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     tokens = rows * length // sharding.context_parts(mesh)
     activations, work = _activations(model, learner, mesh, tokens)
+    weights, cache = _in_process(run, model, mesh) if run and run.engine.name == "native" else (0, 0)
     return Plan(
         parameters=shard_bytes(mesh, params),
         reference=shard_bytes(mesh, reference),
@@ -116,12 +142,14 @@ def plan(model: QwenConfig, learner: ConfigDict, mesh: Any, *, rows: int, length
         logprobs=_logprobs(model, learner, mesh, tokens),
         host=shard_bytes(mesh, opt_state) if on_host else 0,
         in_flight=_in_flight(mesh, params, learner) if on_host else 0,
+        engine=weights,
+        cache=cache,
     )
 
 
 def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
-    """Raises ValueError, with the smallest change that mends it, where the update would need more than
-    `memory` bytes of a device.
+    """Raises ValueError, with the smallest change that mends it, where the update, or rollouts in this process, would need more
+    than `memory` bytes of a device.
 
     None: not known, as of CPUs, and all is well. Adapters are not planned and pass.
     """
@@ -129,11 +157,17 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
     if memory is None or learner.lora_rank:
         return
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
-    total = plan(model, learner, mesh, rows=rows, length=learner.row_length).total
-    if total > memory:
+    size: Any = {"rows": rows, "length": learner.row_length, "run": config}
+    planned, there = plan(model, learner, mesh, **size), f"{memory / GB:.1f} GB are there"
+    if planned.update > memory:
         raise ValueError(
-            f"The update needs about {total / GB:.1f} GB of each device, and {memory / GB:.1f} GB are there: "
-            f"{smallest_change(model, learner, mesh, memory, rows=rows, length=learner.row_length)}."
+            f"The update needs about {planned.update / GB:.1f} GB of each device, and {there}: "
+            f"{smallest_change(model, learner, mesh, memory, **size)}."
+        )
+    if planned.total > memory:
+        raise ValueError(
+            f"Rollouts need about {planned.total / GB:.1f} GB of each device, {planned.cache / GB:.1f} of them for at most "
+            f"{_cached_tokens(config, 1):,} cached tokens, and {there}: {_smaller_cache(config, model, mesh, memory, planned)}."
         )
 
 
@@ -146,13 +180,14 @@ def smallest_change(
     rows: int,
     length: int,
     scale: float = 1.0,
+    run: ConfigDict | None = None,
 ) -> str:
     """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
 
     The first that is enough of: layers computed again, fewer rows per micro-batch, both, rows that are split over devices
     besides, moments in the host's memory with these, and all that but the moments on more devices. What changes the
     numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are
-    corrected.
+    corrected. run: as of `plan`.
     """
     axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
     # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
@@ -171,10 +206,10 @@ def smallest_change(
         changed.remat, changed.moments_on = again, moments
         try:
             larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-            planned = plan(model, changed, larger, rows=fewer, length=length)
+            planned = plan(model, changed, larger, rows=fewer, length=length, run=run)
         except ValueError:  # so many devices do not divide a parameter
             break
-        if scale * planned.total <= memory:
+        if scale * planned.update <= memory:
             told = ["config.learner.remat=True"] * (again != remat)
             if fewer != rows or times > 1 or parts > 1:
                 told.append(f"config.learner.rows_per_microbatch={fewer * sharding.row_parts(larger)}")
@@ -182,12 +217,77 @@ def smallest_change(
                 told.append(f"config.mesh.context={sizes['context']}")
             if times > 1 or parts > 1:
                 told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
-            takes = f"{scale * planned.total / GB:.1f} GB by plan"
+            takes = f"{scale * planned.update / GB:.1f} GB by plan"
             if moments != where:
                 told.append("config.learner.moments_on=host")
                 takes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
             return f"set {' and '.join(told)} ({takes})"
     return "no number of such devices holds a row of this length: use devices with more memory"
+
+
+def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int]:
+    """What the in-process engine has of a device: weights, and the cache when it is full."""
+    engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
+    own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
+    sharded = engine.sharded and mesh.size > 1
+    parts = sharding.token_parts(mesh) if sharded else 1
+    whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
+    weights = shard_bytes(mesh, params) if sharded else whole
+    gathered = mesh.size > 1 and not sharded
+    tokens = _cached_tokens(run, parts) // parts
+    return weights if own or gathered else 0, tokens * _token_bytes(run, model, mesh)
+
+
+def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
+    """Of a device's part of what the cache has of a token: keys and values of its heads, and experts where they are replayed."""
+    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
+    keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
+    experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
+    return keys + experts * bool(run.learner.replay_routing)
+
+
+def _longest(run: ConfigDict) -> int:
+    """The tokens that a conversation may have."""
+    return max(run.rollout.max_length, run.explorer.max_length if configs.asks_policy(run) else 0)
+
+
+def _cached_tokens(run: ConfigDict, parts: int) -> int:
+    """What the cache has, at most, when it lies in so many parts: pages, or rows of the longest conversation."""
+    if tokens := run.engine.cache_tokens:
+        return tokens // PAGE // parts * PAGE * parts
+    return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
+
+
+def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int, planned: Plan) -> str:
+    """What to set so that the engine's weights and cache leave room for the learner's, as the end of a sentence: a cache of a
+    power of two, on all devices, or on more of them."""
+    axes, engine = dict(mesh.shape), run.engine
+    spreads = mesh.size > 1 and model.num_key_value_heads % mesh.shape["tensor"] == 0
+    wants = [(True, 1)] * spreads + [(False, 1)] * (not engine.sharded)
+    wants += [(True, 2**n) for n in range(1, 9)] * spreads
+    for sharded, times in wants:
+        changed = run.copy_and_resolve_references()
+        changed.engine.sharded = sharded
+        larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
+        parts = sharding.token_parts(larger) if sharded else 1
+        size: Any = {"rows": 1, "length": run.learner.row_length, "run": changed}
+        try:
+            room = memory - plan(model, run.learner, larger, **size).kept
+        except ValueError:  # so many devices do not divide a parameter
+            break
+        tokens = room // _token_bytes(changed, model, larger) * parts
+        changed.engine.cache_tokens = min(1 << max(tokens, 1).bit_length() - 1, _cached_tokens(run, 1))
+        if changed.engine.cache_tokens // parts // PAGE * PAGE >= _longest(run):
+            tokens = changed.engine.cache_tokens
+            told = [f"config.engine.cache_tokens={tokens}"] * (tokens != engine.cache_tokens)
+            told += ["config.engine.sharded=True"] * (sharded != engine.sharded)
+            told += [f"config.mesh.fsdp={larger.shape['fsdp']} ({larger.size} devices)"] * (times > 1)
+            total = plan(model, run.learner, larger, **size)
+            return f"set {' and '.join(told)} ({(total.kept + total.cache) / GB:.1f} GB by plan)"
+    return (
+        f"no number of such devices holds a conversation of config.rollout.max_length={_longest(run):,} tokens beside what the "
+        "learner keeps: use devices with more memory"
+    )
 
 
 def shard_bytes(mesh: Any, tree: Any) -> int:
@@ -277,6 +377,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
+    names += ["engine", "cache"] * (config.engine.name == "native")
     lines = [
         f"{os.path.basename(config.model)}: {count:,} parameters, compute in {learner.dtype}, "
         f"{rows} row(s) per device, GB per device",
@@ -295,7 +396,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         mesh = make_mesh(topology, config.mesh)
         axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1)
         for length in lengths:
-            p = plan(model, learner, mesh, rows=rows, length=length)
+            p = plan(model, learner, mesh, rows=rows, length=length, run=config)
             cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
             fits = "yes" if p.fits(topology) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]

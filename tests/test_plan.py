@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,11 @@ from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
+from coevolve_jax.models.cache import init_cache
+from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.native import rows as cache_rows
+from coevolve_jax.rollout.routing import init_recorded
 
 ROOT = Path(plan.__file__).parents[1]
 SIZES = {  # as published with the checkpoints
@@ -118,6 +123,119 @@ def test_options_cost_what_they_should(configs):
     split = plan.make_mesh(plan.Topology(8, 0), {"tensor": 4})
     assert dict(split.shape)["fsdp"] == 2
     assert plan.plan(model, learner, split, rows=1, length=16384).layer < base.layer / 2
+
+
+def alone(configs, name="bfcl_qwen3_4b", **changes):
+    """A config whose run generates in its own process."""
+    c = configs[name].copy_and_resolve_references()
+    c.engine.update(name="native", sharded=True)
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+@pytest.mark.parametrize(
+    "name, axes, changes",
+    [
+        ("bfcl_qwen3_4b", {}, {}),
+        ("bfcl_qwen3_4b", {"data": 2, "tensor": 2}, {"engine.cache_tokens": 0}),
+        ("bfcl_qwen3_30b_a3b", {"expert": 4}, {"learner.replay_routing": True}),
+        ("bfcl_qwen3_4b", {}, {"engine.sharded": False, "engine.cache_tokens": 2**18}),
+    ],
+)
+def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, changes):
+    """Against the shapes and the shards of the engine's own arrays."""
+    config, mesh = alone(configs, name, **changes), plan.make_mesh(plan.TOPOLOGIES["h100-8"], axes)
+    model, learner, tokens = plan.load_model(config.model), config.learner, config.engine.cache_tokens
+    p = plan.plan(model, learner, mesh, rows=1, length=25600, run=config)
+    if tokens:
+        made = lambda: init_pages(model, tokens // PAGE, jnp.bfloat16)
+    else:
+        made = lambda: init_cache(model, config.engine.max_concurrency, 25_580, jnp.bfloat16, "gpu")
+    cache = jax.eval_shape(lambda: init_recorded(model, made()) if learner.replay_routing else made())
+    where = sharding.DECODED["cache"] if config.engine.sharded else jax.sharding.PartitionSpec()
+    specs = cache_rows.specs(cache) if config.engine.sharded else jax.tree.map(lambda _: where, cache)
+    size = lambda x, spec: (
+        math.prod(jax.sharding.NamedSharding(mesh, spec).shard_shape(x.shape)) * x.dtype.itemsize
+    )
+    table = cache.kv.table if learner.replay_routing else getattr(cache, "table", None)
+    held = [
+        size(x, spec)
+        for x, spec in zip(jax.tree.leaves(cache), jax.tree.leaves(specs), strict=True)
+        if x is not table
+    ]
+    assert p.cache == sum(held)
+    bfloat16 = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), hf_io.abstract_params(model)
+    )
+    whole = plan.shard_bytes(mesh if config.engine.sharded else fsdp(1), bfloat16)
+    assert p.engine == whole
+    without = plan.plan(model, learner, mesh, rows=1, length=25600)
+    assert p.update == without.total + p.engine
+    assert p.total == max(p.update, p.parameters + p.reference + p.optimizer + p.engine + p.cache)
+
+
+def test_weights_are_counted_where_the_engine_has_its_own(configs):
+    model, mesh = plan.load_model("Qwen3-4B-Instruct-2507"), fsdp(8)
+    engine = lambda **changes: (
+        plan.plan(
+            model, configs["bfcl_qwen3_4b"].learner, mesh, rows=1, length=1024, run=alone(configs, **changes)
+        ).engine
+    )
+    assert engine() and not engine(**{"engine.dtype": "float32"})
+    assert engine(**{"engine.dtype": "float32", "rollout.max_staleness": 1}) == 2 * engine()
+    whole = engine(**{"engine.dtype": "float32", "engine.sharded": False})
+    assert whole == pytest.approx(8 * 2 * engine(), rel=1e-3)  # norms are on every device
+    assert not engine(**{"engine.name": "sglang"})
+
+
+@pytest.mark.parametrize("tokens", [2**20, 0])
+@pytest.mark.parametrize("memory", [20, 43, 60])
+def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens, memory):
+    config, mesh = alone(configs, **{"engine.cache_tokens": tokens}), fsdp(4)
+    config.learner.rows_per_microbatch = 4
+    config.learner.moments_on = "host"
+    model, memory = plan.load_model(config.model), memory * plan.GB
+    check = lambda: plan.check_fits(config, model, mesh, memory)
+    if tokens and memory == 60 * plan.GB:
+        return check()
+    with pytest.raises(ValueError, match=r"^(Rollouts|The update) need") as refused:
+        check()
+    if memory == 20 * plan.GB:
+        assert str(refused.value).startswith("The update")
+        config.learner.row_length = 2048
+        with pytest.raises(ValueError, match="^Rollouts need") as refused:
+            check()
+    told = int(re.search(r"set config.engine.cache_tokens=(\d+) \(", str(refused.value))[1])
+    config.engine.cache_tokens = told
+    check()
+    config.engine.cache_tokens = 2 * told
+    with pytest.raises(ValueError, match="^Rollouts need"):
+        check()
+
+
+def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(configs):
+    config = alone(
+        configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.moments_on": "host"}
+    )
+    config.learner.rows_per_microbatch = 2
+    model = plan.load_model(config.model)
+    with pytest.raises(ValueError, match=r"set config.engine.sharded=True \("):
+        plan.check_fits(config, model, fsdp(4), 60 * plan.GB)
+    config.engine.sharded = True
+    config.rollout.max_length = 120_000  # 17.7 GB, on one device
+    two = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048)
+    room = two.update + 5 * plan.GB
+    with pytest.raises(ValueError, match=r"cache_tokens=524288 and config.mesh.fsdp=4 \(4 devices\) \("):
+        plan.check_fits(config, model, fsdp(2), room)
+    config.rollout.max_length = 10**7
+    with pytest.raises(ValueError, match="no number of such devices holds .*max_length=10,000,000 tokens"):
+        plan.check_fits(config, model, fsdp(2), room)
+
+
+def test_the_table_has_the_engine_where_it_is_in_the_process(configs):
+    told = plan.table(alone(configs), ["v6e-8"], [25600], 1)
+    assert "| engine | cache | total |" in told and "| 1.0 | 19.3 | 27.4 | 32 | yes |" in told
+    assert "engine" not in plan.table(configs["bfcl_qwen3_4b"], ["v6e-8"], [25600], 1)
 
 
 def test_a_plan_fits_where_room_is_left():

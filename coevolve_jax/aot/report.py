@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 from ml_collections import ConfigDict
 
@@ -25,7 +27,7 @@ def compiled(
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
-    planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length)
+    planned = plan.plan(model, config.learner, mesh, rows=size.rows, length=size.length, run=config)
     holders, context = sharding.row_parts(mesh), sharding.context_parts(mesh)
     load = batches.load(config, holders, *size, topology.platform, lengths, context)
     accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE, load)
@@ -36,19 +38,33 @@ def compiled(
         f"The batch: {load.rows:,} rows, {load.full:.0%} full, in {load.microbatches} micro-batch(es).",
     ]
     for program, account in accounts.items():
+        account = _beside(account, planned.engine)
         lines += ["", f"**{program}**: {_verdict(account)}"]
         if program == "update":
-            lines[-1] += f" The plan is {planned.total / GB:.1f} GB."
+            lines[-1] += f" The plan is {planned.update / GB:.1f} GB."
         if account.parts:
             if account.host:
                 lines.append(_host(account.host, topology))
             lines += ["", *_memory(account), "", *_work(account, topology)]
         if not account.fits and program == "update":
-            scale = account.peak / planned.total
+            scale = account.peak / planned.update
             change = plan.smallest_change(
-                model, config.learner, mesh, account.limit, rows=size.rows, length=size.length, scale=scale
+                model,
+                config.learner,
+                mesh,
+                account.limit,
+                rows=size.rows,
+                length=size.length,
+                scale=scale,
+                run=config,
             )
             lines += ["", f"What would fit: {change}, corrected by what the compiler asks for here."]
+    if planned.cache:
+        lines += [
+            "",
+            f"**rollouts**: {(planned.kept + planned.cache) / GB:.1f} GB by plan, {planned.cache / GB:.1f} of them the cache when it is "
+            "full; --program=decode compiles them.",
+        ]
     return "\n".join(lines)
 
 
@@ -73,7 +89,25 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
-    return f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.get('cache_tokens', 0))}"
+    text = f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.get('cache_tokens', 0))}"
+    if config.learner.lora_rank:  # adapters cannot be planned
+        return text
+    run = config.copy_and_resolve_references()
+    run.engine.update(name="native", sharded=True)
+    kept = plan.plan(model, run.learner, mesh, rows=1, length=run.learner.row_length, run=run).kept
+    together = kept + found.cache + found.work
+    return (
+        f"{text}\n\nWith the parameters, reference and moments that the learner keeps beside it, by plan: {together / GB:.1f} GB of "
+        f"{topology.memory / GB:.0f}, which {'fits' if together <= plan.USABLE * topology.memory else 'does not fit'}."
+    )
+
+
+def _beside(account: programs.Account, engine: int) -> programs.Account:
+    """The account, with the weights of an in-process engine among what the device holds meanwhile."""
+    if not engine:
+        return account
+    parts = account.parts and {**account.parts, "engine": engine}
+    return dataclasses.replace(account, parts=parts, peak=account.peak + engine)
 
 
 def _verdict(account: programs.Account) -> str:
