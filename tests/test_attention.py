@@ -232,7 +232,7 @@ def test_kernels_multiply_the_blocks_with_a_token_that_sees_another_and_no_more(
 def test_padding_costs_its_own_blocks_and_is_finite(name):
     q, k, v, _, _ = inputs(LONG, 2, 1, 8)
     segments = np.repeat([[1], [0]], LONG, 1).astype(np.int32)
-    assert np.isfinite(VARIANTS[name](q, k, v, segments)).all()
+    assert np.isfinite(jax.jit(VARIANTS[name])(q, k, v, segments)).all()
     row = jnp.asarray(segments[1:])
     meets, _ = meeting_blocks(Segments(row, None).blocks(64), Row.of(row).blocks(64))
     np.testing.assert_array_equal(meets, np.eye(5, dtype=bool))
@@ -259,7 +259,8 @@ def test_blocks_between_a_segment_and_what_it_shares_are_not_visited(name, size)
     q, k, v, _, _ = inputs(4 * size, 2, 1, 8)
     segments = np.repeat([[1, 2, 3, 4]] * 2, size, 1).astype(np.int32)
     parents = np.repeat([[1, 1, 1, 4]] * 2, size, 1).astype(np.int32)
-    out = VARIANTS[name](q, k, np.where(segments[..., None, None] == 2, np.nan, v), segments, parents)
+    v = np.where(segments[..., None, None] == 2, np.nan, v)
+    out = jax.jit(VARIANTS[name])(q, k, v, segments, parents)
     out = out.reshape(2, 4, -1)
     assert np.isnan(out[:, 1]).all() and np.isfinite(out[:, [0, 2, 3]]).all()
 
@@ -311,12 +312,10 @@ def test_auto_takes_the_platforms_own():
     assert [attn.choose(p, 16384) for p in ("gpu", "tpu", "cpu")] == ["flash", "splash", "chunked"]
     assert attn.choose("cpu", 512) == "plain"
     q, k, v, segments, _ = inputs(23, 6, 2, 12)
-    np.testing.assert_array_equal(
-        attn.attention(q, k, v, segments, platform="cpu"), attn.plain(q, k, v, segments)
-    )
-    np.testing.assert_array_equal(
-        attn.attention(q, k, v, platform="cpu"), attn.plain(q, k, v, jnp.ones((2, 23), jnp.int32))
-    )
+    auto = jax.jit(functools.partial(attn.attention, platform="cpu"))
+    plain = jax.jit(attn.plain)
+    np.testing.assert_array_equal(auto(q, k, v, segments), plain(q, k, v, segments))
+    np.testing.assert_array_equal(auto(q, k, v), plain(q, k, v, np.ones((2, 23), np.int32)))
 
 
 def test_an_unknown_name_is_refused():

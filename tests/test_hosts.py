@@ -119,8 +119,9 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ, al
 
 def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, environ, alone):
     """Two processes with one engine of both (rollout/native/lockstep.py), whose cache has pages, do what one process with rows
-    on one device does, until they are asked to end."""
-    together = {"engine.sharded": True, "engine.cache_tokens": 4096}
+    on one device does, until they are asked to end. Each generates its part of the conversations (weights in parts, exchanged
+    for each token over TCP, are in test_multiprocess.py)."""
+    together = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
     changes = {**together, "checkpoint.every": 999, "steps": 999, "evolution.settle_steps": 999}
     done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0
     both = start(tmp_path, environ, changes=(changes, changes))

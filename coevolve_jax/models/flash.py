@@ -166,15 +166,20 @@ def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
     """A word in a kernel's name -> int [B], pairs of a query and a key that it multiplies for one head."""
     if segments.parents is None:
         segments = segments._replace(parents=segments.ids)
-    (forward, _), (backward, spans) = (
-        _visits(segments, row, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK)
-    )
-    blocks = forward[:, :, 3], backward[:, :, 3], spans[:, :, 1] - spans[:, :, 0]
     sizes = FORWARD_BLOCK, BACKWARD_BLOCK, BACKWARD_BLOCK
     return {
         word: np.asarray(n, np.int64).sum(axis=1) * size**2
-        for word, n, size in zip(("forward", "dq", "dkv"), blocks, sizes)
+        for word, n, size in zip(("forward", "dq", "dkv"), _multiplied(segments, row), sizes)
     }
+
+
+@jax.jit
+def _multiplied(segments: Segments, row: Row) -> tuple[jax.Array, ...]:
+    """int [B, blocks] each, with how many others a block is multiplied: forward, for dq, for dkv."""
+    (forward, _), (backward, spans) = (
+        _visits(segments, row, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK)
+    )
+    return forward[:, :, 3], backward[:, :, 3], spans[:, :, 1] - spans[:, :, 0]
 
 
 def _key_block(turns, t):

@@ -110,6 +110,13 @@ def load_config(path: str | os.PathLike) -> QwenConfig:
 
 def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
     """The parameter tree of `config` as shapes, without memory."""
+    return jax.tree.map(
+        lambda shape: shape, _abstract_params(config, jnp.dtype(dtype))
+    )  # a tree of the caller's own
+
+
+@functools.lru_cache(64)  # a plan looks at many meshes for one model
+def _abstract_params(config: QwenConfig, dtype: Any) -> Any:
     model = Qwen(config, param_dtype=dtype)
     return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 

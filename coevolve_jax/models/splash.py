@@ -68,12 +68,19 @@ def _meetings(segment_ids, parents, row: Row, size: int) -> tuple[jax.Array, jax
 def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
     """A word in a kernel's name -> int [B], pairs of a query and a key that its runs multiply for one head."""
     size = _size(segments.ids.shape[1], BLOCK)
+    return dict.fromkeys(
+        ("fwd", "dq", "dkv"), np.asarray(_multiplied(segments, row, size), np.int64) * size**2
+    )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _multiplied(segments: Segments, row: Row, size: int) -> jax.Array:
+    """int [B], blocks of queries and of keys that are multiplied."""
     of_one: Any = lambda ids, parents, keys: sum(
         jnp.sum(meets) for meets in _meetings(ids, parents, Row(keys, row.places), size)
     )
     parents = segments.ids if segments.parents is None else segments.parents
-    counts = jax.vmap(of_one)(segments.ids, parents, row.ids)
-    return dict.fromkeys(("fwd", "dq", "dkv"), np.asarray(counts, np.int64) * size**2)
+    return jax.vmap(of_one)(segments.ids, parents, row.ids)
 
 
 def _size(length: int, most: int) -> int:
