@@ -226,7 +226,7 @@ def smallest_change(
 
 
 def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int]:
-    """What the in-process engine has of a device: weights, and the cache when it is full."""
+    """What the in-process engine has of a device: weights, and the cache when it is full, or grows to that."""
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
     sharded = engine.sharded and mesh.size > 1
@@ -234,8 +234,10 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
-    tokens = _cached_tokens(run, parts) // parts
-    return weights if own or gathered else 0, tokens * _token_bytes(run, model, mesh)
+    cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
+    if not engine.cache_tokens:  # rows get twice the columns, and the old ones are there until then
+        cache += cache // 2
+    return weights if own or gathered else 0, cache
 
 
 def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:

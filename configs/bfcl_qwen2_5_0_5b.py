@@ -2,8 +2,8 @@
 
 No values of a paper: the learner's are those of configs/bfcl_qwen3_4b.py, the sizes are smaller, the toolsets those of
 configs/bfcl_tiny.py. Not run here: no weights and no GPU were at hand, so time and score are not known. The
-in-process engine generates on the same GPU. By experiments/plan.py the update needs 12.8 GB; the engine's cache, 12,288
-bytes per token in bfloat16, has up to 3.2 GB more, and JAX takes only 75% of the memory by itself:
+in-process engine generates on the same GPU. By experiments/plan.py the update needs 13.8 GB with the engine's weights, and
+rollouts, whose cache takes up to 4.8, less than that; JAX takes only 75% of the memory by itself:
 
     XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 python experiments/main.py --config=configs/bfcl_qwen2_5_0_5b.py \\
         --workdir=runs/qwen2_5_0_5b --config.model=PATH_TO/Qwen2.5-0.5B-Instruct

@@ -163,7 +163,7 @@ def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, 
         for x, spec in zip(jax.tree.leaves(cache), jax.tree.leaves(specs), strict=True)
         if x is not table
     ]
-    assert p.cache == sum(held)
+    assert p.cache == (sum(held) if tokens else 1.5 * sum(held))  # rows are copied when they grow
     bfloat16 = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), hf_io.abstract_params(model)
     )
