@@ -9,13 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" optimises them.
-# What a user starts is compiled as for a user (`environ`).
+# Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" and
+# JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimise them. Files of whole runs optimise (`optimised`); what a user starts is compiled as
+# for a user (`environ`).
 os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    " --xla_cpu_parallel_codegen_split_count=1",
+    "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # All tests, and all processes that they start, share what was compiled, also with the next run: the key of a program
 # holds the versions, the flags and the processor. `pytest --cache-clear` forgets it.
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 KEPT = 14 * 24 * 3600.0  # seconds until a program is forgotten, so that the folder does not grow for ever
 
 import hypothesis
+import jax
 import pytest
 
 from coevolve_jax.models.qwen import QwenConfig
@@ -163,13 +164,27 @@ def tiny_config() -> QwenConfig:
 def environ() -> dict[str, str]:
     """What a user starts runs as installed for a user, and optimised (see above)."""
     path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
-    return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": ""}
+    return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
 @pytest.fixture(scope="session")
 def quick(environ) -> dict[str, str]:
     """`environ`, but not optimised: for programs that no other test's run has, and that run a few times."""
-    return {**environ, "XLA_FLAGS": os.environ["XLA_FLAGS"]}
+    return {**environ, **{name: os.environ[name] for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}}
+
+
+@pytest.fixture(scope="module")
+def optimised() -> Iterator[None]:
+    """For files that run whole runs in this process, whose programs sample some thousand tokens."""
+
+    def optimise(wanted: bool) -> None:
+        jax.config.update("jax_disable_most_optimizations", not wanted)
+        jax.clear_caches()
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    optimise(True)
+    yield
+    optimise(not before)
 
 
 @pytest.fixture(scope="session")

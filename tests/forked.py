@@ -23,7 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # What a run of experiments/main.py imports, at its start and later.
 RUN = "coevolve_jax.train", "coevolve_jax.explorers.scripted", "bfcl_eval", "scipy.stats", "tensorboardX"
-LATE = "XLA_FLAGS", "NPROC"  # variables that JAX reads when its backend starts: one zygote serves all values
+OPTIMISES = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+LATE = (
+    "XLA_FLAGS",
+    "NPROC",
+    OPTIMISES,
+)  # variables that JAX reads when its backend starts, or is told: one zygote serves all
 
 
 class Start:
@@ -123,6 +128,8 @@ def _start(arguments: list[str], late: dict[str, str], cwd: str, told: int, out:
     os.dup2(err, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where Ctrl-C is ignored
     os.environ.update(late)
+    if OPTIMISES in late:  # read when JAX was imported
+        sys.modules["jax"].config.update(OPTIMISES.lower(), late[OPTIMISES] == "1")
     os.chdir(cwd)
     sys.argv = arguments
     sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))

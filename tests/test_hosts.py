@@ -30,15 +30,15 @@ HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": F
 SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
-def start(workdir, environ, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
+def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
     """Two processes of one run, each with its own changes of the config and its own working folder."""
-    environ = {**environ, **THREADS}
+    quick = {**quick, **THREADS}
     address, processes = free_address(), []
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1"
     for index in range(2):
         options = command(workdir, config=ROOT / "configs/bfcl_tiny.py", **{**SMALL, **changes[index]})[1:]
         program = [PROGRAM, str(patience), f"--processes={address},2,{index}", *options]
-        processes.append(forked.Start(program, {**environ, "XLA_FLAGS": flags}, folders[index]))
+        processes.append(forked.Start(program, {**quick, "XLA_FLAGS": flags}, folders[index]))
     return processes
 
 
@@ -63,14 +63,14 @@ def kill_when(process: forked.Start, ready, number=signal.SIGKILL) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, environ):
+def alone(tmp_path_factory, quick):
     """The folder of the run of one process with two devices, which is run when it is first called."""
 
     @functools.cache
     def folder():
         workdir = tmp_path_factory.mktemp("runs") / "alone"
         flags = {**THREADS, "XLA_FLAGS": f"{FLAGS} --xla_force_host_platform_device_count=2"}
-        done = forked.run(command(workdir, **SMALL), {**environ, **flags})
+        done = forked.run(command(workdir, **SMALL), {**quick, **flags})
         assert done.returncode == 0, done.stderr[-3000:]
         return workdir
 
@@ -88,19 +88,19 @@ def sums(folder) -> list[list[float]]:
     return [[row["loss"], row["grad_norm"]] for row in rows(folder, "metrics.jsonl")]
 
 
-def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ, alone):
+def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alone):
     workdir = tmp_path / "two"
-    both = start(workdir, environ)
+    both = start(workdir, quick)
     kill_when(both[0], (workdir / "config.json").exists)
     assert [code != 0 for code, _ in ends(both)] == [True, True]
 
-    both = start(workdir, environ, patience=12)
+    both = start(workdir, quick, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints/step_00000001/manifest.json").exists())
     alone = alone()  # while the leader waits for the dead
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()
 
-    both = ends(start(workdir, environ))
+    both = ends(start(workdir, quick))
     assert [code for code, _ in both] == [0, 0], both
 
     # The sum of two processes' parts is the same in either order, so that the trajectories are the same ones.
@@ -117,14 +117,14 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, environ, al
     assert result(workdir) == result(alone)
 
 
-def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, environ, alone):
+def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, quick, alone):
     """Two processes with one engine of both (rollout/native/lockstep.py), whose cache has pages, do what one process with rows
     on one device does, until they are asked to end. Each generates its part of the conversations (weights in parts, exchanged
     for each token over TCP, are in test_multiprocess.py)."""
     together = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
     changes = {**together, "checkpoint.every": 999, "steps": 999, "evolution.settle_steps": 999}
     done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0
-    both = start(tmp_path, environ, changes=(changes, changes))
+    both = start(tmp_path, quick, changes=(changes, changes))
     kill_when(both[1], lambda: done() >= SMALL["steps"], signal.SIGTERM)
     for code, message in ends(both):
         assert code == preemption.STATUS and "Traceback" not in message, message
@@ -135,17 +135,17 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
     np.testing.assert_allclose(sums(tmp_path)[steps], sums(alone()), atol=1e-5)
 
 
-def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, environ):
+def test_a_server_gets_the_weights_of_two_processes(sglang_server, tmp_path, quick):
     served = {"engine.name": "sglang", "engine.url": sglang_server.url, "steps": 1, "checkpoint.every": 9}
-    both = ends(start(tmp_path / "run", environ, changes=(served, served)))
+    both = ends(start(tmp_path / "run", quick, changes=(served, served)))
     assert [code for code, _ in both] == [0, 0], both
     assert [row["valid"] for row in rows(tmp_path / "run", "metrics.jsonl")] == [1.0]
     config, pushed = hf_io.load(tmp_path / "run" / "weights" / "version-1")
     jax.tree.map(np.testing.assert_array_equal, pushed, hf_io.load(tmp_path / "run" / "policy")[1])
 
 
-def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
-    both = ends(start(tmp_path / "run", environ, changes=({}, {"learner.learning_rate": 0.5})))
+def test_processes_of_different_configs_are_all_refused(tmp_path, quick):
+    both = ends(start(tmp_path / "run", quick, changes=({}, {"learner.learning_rate": 0.5})))
     for code, message in both:
         assert code == 1 and "Traceback" not in message
         assert "Process 1 was started with another config than process 0" in message
@@ -153,25 +153,25 @@ def test_processes_of_different_configs_are_all_refused(tmp_path, environ):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, environ):
-    for code, message in ends(start(tmp_path / "run", environ, changes=[{"mesh.fsdp": 1}] * 2)):
+def test_a_mesh_that_leaves_a_process_without_part_is_refused(tmp_path, quick):
+    for code, message in ends(start(tmp_path / "run", quick, changes=[{"mesh.fsdp": 1}] * 2)):
         assert code == 1 and "Traceback" not in message and "have 2: choose sizes" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_what_ends_the_leader_ends_the_follower(tmp_path, environ):
+def test_what_ends_the_leader_ends_the_follower(tmp_path, quick):
     (tmp_path / "another.txt").write_text("")
-    (leader, message), (follower, relayed) = ends(start(tmp_path, environ))
+    (leader, message), (follower, relayed) = ends(start(tmp_path, quick))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert f"Error: {tmp_path} is not empty" in message
     assert f"Error: Process 0 has ended (ValueError: {tmp_path} is not empty" in relayed
     assert [p.name for p in tmp_path.iterdir()] == ["another.txt"]
 
 
-def test_what_ends_the_follower_ends_the_leader(tmp_path, environ):
+def test_what_ends_the_follower_ends_the_leader(tmp_path, quick):
     elsewhere = tmp_path / "elsewhere"  # a host that lacks the model
     elsewhere.mkdir()
-    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", environ, folders=(ROOT, elsewhere)))
+    (leader, relayed), (follower, message) = ends(start(tmp_path / "run", quick, folders=(ROOT, elsewhere)))
     assert leader == follower == 1 and "Traceback" not in message + relayed, message + relayed
     assert "Error: models/tiny_qwen3 is not a Hugging Face model folder" in message
     assert "Error: Process 1 has ended (ValueError: models/tiny_qwen3 is not a" in relayed

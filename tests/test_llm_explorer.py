@@ -37,6 +37,8 @@ from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 ROOT = Path(__file__).parents[1]
 
 TOOL = {

@@ -38,6 +38,8 @@ from coevolve_jax.testing.engine import Subject
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "models" / "tiny_qwen3"
 FORMS = (Action, Reflection, Tasks, Judgement)

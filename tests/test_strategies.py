@@ -12,6 +12,8 @@ from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
 from tests.strategies import faulty
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 ROOT = Path(__file__).parents[1]
 OURS = ("coevolve", "random", "static", "blame", "oracle")
 SMALL_ONES = ("tests.strategies.curriculum", "tests.strategies.replay", "tests.strategies.memory")
