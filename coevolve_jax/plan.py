@@ -167,7 +167,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
     if planned.total > memory:
         raise ValueError(
             f"Rollouts need about {planned.total / GB:.1f} GB of each device, {planned.cache / GB:.1f} of them for at most "
-            f"{_cached_tokens(config, 1):,} cached tokens, and {there}: {_smaller_cache(config, model, mesh, memory, planned)}."
+            f"{_cached_tokens(config, 1):,} cached tokens, and {there}: {_smaller_cache(config, model, mesh, memory)}."
         )
 
 
@@ -260,9 +260,9 @@ def _cached_tokens(run: ConfigDict, parts: int) -> int:
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
-def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int, planned: Plan) -> str:
-    """What to set so that the engine's weights and cache leave room for the learner's, as the end of a sentence: a cache of a
-    power of two, on all devices, or on more of them."""
+def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
+    """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
+    all devices, or on more of them."""
     axes, engine = dict(mesh.shape), run.engine
     spreads = mesh.size > 1 and model.num_key_value_heads % mesh.shape["tensor"] == 0
     wants = [(True, 1)] * spreads + [(False, 1)] * (not engine.sharded)

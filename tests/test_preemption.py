@@ -18,8 +18,6 @@ from coevolve_jax import checkpoint, preemption
 from coevolve_jax.run import Run
 from coevolve_jax.train import train
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 RARE = {"steps": 3, "checkpoint.every": 100}  # nothing is saved before the end unless a run is asked to end
 
 # What is called at that moment, after how many whole steps; the step of the checkpoint that is then there.

@@ -110,9 +110,8 @@ def load_config(path: str | os.PathLike) -> QwenConfig:
 
 def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
     """The parameter tree of `config` as shapes, without memory."""
-    return jax.tree.map(
-        lambda shape: shape, _abstract_params(config, jnp.dtype(dtype))
-    )  # a tree of the caller's own
+    shapes = _abstract_params(config, jnp.dtype(dtype))
+    return jax.tree.map(lambda shape: shape, shapes)  # a tree of the caller's own
 
 
 @functools.lru_cache(64)  # a plan looks at many meshes for one model
