@@ -1,9 +1,11 @@
 """Two processes train one policy, write one checkpoint and one model, which other meshes read, and sample from it together."""
 
 import contextlib
+import itertools
 import json
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +67,36 @@ def named(tree):
     return {
         jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def learn_beside(folder, address, index):
+    """What each process runs, with one device: it samples, and samples the same while updates are made, as where rollouts
+    run ahead."""
+    sharding.start_processes(f"{address},2,{index}")
+    learner, params = learner_on(sharding.make_mesh(fsdp=2), folder)
+    policy, config = Policy(QWEN3, params, None, None), engine_config(**{"rollout.max_staleness": 1})
+    config.mesh.tensor = 1
+    requests = [ask(i, np.arange(5, 25), seed=i, stop=(), new=40) for i in range(5)]
+
+    def sample(engine):
+        completions = event_loop.run(engine.generate(requests))
+        engine.release(range(5))
+        return np.stack([c.ids for c in completions])
+
+    with hosts.together(config):
+        if jax.process_index() > 0:
+            return hosts.follow(learner, policy, config)
+        leader = hosts.Leader(learner, policy, config)
+        with contextlib.closing(leader), contextlib.closing(leader.engine(folder)) as engine:
+            want, state = sample(engine), leader.init(policy.params)
+            with ThreadPoolExecutor(1) as thread:
+                for _ in range(3):
+                    got = thread.submit(sample, engine)
+                    for batch in itertools.cycle(batches(settings(QWEN3))):
+                        state, _ = leader.update(state, batch)
+                        if got.done():
+                            break
+                    np.testing.assert_array_equal(got.result(), want)
 
 
 def engine_config(**changes):
@@ -166,14 +198,19 @@ def free_address():
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     hf_io.save(folder / "start", QWEN3, random_params(QWEN3))
+    both("one_of_two", folder, devices=2)
+    return folder
+
+
+def both(command, folder, devices):
+    """Runs it in two processes of so many devices."""
     address = free_address()
-    processes = [start([__file__, "one_of_two", str(folder), address, str(i)], devices=2) for i in range(2)]
+    processes = [start([__file__, command, str(folder), address, str(i)], devices) for i in range(2)]
     try:
         assert [p.wait(timeout=300) for p in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
-    return folder
 
 
 def test_two_processes_write_one_checkpoint_and_one_model(folder):
@@ -202,6 +239,11 @@ def test_the_engine_of_two_processes_says_what_that_of_one_device_does(again):
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+def test_two_processes_sample_the_same_while_they_learn(tmp_path):
+    hf_io.save(tmp_path / "start", QWEN3, random_params(QWEN3))
+    both("learn_beside", tmp_path, devices=1)
+
+
 if __name__ == "__main__":
     command, *args = sys.argv[1:]
-    {"one_of_two": one_of_two, "afterwards": afterwards}[command](*args)
+    {"one_of_two": one_of_two, "learn_beside": learn_beside, "afterwards": afterwards}[command](*args)

@@ -127,9 +127,15 @@ def _by_all(
         del given["self"]
         with leader._turn:  # a tick of the engine comes from a thread of its own
             leader._tell_call(method.__name__, given)
-            return method(leader, *arguments, **named)
+            return _by_turns(method(leader, *arguments, **named))
 
     return call
+
+
+def _by_turns(result: _Result) -> _Result:
+    """The result of a call; on CPUs when it is there. Other devices run one program after the other, but CPUs would exchange
+    those of an update and of a tick that follows it at one time, and gloo takes the messages of one for the other's."""
+    return jax.block_until_ready(result) if jax.default_backend() == "cpu" else result
 
 
 class Leader:
@@ -303,7 +309,9 @@ class Leader:
         for name, shapes in sent.items():
             empty = _SENT[name](np.zeros(shape, dtype) for dtype, shape in shapes)
             self._hold(name, multihost_utils.broadcast_one_to_all(empty))
-        getattr(Leader, method).__wrapped__(self, **values, **{name: self._held[name] for name in held})
+        _by_turns(
+            getattr(Leader, method).__wrapped__(self, **values, **{name: self._held[name] for name in held})
+        )
 
 
 def follow(learner: Learner, policy: Policy, config: ConfigDict) -> None:
