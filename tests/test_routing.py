@@ -197,6 +197,22 @@ def test_what_was_recorded_stays_when_pages_are_lost_within_a_message():
     assert (c.routing[59:] != before.routing[59:]).any()
 
 
+def test_nothing_that_was_recorded_stays_when_the_weights_change_before_a_message():
+    """Two pages: the second conversation waits, with the page of the prompt that it shares."""
+    engine, other = make_engine(cache_tokens=128), other_routers(random_params(MODEL))
+    asked = [Request(i, np.arange(70, dtype=np.int32) % 61, Sampling(1.0, 24), i) for i in range(2)]
+    assert event_loop.run(engine.advance(asked)) == [None, None]
+    assert engine._held[1].cached == 64
+    engine.update_weights(other, 1)
+    engine.release([0])
+    (c,) = event_loop.run(engine.generate(asked[1:]))
+    fresh = make_engine()
+    fresh.update_weights(other, 1)
+    (want,) = event_loop.run(fresh.generate(asked[1:]))
+    np.testing.assert_array_equal(c.ids, want.ids)
+    np.testing.assert_array_equal(c.routing, want.routing)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 3))
 def test_each_token_keeps_the_first_routing_that_it_got(messages, left):

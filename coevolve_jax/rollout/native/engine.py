@@ -114,7 +114,10 @@ class NativeEngine:
         with self._lock:
             self._held = {session: c for session, c in self._held.items() if not c.answered}
             for c in self._held.values():  # who is in the middle of a message is fed anew
-                self._remember(c)
+                if c.logprobs:
+                    self._remember(c)
+                else:  # it waits, perhaps with a prompt that it shares: nothing was sampled with that
+                    c.routing = None
                 c.row, c.cached, c.pages = NOWHERE, 0, []
             self._params = self._weights(params)
             self._version = version
