@@ -27,6 +27,7 @@ from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.rollout.native.store import COLUMNS, ladder
 from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
@@ -235,8 +236,8 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
     cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.cache_tokens:  # rows get twice the columns, and the old ones are there until then
-        cache += cache // 2
+    if not engine.cache_tokens:  # rows get more columns, and the old ones are there until then
+        cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
     return weights if own or gathered else 0, cache
 
 

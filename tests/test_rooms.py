@@ -57,7 +57,7 @@ ROOMS = {
     "evaluate": ("types", "rollout", "analysis.stats"),
     "topologies": (),
     "timing": ("types", "collect", "topologies"),
-    "plan": ("config", "topologies", "grpo", "models", "distributed.sharding"),
+    "plan": ("config", "topologies", "grpo", "models", "rollout.native", "distributed.sharding"),
     "aot": ("types", "topologies", "plan", "grpo", "models", "rollout.native", "distributed.sharding"),
     "analysis.stats": (),
     "trackers": (),
