@@ -49,7 +49,7 @@ class Plan:
     and in_flight: what the optimiser's step has of that on the device at one time, before and after.
 
     engine: the weights that an in-process engine computes with, where they are not the policy's own. cache: of its conversations,
-    which is given back before an update.
+    which is given back before an update; not where rollouts run ahead, so beside it.
     """
 
     parameters: int
@@ -63,6 +63,7 @@ class Plan:
     in_flight: int = 0
     engine: int = 0
     cache: int = 0
+    ahead: bool = False
 
     @property
     def kept(self) -> int:
@@ -76,8 +77,13 @@ class Plan:
         return self.kept + self.gradients + work
 
     @property
+    def rollouts(self) -> int:
+        """While the cache is there."""
+        return self.cache + (self.update if self.ahead else self.kept)
+
+    @property
     def total(self) -> int:
-        return max(self.update, self.kept + self.cache)
+        return max(self.update, self.rollouts)
 
     def fits(self, topology: Topology) -> bool:
         return self.total <= USABLE * topology.memory
@@ -145,6 +151,7 @@ def plan(
         in_flight=_in_flight(mesh, params, learner) if on_host else 0,
         engine=weights,
         cache=cache,
+        ahead=bool(cache and run and run.rollout.max_staleness),
     )
 
 
@@ -167,7 +174,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
         )
     if planned.total > memory:
         raise ValueError(
-            f"Rollouts need about {planned.total / GB:.1f} GB of each device, {planned.cache / GB:.1f} of them for at most "
+            f"Rollouts{' beside the update' * planned.ahead} need about {planned.total / GB:.1f} GB of each device, {planned.cache / GB:.1f} of them for at most "
             f"{_cached_tokens(config, 1):,} cached tokens, and {there}: {_smaller_cache(config, model, mesh, memory)}."
         )
 
@@ -273,11 +280,13 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
         changed.engine.sharded = sharded
         larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
         parts = sharding.token_parts(larger) if sharded else 1
-        size: Any = {"rows": 1, "length": run.learner.row_length, "run": changed}
+        rows = -(-run.learner.rows_per_microbatch // sharding.row_parts(larger))
+        size: Any = {"rows": rows, "length": run.learner.row_length, "run": changed}
         try:
-            room = memory - plan(model, run.learner, larger, **size).kept
+            without = plan(model, run.learner, larger, **size)
         except ValueError:  # so many devices do not divide a parameter
             break
+        room = memory - without.rollouts + without.cache
         tokens = room // _token_bytes(changed, model, larger) * parts
         changed.engine.cache_tokens = min(1 << max(tokens, 1).bit_length() - 1, _cached_tokens(run, 1))
         if changed.engine.cache_tokens // parts // PAGE * PAGE >= _longest(run):
@@ -285,8 +294,8 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
             told = [f"config.engine.cache_tokens={tokens}"] * (tokens != engine.cache_tokens)
             told += ["config.engine.sharded=True"] * (sharded != engine.sharded)
             told += [f"config.mesh.fsdp={larger.shape['fsdp']} ({larger.size} devices)"] * (times > 1)
-            total = plan(model, run.learner, larger, **size)
-            return f"set {' and '.join(told)} ({(total.kept + total.cache) / GB:.1f} GB by plan)"
+            total = plan(model, run.learner, larger, **size).rollouts
+            return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
     return (
         f"no number of such devices holds a conversation of config.rollout.max_length={_longest(run):,} tokens beside what the "
         "learner keeps: use devices with more memory"

@@ -215,6 +215,19 @@ def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens
         check()
 
 
+def test_a_cache_stays_during_an_update_where_rollouts_run_ahead(configs):
+    config, mesh = alone(configs, **{"rollout.max_staleness": 1}), fsdp(8)
+    model, rows = plan.load_model(config.model), config.learner.rows_per_microbatch // 8
+    p = plan.plan(model, config.learner, mesh, rows=rows, length=config.learner.row_length, run=config)
+    assert p.total == p.update + p.cache > p.kept + p.cache
+    with pytest.raises(ValueError, match="^Rollouts beside the update need") as refused:
+        plan.check_fits(config, model, mesh, p.total - 1)
+    config.engine.cache_tokens = int(
+        re.search(r"set config.engine.cache_tokens=(\d+) \(", str(refused.value))[1]
+    )
+    plan.check_fits(config, model, mesh, p.total - 1)
+
+
 def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(configs):
     config = alone(
         configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.moments_on": "host"}

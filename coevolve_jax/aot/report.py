@@ -62,7 +62,7 @@ def compiled(
     if planned.cache:
         lines += [
             "",
-            f"**rollouts**: {(planned.kept + planned.cache) / GB:.1f} GB by plan, {planned.cache / GB:.1f} of them the cache when it is "
+            f"**rollouts**: {planned.rollouts / GB:.1f} GB by plan, {planned.cache / GB:.1f} of them the cache when it is "
             "full; --program=decode compiles them.",
         ]
     return "\n".join(lines)
