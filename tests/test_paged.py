@@ -218,6 +218,21 @@ def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
     assert all((c.cached > 0) == (len(c.pages) > 0) for c in held)
 
 
+def test_who_waits_takes_nothing_from_those_who_go_on():
+    """Nine pages: the second conversation, of six, waits for the first one's, and the third goes on meanwhile."""
+    store = PageStore(Programs(), slots=8, max_length=9 * PAGE, fed=FED, parts=1, tokens=9 * PAGE)
+    ids = [np.full(n * PAGE - 20, i, np.int32) for i, n in enumerate((4, 6, 3))]
+    held = [Conversation.new(Request(i, x, Sampling(max_new_tokens=16))) for i, x in enumerate(ids)]
+    store.admit(held, held)
+    for c in (held[0], held[2]):
+        c.cached = len(c.ids) - 1
+    got, _ = store.admit(held, held)
+    assert [c.request.session for c in got] == [0, 2] and held[2].cached == len(ids[2]) - 1
+    store.free(held.pop(0))
+    got, _ = store.admit(held, held)
+    assert [c.request.session for c in got] == [1, 2] and len(held[0].pages) == 6
+
+
 def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
     """Two parts of two places each: who lost its pages goes where there is room, and not to a third place."""
     store = PageStore(Programs(), slots=4, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)

@@ -2,7 +2,7 @@
 
 On a mesh each part of the devices has pages of its own, and a conversation lies in one part. Where its pages do not suffice,
 conversations that nobody asks for lose theirs, oldest first, then the last of those that are asked for; these wait, and are
-fed anew. There always is room for the first one.
+fed anew. Who would not have enough of these either waits itself. There always is room for the first one.
 """
 
 from __future__ import annotations
@@ -88,17 +88,20 @@ class PageStore:
         return False
 
     def _extend(self, c: Conversation, others: Sequence[Conversation]) -> bool:
-        """Gives it the pages of this tick, if need be those of `others`, in this order. False where not even they suffice."""
+        """Gives it the pages of this tick, if need be those of `others`, in this order. False where not even they suffice: these
+        keep theirs, or they would be fed anew in every tick in which it waits."""
         self._keep(c, c.cached)
-        free = self._free[c.part]
+        free, others = self._free[c.part], [other for other in others if other.part == c.part]
         missing = -(-(len(c.ids) + min(TICK, c.left)) // PAGE) - len(c.pages)
+        if missing > len(free):
+            theirs = Counter(page for other in others for page in other.pages)
+            if missing > len(free) + sum(n == self._users[c.part][page] for page, n in theirs.items()):
+                return False
         for other in others:
-            if missing > len(free) and other.pages and other.part == c.part:
+            if missing > len(free) and other.pages:
                 if self._programs.records and not other.answered:
                     other.remember(self.experts(other))
                 self.free(other)
-        if missing > len(free):
-            return False
         new = [free.pop() for _ in range(missing)]
         self._users[c.part].update(new)
         c.pages += new
