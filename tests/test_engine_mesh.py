@@ -20,7 +20,7 @@ from test_sharding import MODELS, random_params, start
 from coevolve_jax.aot.decoding import compile_decoding
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.paged import PagedCache
+from coevolve_jax.models.paged import BLOCK, PAGE, PagedCache
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.testing.engine import moved
@@ -125,6 +125,9 @@ def main(folder):
     compiled = compile_decoding(served, MODELS["qwen3"], mesh, rows=8, columns=128)
     with open(f"{folder}/compiled.json", "w") as file:
         json.dump(compiled._asdict() | {"token": compiled.token._asdict()}, file)
+    served.engine.cache_tokens = 11 * PAGE
+    with open(f"{folder}/paged.json", "w") as file:
+        json.dump(compile_decoding(served, MODELS["qwen3"], mesh, rows=8, columns=128).cache, file)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,9 @@ def test_what_a_token_takes_is_told_by_the_compiled_program(folder):
     )
     assert told["token"]["operations"] == products / 8
     assert set(told["token"]["collectives"]) >= {"all-gather", "all-reduce"}
+    # Of eleven pages each of four parts has two, and the table of two rows.
+    pages = 2 * 2 * layers * 2 * c.num_key_value_heads // 2 * c.head_dim * PAGE
+    assert json.loads((folder / "paged.json").read_text()) == pages + 2 * BLOCK * 4
 
 
 def test_a_mesh_that_would_cut_a_head_is_refused():
