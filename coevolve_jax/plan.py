@@ -272,8 +272,9 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
     """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
     all devices, or on more of them."""
     axes, engine = dict(mesh.shape), run.engine
-    spreads = mesh.size > 1 and model.num_key_value_heads % mesh.shape["tensor"] == 0
-    wants = [(True, 1)] * spreads + [(False, 1)] * (not engine.sharded)
+    spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
+    wants = [(True, 1)] * (spreads and (mesh.size > 1 or engine.sharded))
+    wants += [(False, 1)] * (not engine.sharded)
     wants += [(True, 2**n) for n in range(1, 9)] * spreads
     for sharded, times in wants:
         changed = run.copy_and_resolve_references()

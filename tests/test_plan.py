@@ -247,6 +247,21 @@ def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(config
         plan.check_fits(config, model, fsdp(2), room)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_fits_one_device_is_told_and_that_two_hold_more(configs, sharded):
+    config = alone(configs, "bfcl_qwen2_5_0_5b", **{"engine.sharded": sharded, "engine.cache_tokens": 2**21})
+    model, check = (
+        plan.load_model(config.model),
+        lambda: plan.check_fits(config, model, fsdp(1), 20 * plan.GB),
+    )
+    with pytest.raises(ValueError, match=r"set config.engine.cache_tokens=524288 \("):
+        check()
+    config.rollout.max_length = 2**20
+    more = "" if sharded else "config.engine.sharded=True and "
+    with pytest.raises(ValueError, match=rf"set {more}config.mesh.fsdp=2 \(2 devices\)"):
+        check()
+
+
 def test_the_table_has_the_engine_where_it_is_in_the_process(configs):
     told = plan.table(alone(configs), ["v6e-8"], [25600], 1)
     assert "| engine | cache | total |" in told and "| 1.0 | 19.3 | 27.4 | 32 | yes |" in told

@@ -48,7 +48,9 @@ def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: in
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
     if tokens := config.engine.get("cache_tokens", 0):
         parts = sharding.token_parts(mesh)
-        cache = jax.eval_shape(lambda: programs.empty_pages(tokens // PAGE // parts * parts))  # as the engine's
+        cache = jax.eval_shape(
+            lambda: programs.empty_pages(tokens // PAGE // parts * parts)
+        )  # as the engine's
         cache = cache.with_table(jax.ShapeDtypeStruct((rows, -(-columns // STRIDE) * BLOCK), np.int32))
     else:
         cache = jax.eval_shape(lambda: programs.empty(rows, columns))
