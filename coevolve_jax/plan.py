@@ -237,20 +237,20 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     """What the in-process engine has of a device: weights, and the cache when it is full, or grows to that."""
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
-    sharded = engine.sharded and mesh.size > 1
+    sharded = engine.get("sharded") and mesh.size > 1
     parts = sharding.token_parts(mesh) if sharded else 1
     whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
     cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.cache_tokens:  # rows get more columns, and the old ones are there until then
+    if not engine.get("cache_tokens"):  # rows get more columns, and the old ones are there until then
         cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
     return weights if own or gathered else 0, cache
 
 
 def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
     """Of a device's part of what the cache has of a token: keys and values of its heads, and experts where they are replayed."""
-    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
+    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.get("sharded") else 1)
     keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
     experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
     return keys + experts * bool(run.learner.replay_routing)
@@ -263,7 +263,7 @@ def _longest(run: ConfigDict) -> int:
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
     """What the cache has, at most, when it lies in so many parts: pages, or rows of the longest conversation."""
-    if tokens := run.engine.cache_tokens:
+    if tokens := run.engine.get("cache_tokens"):
         return tokens // PAGE // parts * PAGE * parts
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
@@ -271,14 +271,16 @@ def _cached_tokens(run: ConfigDict, parts: int) -> int:
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
     """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
     all devices, or on more of them."""
-    axes, engine = dict(mesh.shape), run.engine
+    axes = dict(mesh.shape)
+    own, before = bool(run.engine.get("sharded")), run.engine.get("cache_tokens", 0)
     spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
-    wants = [(True, 1)] * (spreads and (mesh.size > 1 or engine.sharded))
-    wants += [(False, 1)] * (not engine.sharded)
+    wants = [(True, 1)] * (spreads and (mesh.size > 1 or own))
+    wants += [(False, 1)] * (not own)
     wants += [(True, 2**n) for n in range(1, 9)] * spreads
     for sharded, times in wants:
         changed = run.copy_and_resolve_references()
-        changed.engine.sharded = sharded
+        with changed.unlocked():  # it may be from before these options
+            changed.engine.update(sharded=sharded, cache_tokens=before)
         larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
         parts = sharding.token_parts(larger) if sharded else 1
         rows = -(-run.learner.rows_per_microbatch // sharding.row_parts(larger))
@@ -292,8 +294,8 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
         changed.engine.cache_tokens = min(1 << max(tokens, 1).bit_length() - 1, _cached_tokens(run, 1))
         if changed.engine.cache_tokens // parts // PAGE * PAGE >= _longest(run):
             tokens = changed.engine.cache_tokens
-            told = [f"config.engine.cache_tokens={tokens}"] * (tokens != engine.cache_tokens)
-            told += ["config.engine.sharded=True"] * (sharded != engine.sharded)
+            told = [f"config.engine.cache_tokens={tokens}"] * (tokens != before)
+            told += ["config.engine.sharded=True"] * (sharded != own)
             told += [f"config.mesh.fsdp={larger.shape['fsdp']} ({larger.size} devices)"] * (times > 1)
             total = plan(model, run.learner, larger, **size).rollouts
             return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
