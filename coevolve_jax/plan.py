@@ -268,6 +268,12 @@ def _cached_tokens(run: ConfigDict, parts: int) -> int:
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
+def _least_pages(run: ConfigDict, mesh: Any) -> int:
+    """The tokens that pages must hold: each of the parts that they lie in has the longest conversation. 0 without pages."""
+    parts = sharding.token_parts(mesh) if run.engine.get("sharded") else 1
+    return -(-_longest(run) // PAGE) * PAGE * parts if run.engine.get("cache_tokens") else 0
+
+
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
     """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
     all devices, or on more of them."""
@@ -413,9 +419,14 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length, run=config)
             cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
-            fits = "yes" if p.fits(topology) else "no"
+            least = _least_pages(config, mesh) if p.cache else 0
+            fits = "yes" if p.fits(topology) and least <= _cached_tokens(config, 1) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
             lines.append(f"| {' | '.join(row)} |")
+        if least > _cached_tokens(config, 1):
+            notes.append(
+                f"{name}: the engine wants config.engine.cache_tokens={least} or more, so that each part holds a conversation."
+            )
         if p.host:
             each = topology.devices // topology.hosts
             notes.append(f"{name}: the moments take {each * p.host / GB:.1f} GB of the memory of each host.")

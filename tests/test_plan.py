@@ -280,6 +280,14 @@ def test_the_table_has_the_engine_where_it_is_in_the_process(configs):
     assert "engine" not in plan.table(configs["bfcl_qwen3_4b"], ["v6e-8"], [25600], 1)
 
 
+def test_pages_that_the_engine_would_refuse_do_not_fit(configs):
+    """2^20 tokens on 64 devices: each has 16,384, and a conversation up to 25,580."""
+    told = plan.table(alone(configs), ["v6e-64"], [25600], 1)
+    assert told.count("| no |") == 1 and "config.engine.cache_tokens=1638400 or more" in told
+    told = plan.table(alone(configs, **{"engine.cache_tokens": 1638400}), ["v6e-64"], [25600], 1)
+    assert told.count("| yes |") == 1 and "or more" not in told
+
+
 def test_a_plan_fits_where_room_is_left():
     p = plan.Plan(*[10 * plan.GB] * 5, layer=20 * plan.GB, logprobs=10 * plan.GB)
     assert p.total == 70 * plan.GB
