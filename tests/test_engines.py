@@ -17,6 +17,7 @@ from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native import row_store
 from coevolve_jax.rollout.native.engine import NativeEngine
+from coevolve_jax.rollout.native.lockstep import Lockstep, LockstepEngine
 from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
@@ -73,6 +74,40 @@ def test_every_engine(subject, check):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=4), st.integers(0, 10**6))
 def test_every_sampled_token_is_in_the_vocabulary_with_a_finite_logprob(subject, lengths, seed):
     suite.check_tokens(subject, lengths, seed)
+
+
+def test_in_lockstep_questions_beside_rollouts_are_answered_and_both_end(policy):
+    """Rollouts have all places, as while the policy is asked for tasks and the next step's already run."""
+    engine, ticks = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS), []
+
+    class Calls(Lockstep):
+        def tick(self, *told):
+            ticks.append(told)
+            assert (
+                len(ticks) <= 10
+            )  # one, four for the questions, four for what these pushed out; and to be released
+            return super().tick(*told)
+
+    together = LockstepEngine(Calls(engine), engine)
+    asked = [ask(i, np.arange(5 + i, 25), seed=i, stop=(), new=64) for i in range(6)]
+
+    async def roll_out(going):
+        done = {}
+        while going:
+            answers = await together.advance(going)
+            done |= {r.session: c for r, c in zip(going, answers) if c}
+            going = [r for r in going if r.session not in done]
+        return [done[i] for i in range(4)]
+
+    async def both():
+        return await asyncio.gather(roll_out(asked[:4]), together.generate(asked[4:]))
+
+    rollouts, answers = event_loop.run(both())
+    together.release(range(6))
+    for got, request in zip([*rollouts, *answers], asked, strict=True):
+        (want,) = generate(engine, [request])
+        np.testing.assert_array_equal(got.ids, want.ids)
+        engine.release([request.session])
 
 
 def test_a_server_that_cannot_constrain_says_so_at_the_start(policy, sglang_server):

@@ -70,21 +70,28 @@ class LockstepEngine:
         self._calls, self._engine = calls, engine
         self.constrains = engine.constrains
         self.counts: Counter[str] = engine.counts
+        self._turn = asyncio.Lock()  # held by whoever is served
         self._lock = threading.Lock()  # held by whoever changes what follows
         self._known: dict[int, Request] = {}  # what all processes have been told, by session
         self._released: list[int] = []  # what they are told next
         self._closed = False
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """As of `Engine`."""
+        """As of `Engine`. Nobody else is served meanwhile, by turns with whom these would push each other out of the cache,
+        for ever."""
         done: dict[int, Completion] = {}
-        while waiting := [i for i in range(len(requests)) if i not in done]:
-            answers = await self.advance([requests[i] for i in waiting])
-            done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
+        async with self._turn:
+            while waiting := [i for i in range(len(requests)) if i not in done]:
+                answers = await self._one_tick([requests[i] for i in waiting])
+                done |= {i: c for i, c in zip(waiting, answers, strict=True) if c}
         return [done[i] for i in range(len(requests))]
 
     async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
         """As of `Engine`: one tick of every process's engine."""
+        async with self._turn:
+            return await self._one_tick(requests)
+
+    async def _one_tick(self, requests: Sequence[Request]) -> list[Completion | None]:
         self._engine.check(requests)
         return await asyncio.to_thread(self._advance, requests)
 
