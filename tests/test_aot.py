@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from coevolve_jax import plan
-from coevolve_jax.aot import batches, devices, programs
+from coevolve_jax.aot import batches, devices, programs, report
 from coevolve_jax.aot import work as works
 from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.config import load_file
@@ -304,6 +304,16 @@ def test_an_estimate_is_the_published_peaks():
     assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
     slower = dataclasses.replace(machine, hosts_link=5e8)  # what goes to another host takes twice as long
     assert programs.seconds(account, slower) == {"products": 20, "memory": 40, "links": 40, "overlapped": 40}
+
+
+def test_the_weights_of_an_engine_in_the_process_count_beside_an_update():
+    account = programs.Account({"parameters": 5, "work": 3}, 8, 10, {}, {})
+    assert report._beside(account, 0) is account
+    held = report._beside(account, 2)
+    assert held.fits and held.peak == sum(held.parts.values()) == 10 and held.parts["engine"] == 2
+    assert not report._beside(account, 3).fits
+    refused = report._beside(dataclasses.replace(account, parts={}, peak=11), 2)
+    assert not refused.parts and not refused.fits and refused.peak == 13
 
 
 def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
