@@ -65,14 +65,15 @@ $(CHECK)/.installed: requirements/check.txt
 	$(CHECK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-# A copy of SGLang is patched in place, so it starts from nothing whenever its recipe changes. Python compiles at the
-# first start what that imports (--no-compile).
+# A copy of SGLang is patched in place, so it starts from nothing whenever its recipe changes. Of what is installed
+# (--no-compile) Python compiles what a server imports, once: of two that start first at the same time each would.
 $(SGLANG)/.installed: requirements/sglang-cpu.txt requirements/patch_sglang_cpu.py
 	rm -rf $(SGLANG)
 	$(PYTHON) -m venv $(SGLANG)
 	$(SGLANG_PIP) $(TORCH_PIP) --constraint $< torch
 	$(SGLANG_PIP) $(TORCH_PIP) --no-deps -r $<
 	$(SGLANG)/bin/python requirements/patch_sglang_cpu.py
+	SGLANG_USE_CPU_ENGINE=0 $(SGLANG)/bin/python -c "import sglang.srt.entrypoints.http_server, sglang.srt.models.registry" 2> $(SGLANG)/imported.log || { tail -5 $(SGLANG)/imported.log; exit 1; }
 	@touch $@
 
 # The games lie in there too: those of another version are others.
