@@ -378,6 +378,9 @@ class ContinuesAnotherConversation(Sound):
 
 
 class ServesWhatItCannot(Sound):
+    async def generate(self, requests):
+        return await super().generate([dataclasses.replace(r, session=i) for i, r in enumerate(requests)])
+
     def request(self, r):
         ids = np.clip(r.ids if len(r.ids) else [5], 0, self.policy.config.vocab_size - 1)[:60]
         return sampling(dataclasses.replace(r, ids=ids.astype(np.int32)), max_new_tokens=4)

@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout.engine import Completion, Request, check_request
+from coevolve_jax.rollout.engine import Completion, Request, check_requests
 from coevolve_jax.rollout.native.conversation import NOWHERE, Conversation
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.native.programs import TICK, Programs
@@ -160,8 +160,8 @@ class NativeEngine:
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for what `generate` would refuse."""
+        check_requests(requests, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
         for r in requests:
-            check_request(r, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
             if r.sampling.json_schema is not None:
                 self._grammars.begin(r.sampling.json_schema, r.sampling.stop_ids)
 
