@@ -436,7 +436,7 @@ LEAST = {
     "evolution.tasks": 1, "evolution.rounds": 1, "evolution.steps": 1, "evolution.proposals": 1, "signals.window": 1,
     "signals.rare_percent": 0.0, "evaluation.samples": 1, "evaluation.temperature": 0.0, "evaluation.seed": 0,
     "learner.clip_low": 0.0, "learner.clip_high": 0.0, "learner.weight_decay": 0.0, "learner.kl_coef": 0.0,
-    "logging.trajectories_every": 1, "logging.trajectories": 0,
+    "logging.trajectories_every": 1, "logging.trajectories": 0, "explorer.max_tokens": 1,
 }  # fmt: skip
 
 

@@ -37,7 +37,11 @@ class Request:
 
 
 def check_requests(
-    requests: Sequence[Request], vocabulary: int, max_length: int, max_new_tokens: int, constrains: bool = False
+    requests: Sequence[Request],
+    vocabulary: int,
+    max_length: int,
+    max_new_tokens: int,
+    constrains: bool = False,
 ) -> None:
     """Raises ValueError for a request that no engine of these sizes can serve, or that has a schema where the engine does
     not heed it, and for two of one session: the second would have to go on with the first one's answer."""
@@ -61,6 +65,10 @@ def _check_request(
         raise ValueError(
             f"Request of session {r.session} has token id {r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the "
             f"model's vocabulary has {vocabulary}: the tokenizer does not belong to this model."
+        )
+    if r.sampling.max_new_tokens < 1:
+        raise ValueError(
+            f"Request of session {r.session} has max_new_tokens {r.sampling.max_new_tokens}: ask for at least one token."
         )
     if r.sampling.max_new_tokens > max_new_tokens or len(r.ids) + r.sampling.max_new_tokens > max_length:
         raise ValueError(
@@ -127,7 +135,8 @@ class Engine(Protocol):
 
         Raises:
           ValueError: an id outside the vocabulary, an empty prompt, one that leaves no room for its
-            max_new_tokens, a schema that cannot be heeded, or two requests of one session; nothing has been computed then.
+            max_new_tokens or asks for none, a schema that cannot be heeded, or two requests of one session; nothing has been
+            computed then.
           EngineError: it cannot go on.
         """
         ...

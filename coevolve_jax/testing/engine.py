@@ -339,6 +339,8 @@ _REFUSED = {
     "a_negative_id": ([5, -1], 4, "token id -1"),
     "too_long_a_sequence": (list(range(120)), 16, "exceed the engine's max_length"),
     "too_large_a_budget": ([5], MAX_NEW_TOKENS + 1, "max_new_tokens"),
+    "no_budget": ([5], 0, "max_new_tokens 0"),
+    "a_negative_budget": ([5], -1, "max_new_tokens -1"),
 }
 _SECOND = ask(0, [5, 6, 7])  # of the session of the good request beside it
 _PLAIN = (
