@@ -22,6 +22,7 @@ from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.native import rows as cache_rows
+from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
 
 ROOT = Path(plan.__file__).parents[1]
@@ -286,6 +287,28 @@ def test_pages_that_the_engine_would_refuse_do_not_fit(configs):
     assert told.count("| no |") == 1 and "config.engine.cache_tokens=1638400 or more" in told
     told = plan.table(alone(configs, **{"engine.cache_tokens": 1638400}), ["v6e-64"], [25600], 1)
     assert told.count("| yes |") == 1 and "or more" not in told
+
+
+@pytest.mark.parametrize("memory", [None, 10**15])
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_pages_that_the_engine_would_refuse_are_refused_before_weights_are_read(configs, memory, lora_rank):
+    """In the engine's words, also where the memory is not known, and where adapters are not planned."""
+    config = alone(configs, **{"engine.cache_tokens": 2**17, "learner.lora_rank": lora_rank})
+    model, mesh = plan.load_model(config.model), fsdp(8)
+    with pytest.raises(ValueError, match="cache_tokens is 131,072, .* 8 part.* has 16,384, ") as refused:
+        plan.check_fits(config, model, mesh, memory)
+    sizes = {"slots": 8, "max_length": config.rollout.max_length, "fed": 8, "parts": 8}
+    with pytest.raises(ValueError) as engine:
+        PageStore(None, tokens=2**17, **sizes)
+    assert str(refused.value) == str(engine.value)
+    config.engine.cache_tokens = int(re.search(r"set it to (\d+) or more", str(refused.value))[1])
+    plan.check_fits(config, model, mesh, memory)
+    PageStore(None, tokens=config.engine.cache_tokens, **sizes)
+    config.engine.cache_tokens -= 1
+    with pytest.raises(ValueError, match="cache_tokens is"):
+        plan.check_fits(config, model, mesh, memory)
+    config.engine.name = "sglang"
+    plan.check_fits(config, model, mesh, memory)
 
 
 def test_a_plan_fits_where_room_is_left():
