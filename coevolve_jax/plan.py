@@ -264,7 +264,13 @@ def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
 
 def _longest(run: ConfigDict) -> int:
     """The tokens that a conversation may have."""
-    return max(run.rollout.max_length, run.explorer.max_length if configs.asks_policy(run) else 0)
+    return run[_longest_section(run)].max_length
+
+
+def _longest_section(run: ConfigDict) -> str:
+    """Whose max_length that is: rollouts', or that of questions to the policy."""
+    asks = configs.asks_policy(run) and run.explorer.max_length > run.rollout.max_length
+    return "explorer" if asks else "rollout"
 
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
@@ -311,7 +317,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
             total = plan(model, run.learner, larger, **size).rollouts
             return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
     return (
-        f"no number of such devices holds a conversation of config.rollout.max_length={_longest(run):,} tokens beside what the "
+        f"no number of such devices holds a conversation of config.{_longest_section(run)}.max_length={_longest(run):,} tokens beside what the "
         "learner keeps: use devices with more memory"
     )
 

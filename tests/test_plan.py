@@ -248,6 +248,19 @@ def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(config
         plan.check_fits(config, model, fsdp(2), room)
 
 
+@pytest.mark.parametrize("longer", ["rollout", "explorer"])
+def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
+    """Of rollouts, or of questions to the policy, whichever is the longer one."""
+    config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
+    config.engine.update(name="native", sharded=True)
+    config.learner.update(row_length=2048, moments_on="host", rows_per_microbatch=2)
+    config[longer].max_length = 10**7
+    model = plan.load_model(config.model)
+    room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB
+    with pytest.raises(ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"):
+        plan.check_fits(config, model, fsdp(2), room)
+
+
 def test_a_config_from_before_these_options_is_planned(configs):
     """As everywhere else, what it lacks is off."""
     told = []
