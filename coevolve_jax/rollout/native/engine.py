@@ -179,7 +179,10 @@ class NativeEngine:
         self._forget(asked)
         serving, sharing = self._store.admit(asked, list(self._held.values()))
         later = {c.request.session for c in sharing}
-        self._feed([c for c in serving if c.request.session not in later])
+        alone = [c for c in serving if c.request.session not in later]
+        # Of who begins: before that, what it had may have been taken by others.
+        self.counts["cached_tokens"] += sum(c.cached for c in alone if not c.logprobs)
+        self._feed(alone)
         self._store.share()
         self.counts["cached_tokens"] += sum(c.cached for c in sharing)
         self._feed(serving)
@@ -196,7 +199,6 @@ class NativeEngine:
         c = self._held.setdefault(request.session, Conversation.new(request))
         if c.answered or c.request is not request:
             c.begin(request)
-            self.counts["cached_tokens"] += c.cached
         return c
 
     def _forget(self, asked: Sequence[Conversation]) -> None:
