@@ -709,5 +709,9 @@ def test_a_sweep_refuses_what_it_cannot_split():
     assert (
         "--names=vm names one VM for --machines=2" in sweep("--on=tpu", "--machines=2", "--names=vm").stderr
     )
+    for names in ("vm{index}", "vm{1}", "vm{", "vm{0.name}"):
+        done = sweep("--on=tpu", f"--names={names}")
+        assert done.stderr.startswith(f"Error: --names={names} is no pattern of names: put {{}} where")
+    assert sweep(more=("--seeds",)).stderr == "Error: argument --seeds/-seeds: expected one argument\n"
     with pytest.raises(ValueError, match="no part such as"):
         plan.parse_shard("4/4")
