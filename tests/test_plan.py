@@ -257,7 +257,9 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
     config[longer].max_length = 10**7
     model = plan.load_model(config.model)
     room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB
-    with pytest.raises(ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"):
+    with pytest.raises(
+        ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"
+    ):
         plan.check_fits(config, model, fsdp(2), room)
 
 
@@ -355,22 +357,34 @@ def test_what_cannot_be_planned_is_named():
         plan.load_model("nowhere/Some-Model")
 
 
-def test_the_command_prints_a_line_per_topology_and_length():
-    command = [
-        sys.executable,
-        "experiments/plan.py",
-        "--config=configs/bfcl_qwen3_4b.py",
-        "--topology=v5p-8",
-        "--row_length=16384,32768",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.mark.parametrize(
+    "option, rule",
+    [
+        ("learner.dtype=half", "one of float32"),
+        ("engine.name=vllm", "one of native, sglang"),
+        ("mesh.tensor=0", "at least 1"),
+        ("engine.cache_tokens=-1", "at least 0"),
+    ],
+)
+def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option, rule):
+    done = command("--topology=v5p-8", f"--config.{option}")
+    key, value = option.split("=")
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(rf"Error: config\.{key} is '?{value}'?: it must be {rule}.*\n", done.stderr), (
+        done.stderr
     )
+
+
+def command(*options):
+    """The command as a user starts it."""
+    whole = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", *options]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_the_command_prints_a_line_per_topology_and_length():
+    done = command("--topology=v5p-8", "--row_length=16384,32768")
+    assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
     assert {line[-1] for line in lines} == {"yes |"}
