@@ -502,7 +502,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    except (OSError, SyntaxError, ImportError) as error:
+    except (OSError, SyntaxError, ImportError, NameError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         sys.exit(
             f"Error: --config names no config file that can be read ({why}): give one of configs/, or your own."
