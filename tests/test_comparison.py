@@ -84,6 +84,15 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     )
 
 
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / below
+    assert plan.written(folder, {"config": {}}) is None
+    with pytest.raises(ValueError, match="file.* cannot be a workdir .*choose another --workdir"):
+        plan.write(folder, {"config": {}})
+
+
 def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
     (mine,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evolution.every=5"]))
     (other,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evaluation.every=5"]))
