@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -249,15 +250,27 @@ def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:
     return "equal"
 
 
+def check_values(config: ConfigDict) -> None:
+    """Raises ValueError, in one sentence, for a value that is none of its CHOICES, or below its LEAST."""
+    for key, choices in CHOICES.items():
+        section, name = key.split(".")
+        _require(config, config[section][name] in choices, key, f"one of {', '.join(choices)}")
+    for key, least in LEAST.items():
+        section, name = key.split(".") if "." in key else (None, key)
+        value = (config[section] if section else config).get(name, least)
+        _require(config, least <= value < math.inf, key, f"at least {least} and finite")
+
+
+def _require(config: ConfigDict, ok: bool, key: str, rule: str) -> None:
+    if not ok:
+        section, _, name = key.rpartition(".")
+        value = (config[section] if section else config)[name]
+        raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
+
+
 def check(config: ConfigDict) -> None:
-    """Raises ValueError, in one sentence, for values that cannot work together."""
-
-    def require(ok: bool, key: str, rule: str):
-        if not ok:
-            section, _, name = key.rpartition(".")
-            value = (config[section] if section else config)[name]
-            raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
-
+    """Raises ValueError, in one sentence, for values that cannot be, or cannot work together."""
+    require = functools.partial(_require, config)
     for section, defaults in (("strategy", strategy), ("explorer", explorer)):
         name = config[section].name
         if missing := set(defaults(name)) - set(config[section]):
@@ -270,9 +283,7 @@ def check(config: ConfigDict) -> None:
         if part in config.explorer:
             allowed = config.explorer[part] in (name, "scripted")
             require(allowed, f"explorer.{part}", f"{name} or scripted")
-    for key, choices in CHOICES.items():
-        section, name = key.split(".")
-        require(config[section][name] in choices, key, f"one of {', '.join(choices)}")
+    check_values(config)
     require(0 <= config.data.new_share <= 1, "data.new_share", "a share between 0 and 1")
     require(0 <= config.data.sampling_floor <= 1, "data.sampling_floor", "a weight between 0 and 1")
     require(
@@ -289,10 +300,6 @@ def check(config: ConfigDict) -> None:
         names.function(model, "data.leak_embedding")
         rule = "a cosine above 0 where config.data.leak_embedding names a model"
         require(config.data.leak_embedding_threshold > 0, "data.leak_embedding_threshold", rule)
-    for key, least in LEAST.items():
-        section, name = key.split(".") if "." in key else (None, key)
-        value = (config[section] if section else config).get(name, least)
-        require(least <= value < math.inf, key, f"at least {least} and finite")
     for key in ("learner.max_grad_norm", "environment.call_timeout"):
         section, name = key.split(".")
         require(config[section][name] > 0, key, "above 0")
@@ -395,7 +402,6 @@ def check(config: ConfigDict) -> None:
         "False unless servers generate (config.engine.name=sglang) and none does so during the update (config.rollout.max_staleness=0)",
     )
     require(config.engine.restarts >= 0, "engine.restarts", "0 or more")
-    require(config.engine.get("cache_tokens", 0) >= 0, "engine.cache_tokens", "0 (no pages) or more tokens")
     require(config.evolution.every >= 1, "evolution.every", "at least 1")
     overlap, probes = config.evolution.get("overlap", 0), config.strategy.get("probe", 0)
     if overlap:
@@ -436,7 +442,8 @@ LEAST = {
     "evolution.tasks": 1, "evolution.rounds": 1, "evolution.steps": 1, "evolution.proposals": 1, "signals.window": 1,
     "signals.rare_percent": 0.0, "evaluation.samples": 1, "evaluation.temperature": 0.0, "evaluation.seed": 0,
     "learner.clip_low": 0.0, "learner.clip_high": 0.0, "learner.weight_decay": 0.0, "learner.kl_coef": 0.0,
-    "logging.trajectories_every": 1, "logging.trajectories": 0,
+    "logging.trajectories_every": 1, "logging.trajectories": 0, "explorer.max_tokens": 1,
+    "engine.cache_tokens": 0,
 }  # fmt: skip
 
 
@@ -495,7 +502,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         )
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
-    except (OSError, SyntaxError, ImportError) as error:
+    except (OSError, SyntaxError, ImportError, NameError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         sys.exit(
             f"Error: --config names no config file that can be read ({why}): give one of configs/, or your own."

@@ -27,7 +27,7 @@ from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout.native.store import COLUMNS, ladder
+from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, part_pages
 from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
@@ -157,13 +157,19 @@ def plan(
 
 def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
     """Raises ValueError, with the smallest change that mends it, where the update, or rollouts in this process, would need more
-    than `memory` bytes of a device.
+    than `memory` bytes of a device, or where the engine's pages hold no conversation.
 
-    None: not known, as of CPUs, and all is well. Adapters are not planned and pass.
+    None: not known, as of CPUs, where only pages are looked at; so with adapters, which are not planned.
     """
+    if memory is not None and not config.learner.lora_rank:
+        _check_memory(config, model, mesh, memory)
+    if config.engine.name == "native" and (tokens := config.engine.get("cache_tokens")):
+        part_pages(tokens, _longest(config), _engine_parts(config, mesh))
+
+
+def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> None:
+    """As of `check_fits`, for a run that can be planned."""
     learner = config.learner
-    if memory is None or learner.lora_rank:
-        return
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
     size: Any = {"rows": rows, "length": learner.row_length, "run": config}
     planned, there = plan(model, learner, mesh, **size), f"{memory / GB:.1f} GB are there"
@@ -238,7 +244,7 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
     sharded = engine.get("sharded") and mesh.size > 1
-    parts = sharding.token_parts(mesh) if sharded else 1
+    parts = _engine_parts(run, mesh)
     whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
@@ -258,7 +264,13 @@ def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
 
 def _longest(run: ConfigDict) -> int:
     """The tokens that a conversation may have."""
-    return max(run.rollout.max_length, run.explorer.max_length if configs.asks_policy(run) else 0)
+    return run[_longest_section(run)].max_length
+
+
+def _longest_section(run: ConfigDict) -> str:
+    """Whose max_length that is: rollouts', or that of questions to the policy."""
+    asks = configs.asks_policy(run) and run.explorer.max_length > run.rollout.max_length
+    return "explorer" if asks else "rollout"
 
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
@@ -268,10 +280,9 @@ def _cached_tokens(run: ConfigDict, parts: int) -> int:
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
-def _least_pages(run: ConfigDict, mesh: Any) -> int:
-    """The tokens that pages must hold: each of the parts that they lie in has the longest conversation. 0 without pages."""
-    parts = sharding.token_parts(mesh) if run.engine.get("sharded") else 1
-    return -(-_longest(run) // PAGE) * PAGE * parts if run.engine.get("cache_tokens") else 0
+def _engine_parts(run: ConfigDict, mesh: Any) -> int:
+    """Into how many parts of the devices the in-process engine's cache goes."""
+    return sharding.token_parts(mesh) if run.engine.get("sharded") else 1
 
 
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
@@ -306,7 +317,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
             total = plan(model, run.learner, larger, **size).rollouts
             return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
     return (
-        f"no number of such devices holds a conversation of config.rollout.max_length={_longest(run):,} tokens beside what the "
+        f"no number of such devices holds a conversation of config.{_longest_section(run)}.max_length={_longest(run):,} tokens beside what the "
         "learner keeps: use devices with more memory"
     )
 
@@ -419,7 +430,8 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length, run=config)
             cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
-            least = _least_pages(config, mesh) if p.cache else 0
+            pages = p.cache and config.engine.get("cache_tokens")
+            least = least_tokens(_longest(config), _engine_parts(config, mesh)) if pages else 0
             fits = "yes" if p.fits(topology) and least <= _cached_tokens(config, 1) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]
             lines.append(f"| {' | '.join(row)} |")

@@ -300,7 +300,8 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
     """`claim`; within it no other process goes on with this run. A process that ends lets go.
 
     A start that failed before it made anything, as by a mistyped value, leaves the workdir to the next one.
-    Raises ValueError where the workdir is another run's, another process goes on with it, or it cannot be made.
+    Raises ValueError where the workdir is another run's, another process goes on with it, or it or config.checkpoint.folder
+    cannot be made.
     """
     try:
         _begun(workdir, config)  # before anything is made
@@ -321,6 +322,13 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
             pass  # a file system without locks
         if not _begun(workdir, config):
             write_text(workdir / "config.json", configs.to_json(config))
+        if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(
+                    f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
+                ) from None
         yield
 
 

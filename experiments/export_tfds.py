@@ -30,6 +30,8 @@ def main(argv) -> None:
 
         if (_RUN.value is None) == (_BENCHMARK.value is None):
             raise ValueError("Give either --run or --benchmark.")
+        if not _SPLITS.value:
+            raise ValueError("--splits names no split of the benchmark: name some, separated by commas.")
         if _RUN.value:
             folder = tfds_tasks.write(_RUN.value, _OUTPUT.value)
             print(f"{len(tfds_tasks.read(_OUTPUT.value))} tasks in {folder}")
@@ -39,7 +41,11 @@ def main(argv) -> None:
         for split in splits:
             print(f"{split:>16}  {len(tfds_tasks.read(_OUTPUT.value, folder.parent.name, split))} tasks")
         print(folder)
-    except (ImportError, OSError, ValueError) as error:
+    except OSError as error:
+        unwritten = str(error.filename).startswith(_OUTPUT.value)
+        told = f"--output={_OUTPUT.value} cannot be written ({error.strerror}): choose another."
+        sys.exit(f"Error: {told if unwritten else error}")
+    except (ImportError, ValueError) as error:
         sys.exit(f"Error: {error}")
 
 

@@ -20,6 +20,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from absl import app, flags
 from ml_collections import config_flags
 
+from coevolve_jax import config as configs
 from coevolve_jax.config import parse_flags
 from coevolve_jax.topologies import TOPOLOGIES
 
@@ -61,6 +62,7 @@ def main(argv) -> None:
         sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
     names = list(TOPOLOGIES) if _TOPOLOGY.value == "all" else [_TOPOLOGY.value]
     try:
+        configs.check_values(_CONFIG.value)
         lengths = [int(text) for text in _LENGTH.value]
         if not _COMPILE.value:
             from coevolve_jax import plan  # after the flags are known: --help needs no JAX

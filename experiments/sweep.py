@@ -43,11 +43,12 @@ def main(argv) -> None:
     from coevolve_jax.comparison import plan
 
     own = argv[1:]
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     for name in ("config", "arms", "workdir", "seeds", "shard"):
         parser.add_argument(f"--{name}", f"-{name}")
-    given = {key: value for key, value in vars(parser.parse_known_args(own)[0]).items() if value is not None}
     try:
+        found = vars(parser.parse_known_args(own)[0])
+        given = {key: value for key, value in found.items() if value is not None}
         missing = {"config", "arms", "workdir"} - set(given)
         if missing:
             raise ValueError(
@@ -58,7 +59,7 @@ def main(argv) -> None:
                 f"--shard={given['shard']} is what sweep.py gives each machine: leave it out after --."
             )
         seeds, count = plan.parse_seeds(given.get("seeds", "0:3")), _MACHINES.value
-        if _ON.value == "tpu" and len({_NAMES.value.format(i) for i in range(count)}) < count:
+        if _ON.value == "tpu" and len({name_of(i) for i in range(count)}) < count:
             raise ValueError(
                 f"--names={_NAMES.value} names one VM for --machines={count}: put {{}} where the number goes."
             )
@@ -66,7 +67,7 @@ def main(argv) -> None:
             raise ValueError(
                 f"--machines={count} is more than the {len(seeds)} seeds: each machine takes whole seeds."
             )
-    except ValueError as error:
+    except (argparse.ArgumentError, ValueError) as error:
         sys.exit(f"Error: {error}")
     whole = ["python", "experiments/compare.py", *own]
     part = lambda i: shlex.join([*whole, f"--shard={i}/{count}"])
@@ -76,12 +77,20 @@ def main(argv) -> None:
     for i in range(0 if _ON.value == "slurm" else count):
         if _ON.value == "tpu":
             there = shlex.quote(f"cd {_FOLDER.value} && {part(i)}")
-            print(
-                f"gcloud compute tpus tpu-vm ssh {_NAMES.value.format(i)} --zone={_ZONE.value} --command={there} &"
-            )
+            print(f"gcloud compute tpus tpu-vm ssh {name_of(i)} --zone={_ZONE.value} --command={there} &")
         else:
             print(part(i))
     print(f"# when all have ended:\n{shlex.join([*whole, '--only_read'])}")
+
+
+def name_of(index: int) -> str:
+    """Of a TPU VM. Raises ValueError where --names is no pattern."""
+    try:
+        return _NAMES.value.format(index)
+    except (IndexError, KeyError, ValueError, AttributeError):
+        raise ValueError(
+            f"--names={_NAMES.value} is no pattern of names: put {{}} where the number goes, and no other braces."
+        ) from None
 
 
 if __name__ == "__main__":

@@ -396,6 +396,11 @@ def test_the_prompt_is_shown_as_the_official_handler_formats_it(official, handle
     counts = [int(count.replace(",", "")) for count in parts.values()]
     assert list(parts)[0] == f"system and {len(entry['function'])} tools" and len(parts) == 4 + 4
     assert sum(counts[:3]) == counts[3] == len(qwen.prompt(bfcl.tools(task), task.turns[0].query))
+    for folder, why in (("nowhere", "there is no such folder"), ("empty", ".*")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        lacks = run("--task=multi_turn_base_3", f"--model={tmp_path / folder}")
+        told = rf"Error: {tmp_path / folder} holds no tokenizer that .* \({why}\): copy it there\.\n"
+        assert re.fullmatch(told, lacks.stderr), lacks.stderr
     unknown = run("--task=multi_turn_base_200")
     assert unknown.stderr == (
         "Error: There is no task 'multi_turn_base_200' in the split all of bfcl: "

@@ -85,6 +85,13 @@ def test_a_value_that_no_run_can_have_is_refused_before_anything_is_made(key):
             configs.check(settings_of(**{key: -1.0}))
 
 
+def test_an_explorer_that_is_allowed_no_token_is_refused():
+    """The engine would refuse its first question, when the training set evolves."""
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=policy")
+    with pytest.raises(ValueError, match=r"config\.explorer\.max_tokens is 0: it must be at least 1"):
+        configs.check(override(config, {"explorer.max_tokens": 0}))
+
+
 # 2. A bound on growth is met by all, and counted. (test_loop.py runs it in whole runs.)
 
 

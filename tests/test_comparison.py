@@ -84,6 +84,15 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     )
 
 
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / below
+    assert plan.written(folder, {"config": {}}) is None
+    with pytest.raises(ValueError, match="file.* cannot be a workdir .*choose another --workdir"):
+        plan.write(folder, {"config": {}})
+
+
 def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
     (mine,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evolution.every=5"]))
     (other,) = plan.cells(["coevolve"], [0], plan.grid(TINY, ["evaluation.every=5"]))
@@ -709,5 +718,9 @@ def test_a_sweep_refuses_what_it_cannot_split():
     assert (
         "--names=vm names one VM for --machines=2" in sweep("--on=tpu", "--machines=2", "--names=vm").stderr
     )
+    for names in ("vm{index}", "vm{1}", "vm{", "vm{0.name}"):
+        done = sweep("--on=tpu", f"--names={names}")
+        assert done.stderr.startswith(f"Error: --names={names} is no pattern of names: put {{}} where")
+    assert sweep(more=("--seeds",)).stderr == "Error: argument --seeds/-seeds: expected one argument\n"
     with pytest.raises(ValueError, match="no part such as"):
         plan.parse_shard("4/4")

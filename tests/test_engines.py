@@ -198,6 +198,21 @@ def test_a_message_goes_on_with_weights_that_come_between_two_ticks(policy):
         suite.check_completion(suite.Subject(engine, policy), prompt, c, weights=weights)
 
 
+def test_what_is_lost_before_it_is_used_is_not_counted_as_cached(policy):
+    """Five pages: the first conversation comes back with four, and takes those of the second, which comes back too."""
+    limits = {"max_length": 256, "max_new_tokens": 8}
+    engine = NativeEngine(policy.config, policy.params, slots=4, cache_tokens=5 * 64, seed=1, **limits)
+    rng = np.random.default_rng(0)
+    first = [ask(i, rng.integers(5, 900, 100), stop=()) for i in range(2)]
+    said = generate(engine, first)
+    more = lambda i, n: ask(i, np.concatenate([first[i].ids, said[i].ids, rng.integers(5, 900, n)]), stop=())
+    again, before = [more(0, 130), more(1, 7)], engine.counts.copy()
+    generate(engine, again)
+    counted = engine.counts - before
+    assert counted["cached_tokens"] == 107  # of the first
+    assert counted["cached_tokens"] + counted["prefill_tokens"] == sum(len(r.ids) - 1 for r in again)
+
+
 def test_the_cache_is_given_back_when_no_conversation_is_left(policy):
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     before = generate(engine, [ask(i, np.arange(40, 60), seed=3) for i in range(2)])
@@ -378,6 +393,9 @@ class ContinuesAnotherConversation(Sound):
 
 
 class ServesWhatItCannot(Sound):
+    async def generate(self, requests):
+        return await super().generate([dataclasses.replace(r, session=i) for i, r in enumerate(requests)])
+
     def request(self, r):
         ids = np.clip(r.ids if len(r.ids) else [5], 0, self.policy.config.vocab_size - 1)[:60]
         return sampling(dataclasses.replace(r, ids=ids.astype(np.int32)), max_new_tokens=4)

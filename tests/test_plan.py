@@ -22,6 +22,7 @@ from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.rollout.native import rows as cache_rows
+from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
 
 ROOT = Path(plan.__file__).parents[1]
@@ -247,6 +248,21 @@ def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(config
         plan.check_fits(config, model, fsdp(2), room)
 
 
+@pytest.mark.parametrize("longer", ["rollout", "explorer"])
+def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
+    """Of rollouts, or of questions to the policy, whichever is the longer one."""
+    config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
+    config.engine.update(name="native", sharded=True)
+    config.learner.update(row_length=2048, moments_on="host", rows_per_microbatch=2)
+    config[longer].max_length = 10**7
+    model = plan.load_model(config.model)
+    room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB
+    with pytest.raises(
+        ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"
+    ):
+        plan.check_fits(config, model, fsdp(2), room)
+
+
 def test_a_config_from_before_these_options_is_planned(configs):
     """As everywhere else, what it lacks is off."""
     told = []
@@ -288,6 +304,28 @@ def test_pages_that_the_engine_would_refuse_do_not_fit(configs):
     assert told.count("| yes |") == 1 and "or more" not in told
 
 
+@pytest.mark.parametrize("memory", [None, 10**15])
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_pages_that_the_engine_would_refuse_are_refused_before_weights_are_read(configs, memory, lora_rank):
+    """In the engine's words, also where the memory is not known, and where adapters are not planned."""
+    config = alone(configs, **{"engine.cache_tokens": 2**17, "learner.lora_rank": lora_rank})
+    model, mesh = plan.load_model(config.model), fsdp(8)
+    with pytest.raises(ValueError, match="cache_tokens is 131,072, .* 8 part.* has 16,384, ") as refused:
+        plan.check_fits(config, model, mesh, memory)
+    sizes = {"slots": 8, "max_length": config.rollout.max_length, "fed": 8, "parts": 8}
+    with pytest.raises(ValueError) as engine:
+        PageStore(None, tokens=2**17, **sizes)
+    assert str(refused.value) == str(engine.value)
+    config.engine.cache_tokens = int(re.search(r"set it to (\d+) or more", str(refused.value))[1])
+    plan.check_fits(config, model, mesh, memory)
+    PageStore(None, tokens=config.engine.cache_tokens, **sizes)
+    config.engine.cache_tokens -= 1
+    with pytest.raises(ValueError, match="cache_tokens is"):
+        plan.check_fits(config, model, mesh, memory)
+    config.engine.name = "sglang"
+    plan.check_fits(config, model, mesh, memory)
+
+
 def test_a_plan_fits_where_room_is_left():
     p = plan.Plan(*[10 * plan.GB] * 5, layer=20 * plan.GB, logprobs=10 * plan.GB)
     assert p.total == 70 * plan.GB
@@ -319,22 +357,34 @@ def test_what_cannot_be_planned_is_named():
         plan.load_model("nowhere/Some-Model")
 
 
-def test_the_command_prints_a_line_per_topology_and_length():
-    command = [
-        sys.executable,
-        "experiments/plan.py",
-        "--config=configs/bfcl_qwen3_4b.py",
-        "--topology=v5p-8",
-        "--row_length=16384,32768",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.mark.parametrize(
+    "option, rule",
+    [
+        ("learner.dtype=half", "one of float32"),
+        ("engine.name=vllm", "one of native, sglang"),
+        ("mesh.tensor=0", "at least 1"),
+        ("engine.cache_tokens=-1", "at least 0"),
+    ],
+)
+def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option, rule):
+    done = command("--topology=v5p-8", f"--config.{option}")
+    key, value = option.split("=")
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(rf"Error: config\.{key} is '?{value}'?: it must be {rule}.*\n", done.stderr), (
+        done.stderr
     )
+
+
+def command(*options):
+    """The command as a user starts it."""
+    whole = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", *options]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_the_command_prints_a_line_per_topology_and_length():
+    done = command("--topology=v5p-8", "--row_length=16384,32768")
+    assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
     assert {line[-1] for line in lines} == {"yes |"}

@@ -183,6 +183,17 @@ def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
         claim(tmp_path / "file" / below, settings("static"))
 
 
+def test_checkpoints_that_have_no_place_are_refused_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    nowhere = settings("static", **{"checkpoint.folder": str(tmp_path / "file" / "checkpoints")})
+    with pytest.raises(
+        ValueError, match="config.checkpoint.folder is .*file/checkpoints', which cannot be made"
+    ):
+        claim(tmp_path / "run", nowhere)
+    claim(tmp_path / "run", settings("static", **{"checkpoint.folder": str(tmp_path / "there")}))
+    assert (tmp_path / "there").is_dir()
+
+
 def test_held_out_tasks_that_are_none_are_named(tmp_path):
     (tmp_path / "held_out.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="held_out.jsonl holds a line that is no task"):

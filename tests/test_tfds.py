@@ -156,6 +156,21 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
     assert [tfds_tasks.task(row) for row in tfds_tasks.read(tmp_path / "set")] == tasks_of(workdir)
 
 
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        (["--benchmark=bfcl", "--splits="], "--splits names no split"),
+        (["--benchmark=bfcl", "--splits=test"], "--output={file} cannot be written (Not a directory)"),
+    ],
+)
+def test_the_command_says_in_one_sentence_what_it_cannot_write(options, why, tmp_path):
+    (file := tmp_path / "file").write_text("")
+    command = [sys.executable, "experiments/export_tfds.py", *options, f"--output={file}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"Error: {why.format(file=file)}"), done.stderr
+    assert done.stderr.count("\n") == 1 and file.is_file()
+
+
 def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
     names = ["train", "development", "test", "sequential_train", "sequential_test"]
     command = ["experiments/export_tfds.py", "--benchmark=bfcl", f"--output={tmp_path}"]

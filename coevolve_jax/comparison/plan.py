@@ -264,7 +264,7 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
                 "choose another --workdir."
             )
         return theirs
-    if folder.exists() and any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"{folder} is not empty and holds no comparison (no plan.json): choose another --workdir."
         )
@@ -272,5 +272,11 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def write(folder: Path, plan: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "plan.json").write_text(json.dumps(plan, indent=1))
+    """Raises ValueError where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "plan.json").write_text(json.dumps(plan, indent=1))
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
+        ) from None

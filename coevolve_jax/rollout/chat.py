@@ -31,8 +31,9 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
+        why = " ".join(str(error).split()) if os.path.isdir(folder) else "there is no such folder"
         raise ValueError(
-            f"{folder} holds no tokenizer that transformers can load ({error}): copy it there."
+            f"{folder} holds no tokenizer that transformers can load ({why}): copy it there."
         ) from None
 
 

@@ -36,17 +36,39 @@ class Request:
     seed: int = 0
 
 
-def check_request(
-    r: Request, vocabulary: int, max_length: int, max_new_tokens: int, constrains: bool = False
+def check_requests(
+    requests: Sequence[Request],
+    vocabulary: int,
+    max_length: int,
+    max_new_tokens: int,
+    constrains: bool = False,
 ) -> None:
     """Raises ValueError for a request that no engine of these sizes can serve, or that has a schema where the engine does
-    not heed it."""
+    not heed it, and for two of one session: the second would have to go on with the first one's answer."""
+    sessions: set[int] = set()
+    for r in requests:
+        if r.session in sessions:
+            raise ValueError(
+                f"Session {r.session} has two requests in one call: send the second when the first is answered, or give "
+                "it a session of its own."
+            )
+        sessions.add(r.session)
+        _check_request(r, vocabulary, max_length, max_new_tokens, constrains)
+
+
+def _check_request(
+    r: Request, vocabulary: int, max_length: int, max_new_tokens: int, constrains: bool
+) -> None:
     if len(r.ids) == 0:
         raise ValueError(f"Request of session {r.session} has no tokens: send at least one.")
     if r.ids.min() < 0 or r.ids.max() >= vocabulary:
         raise ValueError(
             f"Request of session {r.session} has token id {r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the "
             f"model's vocabulary has {vocabulary}: the tokenizer does not belong to this model."
+        )
+    if r.sampling.max_new_tokens < 1:
+        raise ValueError(
+            f"Request of session {r.session} has max_new_tokens {r.sampling.max_new_tokens}: ask for at least one token."
         )
     if r.sampling.max_new_tokens > max_new_tokens or len(r.ids) + r.sampling.max_new_tokens > max_length:
         raise ValueError(
@@ -113,7 +135,8 @@ class Engine(Protocol):
 
         Raises:
           ValueError: an id outside the vocabulary, an empty prompt, one that leaves no room for its
-            max_new_tokens, or a schema that cannot be heeded; nothing has been computed then.
+            max_new_tokens or asks for none, a schema that cannot be heeded, or two requests of one session; nothing has been
+            computed then.
           EngineError: it cannot go on.
         """
         ...

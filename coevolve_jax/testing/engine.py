@@ -315,7 +315,7 @@ def _what_is_cancelled_leaves_nothing_behind(subject: Subject) -> None:
 
 
 def _what_cannot_be_served_is_refused(subject: Subject, bad: Request, why: str) -> None:
-    """Before anything runs; `rollout.engine.check_request` refuses all of it."""
+    """Before anything runs; `rollout.engine.check_requests` refuses all of it."""
     try:
         subject.generate([ask(0, [5, 6]), bad])
     except ValueError as error:
@@ -339,7 +339,10 @@ _REFUSED = {
     "a_negative_id": ([5, -1], 4, "token id -1"),
     "too_long_a_sequence": (list(range(120)), 16, "exceed the engine's max_length"),
     "too_large_a_budget": ([5], MAX_NEW_TOKENS + 1, "max_new_tokens"),
+    "no_budget": ([5], 0, "max_new_tokens 0"),
+    "a_negative_budget": ([5], -1, "max_new_tokens -1"),
 }
+_SECOND = ask(0, [5, 6, 7])  # of the session of the good request beside it
 _PLAIN = (
     _turns_reuse_the_prefix_and_stay_exact,
     _what_shares_a_batch_does_not_matter,
@@ -366,6 +369,9 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         )
         for name, (ids, new, why) in _REFUSED.items()
     },
+    "refused_before_anything_runs_two_requests_of_a_session": functools.partial(
+        _what_cannot_be_served_is_refused, bad=_SECOND, why="two requests"
+    ),
 }
 
 

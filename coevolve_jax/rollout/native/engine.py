@@ -28,7 +28,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout.engine import Completion, Request, check_request
+from coevolve_jax.rollout.engine import Completion, Request, check_requests
 from coevolve_jax.rollout.native.conversation import NOWHERE, Conversation
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.native.programs import TICK, Programs
@@ -160,8 +160,8 @@ class NativeEngine:
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for what `generate` would refuse."""
+        check_requests(requests, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
         for r in requests:
-            check_request(r, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
             if r.sampling.json_schema is not None:
                 self._grammars.begin(r.sampling.json_schema, r.sampling.stop_ids)
 
@@ -179,7 +179,10 @@ class NativeEngine:
         self._forget(asked)
         serving, sharing = self._store.admit(asked, list(self._held.values()))
         later = {c.request.session for c in sharing}
-        self._feed([c for c in serving if c.request.session not in later])
+        alone = [c for c in serving if c.request.session not in later]
+        # Of who begins: before that, what it had may have been taken by others.
+        self.counts["cached_tokens"] += sum(c.cached for c in alone if not c.logprobs)
+        self._feed(alone)
         self._store.share()
         self.counts["cached_tokens"] += sum(c.cached for c in sharing)
         self._feed(serving)
@@ -196,7 +199,6 @@ class NativeEngine:
         c = self._held.setdefault(request.session, Conversation.new(request))
         if c.answered or c.request is not request:
             c.begin(request)
-            self.counts["cached_tokens"] += c.cached
         return c
 
     def _forget(self, asked: Sequence[Conversation]) -> None:

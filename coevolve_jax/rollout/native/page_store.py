@@ -17,7 +17,7 @@ import numpy as np
 from coevolve_jax.models.paged import PAGE, STRIDE
 from coevolve_jax.rollout.native.conversation import Conversation
 from coevolve_jax.rollout.native.programs import TICK
-from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, runs
+from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, part_pages, runs
 
 
 class PageStore:
@@ -26,13 +26,7 @@ class PageStore:
 
     def __init__(self, programs: Any, *, slots: int, max_length: int, fed: int, parts: int, tokens: int):
         self._programs, self._fed, self._parts = programs, fed, parts
-        self._count = tokens // PAGE // parts  # of pages in a part
-        least = -(-max_length // PAGE)
-        if self._count < least:
-            raise ValueError(
-                f"config.engine.cache_tokens is {tokens:,}, of which each of the mesh's {parts} part(s) has {self._count * PAGE:,}, "
-                f"and one conversation may have {max_length:,}: set it to {least * PAGE * parts:,} or more."
-            )
+        self._count = part_pages(tokens, max_length, parts)
         self._most = -(-slots // parts)  # conversations in a part
         self._row_sizes = [-(-size // parts) * parts for size in ladder(ROWS, slots, 4)]
         self._column_sizes = ladder(COLUMNS, -(-max_length // STRIDE) * STRIDE, 2)

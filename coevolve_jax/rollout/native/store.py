@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from coevolve_jax.models.paged import PAGE
 from coevolve_jax.rollout.native.conversation import Conversation
 
 ROWS, COLUMNS = 16, 256  # of the smallest cache
@@ -66,6 +67,22 @@ class Store(Protocol):
     def drop(self) -> None:
         """Forgets everything, and gives the memory back."""
         ...
+
+
+def least_tokens(longest: int, parts: int) -> int:
+    """That pages must hold for conversations of `longest` tokens: each of the parts that they lie in has one of these."""
+    return -(-longest // PAGE) * PAGE * parts
+
+
+def part_pages(tokens: int, longest: int, parts: int) -> int:
+    """How many pages each part has of `tokens`. Raises ValueError where they would not hold the longest conversation."""
+    count = tokens // PAGE // parts
+    if count * PAGE < longest:
+        raise ValueError(
+            f"config.engine.cache_tokens is {tokens:,}, of which each of the mesh's {parts} part(s) has {count * PAGE:,}, "
+            f"and one conversation may have {longest:,}: set it to {least_tokens(longest, parts)} or more."
+        )
+    return count
 
 
 def bucket(n: int, sizes: Sequence[int]) -> int:

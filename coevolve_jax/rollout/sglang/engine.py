@@ -21,7 +21,7 @@ import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_request
+from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_requests
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
 from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
@@ -131,8 +131,7 @@ class SGLangEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         if self._broken:
             raise self._broken
-        for request in requests:
-            check_request(request, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
+        check_requests(requests, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
         tasks = [asyncio.ensure_future(self._complete(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
