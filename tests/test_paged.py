@@ -187,6 +187,31 @@ def test_a_group_shares_the_whole_pages_of_its_prompt():
     assert [len(free) for free in store._free] == [16, 16]
 
 
+def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
+    """Two parts of six pages. One has five, two of them its prompt's, so the next of that prompt takes the sixth. Who comes
+    then begins in the other part, and the last one shares with that."""
+    store = PageStore(Programs(), slots=8, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
+    prompt = np.arange(2 * PAGE + 10, dtype=np.int32)
+    held = [Conversation.new(Request(i, prompt, Sampling(max_new_tokens=16))) for i in range(4)]
+    store.admit(held[:1], held[:1])
+    held[0].cached = len(prompt) - 1
+    held[0].begin(Request(0, np.pad(prompt, (0, 2 * PAGE)), Sampling(max_new_tokens=16)))
+    got, sharing = store.admit(held, held)
+    assert [len(c.pages) for c in held] == [5, 3, 3, 3] and got == held
+    assert [c.part for c in held] == [0, 0, 1, 1] and [c.request.session for c in sharing] == [1, 3]
+    for c in held:
+        c.cached = len(c.ids) - 1
+    filler = Conversation.new(Request(9, np.full(2 * PAGE - 20, 9, np.int32), Sampling(max_new_tokens=16)))
+    late = Conversation.new(Request(8, prompt, Sampling(max_new_tokens=16)))
+    everyone = [
+        *held,
+        filler,
+        late,
+    ]  # which takes the last two: the late one has room nowhere, and waits with its prompt
+    got, _ = store.admit(everyone, everyone)
+    assert got == [*held, filler] and late.part == 0 and len(late.pages) == 2
+
+
 @pytest.mark.parametrize(
     "asked, grown, admitted, left",
     [

@@ -1,8 +1,9 @@
 """A cache of pages: each conversation has as many as it is long, and those of one prompt share its whole pages.
 
-On a mesh each part of the devices has pages of its own, and a conversation lies in one part. Where its pages do not suffice,
-conversations that nobody asks for lose theirs, oldest first, then the last of those that are asked for; these wait, and are
-fed anew. Who would not have enough of these either waits itself. There always is room for the first one.
+On a mesh each part of the devices has pages of its own, and a conversation lies in one part, with those of its prompt while
+there is room. Where its pages do not suffice, conversations that nobody asks for lose theirs, oldest first, then the last of
+those that are asked for; these wait, and are fed anew. Who would not have enough of these either waits itself. There always
+is room for the first one.
 """
 
 from __future__ import annotations
@@ -69,24 +70,32 @@ class PageStore:
 
     def _begin(self, c: Conversation, same: Sequence[Conversation]) -> bool:
         """Chooses the part of a conversation that has no page: where another one of the `same` prompt is, whose whole pages it
-        then has, too; else where most pages are free. True for the former."""
+        then has, too; else, or where only there it need not wait or take others' pages, where most are free. True for the
+        former."""
         load = Counter(other.part for other in self._housed.values() if other is not c)
-        whole = len(c.prompt) // PAGE
-        for source in same:
-            if load[source.part] < self._most and 0 < whole <= len(source.pages):
-                c.part, c.pages, c.cached = source.part, source.pages[:whole], whole * PAGE
-                self._users[c.part].update(c.pages)
-                return True
-        places = [part for part in range(self._parts) if load[part] < self._most]
-        c.part = max(places, key=lambda part: len(self._free[part]))
-        return False
+        whole, free = len(c.prompt) // PAGE, [len(pages) for pages in self._free]
+        roomiest = max((p for p in range(self._parts) if load[p] < self._most), key=free.__getitem__)
+        sources = [s for s in same if load[s.part] < self._most and 0 < whole <= len(s.pages)]
+        wanted = self._wanted(c)
+        with_room = [s for s in sources if wanted - whole <= free[s.part]]
+        if not sources or (not with_room and wanted <= free[roomiest]):
+            c.part = roomiest
+            return False
+        source = (with_room or sources)[0]
+        c.part, c.pages, c.cached = source.part, source.pages[:whole], whole * PAGE
+        self._users[c.part].update(c.pages)
+        return True
+
+    def _wanted(self, c: Conversation) -> int:
+        """The pages that it has in this tick."""
+        return -(-(len(c.ids) + min(TICK, c.left)) // PAGE)
 
     def _extend(self, c: Conversation, others: Sequence[Conversation]) -> bool:
         """Gives it the pages of this tick, if need be those of `others`, in this order. False where not even they suffice: these
         keep theirs, or they would be fed anew in every tick in which it waits."""
         self._keep(c, c.cached)
         free, others = self._free[c.part], [other for other in others if other.part == c.part]
-        missing = -(-(len(c.ids) + min(TICK, c.left)) // PAGE) - len(c.pages)
+        missing = self._wanted(c) - len(c.pages)
         if missing > len(free):
             theirs = Counter(page for other in others for page in other.pages)
             if missing > len(free) + sum(n == self._users[c.part][page] for page, n in theirs.items()):
