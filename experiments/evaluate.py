@@ -138,7 +138,8 @@ def run() -> None:
         checked = None if held_out else family.report(tasks, trajectories, _SAMPLES.value, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
-    rows = scores(counted.get("by_task", result.by_task), _SAMPLES.value, parts, alike)
+    by_task = counted.get("by_task", result.by_task)
+    rows = scores(by_task, _SAMPLES.value, parts, alike)
     report = {
         "model": str(folder),
         "protocol": {
@@ -169,7 +170,8 @@ def run() -> None:
     if "bfcl-eval" in report["versions"]:
         print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
     success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
-    print(f"{'success':>16}  {success} of {len(trajectories)} rollouts, {result.invalid} invalid left out")
+    invalid = len(trajectories) - sum(trials for _, trials in by_task.values())
+    print(f"{'success':>16}  {success} of {len(trajectories)} rollouts, {invalid} invalid left out")
     print(table(rows, _SAMPLES.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))

@@ -454,6 +454,29 @@ def test_official_check_leaves_no_world_behind():
         benchmark.official_check("simple_1", [])
 
 
+def with_arguments(task, name, **arguments):
+    """The reference calls per turn and step, those of the tool `name` with these arguments too."""
+    change = lambda c: dataclasses.replace(c, arguments={**c.arguments, **arguments}) if c.name == name else c
+    return [[list(map(change, turn.calls))] for turn in task.turns]
+
+
+def test_official_check_changes_no_later_verdict():
+    """A tweet that mentions nobody has a default argument, which a tool of BFCL changes, for the process."""
+    task = BASE[5]
+    mentioning = with_arguments(task, "post_tweet")
+    mentioning[2][0].append(Call("mention", {"tweet_id": 0, "mentioned_usernames": ["@eve"]}))
+    assert not benchmark.official_check(task.id, mentioning)["valid"]
+    assert benchmark.official_check(task.id, with_arguments(task, "post_tweet", mentions=[]))["valid"]
+
+
+def test_official_check_changes_no_later_world():
+    """A flight is paid with a card that all long contexts begin with."""
+    task = benchmark.load("multi_turn_long_context")[151]
+    before = run(task)[1].fingerprint()
+    benchmark.official_check(task.id, with_arguments(task, "book_flight", card_id="1234567812345678"))
+    assert run(task)[1].fingerprint() == before
+
+
 def test_splits_are_fixed_stratified_and_disjoint():
     train, test = benchmark.split("train"), benchmark.split("evaluation")
     assert train | test == set(range(200)) and not train & test

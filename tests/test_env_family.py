@@ -280,6 +280,12 @@ def test_the_default_report_and_that_by_verdicts():
     }
     assert base.report_verdicts(tasks, rollouts, 2, judge) == expected
     assert asked == [("a", [[[ls]], [[cd], [ls]]]), ("b", [[], [[cd]]])]
+    lost = [{"valid": True, "error_type": ""}, {"valid": False, "error_type": "pool:timeout"}]
+    assert base.report_verdicts(tasks, rollouts, 2, lambda _: lost) == {
+        "success": 1 / 2,
+        "failures": {"force_terminated": 1, "pool:timeout": 1},
+        "by_task": {"a": [1, 2], "b": [0, 0]},
+    }
 
 
 def test_the_door_game_conforms_in_its_own_environment(doors):

@@ -99,6 +99,14 @@ def test_a_hang_in_execute_and_check_is_reported_and_harms_no_neighbour(impatien
     assert [v["valid"] for v in verdicts] == [True, False, True]
 
 
+def test_a_task_that_cannot_be_built_is_refused_and_costs_no_worker(pool):
+    bad, restarts = dataclasses.replace(SUM, environment="mars"), pool.restarts
+    for refused in (lambda: pool.reset([bad]), lambda: pool.execute([(bad, ADD), (SUM, ADD)])):
+        with pytest.raises(ValueError, match="environment 'mars'"):
+            refused()
+    assert pool.restarts == restarts
+
+
 def test_a_worker_killed_in_the_middle_of_a_batch_costs_one_session(pool):
     sessions = pool.reset([SUM] * 8)
     pool.step(sessions, [[ADD[0]]] * 8)

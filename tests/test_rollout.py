@@ -300,6 +300,31 @@ def test_a_hanging_tool_makes_the_rollout_invalid(policy):
     assert t.stop == "environment" and not t.outcome.valid
 
 
+class Ending:
+    """A pool in which pwd is the call that ends a turn, as in worlds that have one."""
+
+    def __init__(self, pool):
+        self._pool = pool
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def step(self, worlds, calls):
+        answers = self._pool.step(worlds, calls)
+        return [
+            [dataclasses.replace(o, ends=c.name == "pwd") for c, o in zip(*one)]
+            for one in zip(calls, answers)
+        ]
+
+
+def test_what_a_message_calls_after_the_end_of_its_turn_is_not_done(policy, env_pool):
+    ended = render_call(Call("pwd", {}))
+    spoil = render_call(Call("mkdir", {"dir_name": "another"}))
+    t, _ = play(policy, Ending(env_pool), [RIGHT[0] + ended + spoil + "<tool_call>", RIGHT[2] + ended])
+    assert t.stop == "done" and t.outcome.success
+    assert [(s.turn, s.call.name) for s in t.steps] == [(0, "mkdir"), (0, "pwd"), (1, "mv"), (1, "pwd")]
+
+
 class Slow:
     """A pool whose answers take each a random time."""
 

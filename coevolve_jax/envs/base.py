@@ -137,7 +137,8 @@ def report_verdicts(
     """The score by a family's `judge`: {"success": None where no rollout is valid, "failures": verdicts by error_type, "by_task": task id ->
     [successes, trials]}.
 
-    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out.
+    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out, and
+    so is one on which the workers reached no verdict ("pool:timeout" and "pool:crash" among the failures).
     """
     jobs, by_task = [], {task.id: [0, 0] for task in tasks}
     for i, t in enumerate(trajectories):
@@ -151,9 +152,10 @@ def report_verdicts(
     verdicts = judge(jobs)
     for (task_id, _), verdict in zip(jobs, verdicts, strict=True):
         by_task[task_id][0] += verdict["valid"]
-    trials = sum(t.outcome.valid for t in trajectories)
+        by_task[task_id][1] -= verdict["error_type"].startswith("pool:")
+    trials = sum(n for _, n in by_task.values())
     reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
-    reasons["force_terminated"] = trials - len(jobs)
+    reasons["force_terminated"] = sum(t.outcome.valid for t in trajectories) - len(jobs)
     passed = sum(v["valid"] for v in verdicts)
     return {
         "success": passed / trials if trials else None,

@@ -2,7 +2,7 @@
 time.
 
 Request: [session, [op, ...]]; each op is answered by its own line as soon as it is done:
-["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError).
+["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError), as are then the ops after it.
 Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY TIMEOUT_SECONDS MEMORY_GIB [warm]`, perhaps
 under an interpreter that has the family's packages and the standard library only.
 """
@@ -66,12 +66,13 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO, timeout: fl
     worlds: dict[int, Environment] = {}
     for line in requests:
         session, ops = json.loads(line)
+        refused = None
         for op in ops:
             signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
             try:
-                reply = ["ok", answer(family, worlds, session, *op)]
+                reply = refused or ["ok", answer(family, worlds, session, *op)]
             except ValueError as error:
-                reply = ["refused", str(error)]
+                reply = refused = ["refused", str(error)]
             text = json.dumps(reply)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(text.encode() + b"\n")

@@ -409,16 +409,19 @@ class Agent:
             await self._act(r, parsed)
 
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
-        calls = [p.call for p in parsed if p.call]
-        (observed,) = await self._in_world(self._pool.step, [r.world], [calls])
-        ended, observed, texts = any(o.ends for o in observed), iter(observed), []
+        """One call after the other: none after one that ends the turn, which is graded as it was then."""
+        texts, ended = [], False
         for p in parsed:
-            answer = next(observed) if p.call else Observation(f'{{"error": "{p.error}"}}', error=True)
+            answer = Observation(f'{{"error": "{p.error}"}}', error=True)
+            if p.call:
+                ((answer,),) = await self._in_world(self._pool.step, [r.world], [[p.call]])
             if not answer.valid:
                 r.stop = "environment"
             text = self._limits.shown(answer.text)
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
+            if ended := answer.ends:
+                break
         if ended and r.stop is None:
             await self._end_turn(r)
             return

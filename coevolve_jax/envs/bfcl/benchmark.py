@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import itertools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+from bfcl_eval.eval_checker.multi_turn_eval.func_source_code import long_context
 
 from coevolve_jax.envs.bfcl.scenario import scenario
-from coevolve_jax.envs.bfcl.toolsets import documented, parse, read_data, render
+from coevolve_jax.envs.bfcl.toolsets import TOOLSETS, documented, parse, read_data, render
 from coevolve_jax.types import Call, Task, Turn
 
 CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
@@ -156,16 +159,33 @@ def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> d
     model = f"model{next(_serial)}"
     allowed = documented(entry["involved_classes"])
     decoded = [[[_render_or_refuse(call, allowed) for call in step] for step in turn] for turn in turns]
-    try:
-        verdict = checker.multi_turn_checker(decoded, answer, entry, category, model)
-    finally:
-        for name in [n for n in vars(multi_turn_utils) if n.startswith(f"{model}_")]:
-            delattr(multi_turn_utils, name)
+    with _sharing_undone():
+        try:
+            verdict = checker.multi_turn_checker(decoded, answer, entry, category, model)
+        finally:
+            for name in [n for n in vars(multi_turn_utils) if n.startswith(f"{model}_")]:
+                delattr(multi_turn_utils, name)
     return {
         "valid": verdict["valid"],
         "error_type": verdict.get("error_type", ""),
         "error_message": verdict.get("error_message", ""),
     }
+
+
+@contextlib.contextmanager
+def _sharing_undone() -> Iterator[None]:
+    """What BFCL's worlds share within a process, default arguments and long-context extensions, is afterwards as it
+    was: the official executor lets calls change it, and the next verdict and the next world would see that."""
+    shared = [value for tool in documented(TOOLSETS).values() for value in tool.defaults.values()]
+    shared += [v for n, v in vars(long_context).items() if n.isupper() and isinstance(v, (list, dict))]
+    before = copy.deepcopy(shared)
+    try:
+        yield
+    finally:
+        for value, old in zip(shared, before):
+            value.clear()
+            add = value.extend if isinstance(value, list) else value.update
+            add(old)
 
 
 def _render_or_refuse(call: Call, allowed: Container[str]) -> str:
