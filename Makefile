@@ -111,7 +111,7 @@ headroom: setup
 	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
 
 # Two processes the first time, which compiles: a third would compile much of what the others do. Then three, since one of
-# them often waits, for a server, a start or another process (10 min 18 s and 10 min 39 s; 9 min 43 s and 8 min 49 s then).
+# them often waits, for a server, a start or another process (9 min 43 s, and 7 min 20 s then).
 test: setup-test setup-sglang
 	$(RUN) -m pytest tests -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
 
