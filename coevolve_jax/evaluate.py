@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
 from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Task, Trajectory
 
 
@@ -49,7 +50,7 @@ def evaluate(
 
     The engine's noise depends on `seed`, so that equal weights and seeds give equal results.
     """
-    seeds = np.random.default_rng(seed).integers(2**32, size=len(tasks) * samples)
+    seeds = rng_for(seed, "evaluation").integers(2**32, size=len(tasks) * samples)
     jobs = [Job(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
     with tqdm(total=len(jobs), desc=title, unit="rollout", leave=False) as bar:
         trajectories = agent.rollouts(jobs, temperature, on_done=bar.update)

@@ -138,7 +138,7 @@ class Loop:
         """Success rates on the held-out tasks by sampling and by greedy decoding."""
         c, rates = self.c.evaluation, []
         for samples, temperature in ((c.samples, c.temperature), (1, 0.0)):
-            seeds = np.random.default_rng(c.seed).integers(2**32, size=len(self.held_out) * samples).tolist()
+            seeds = rng_for(c.seed, "evaluation").integers(2**32, size=len(self.held_out) * samples).tolist()
             jobs = [(task, m) for task in self.held_out for m in range(samples)]
             done = self.roll([(*job, seed) for job, seed in zip(jobs, seeds)], temperature)
             valid = [t.outcome.success for t in done if t.outcome.valid]

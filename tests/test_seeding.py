@@ -1,26 +1,28 @@
 """Randomness by (seed, purpose, step): what is drawn for one purpose says nothing of another."""
 
+import hashlib
 import itertools
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax.seeding import NUMBERED, rng_for
+from coevolve_jax.seeding import rng_for
 
+PURPOSES = ("held_out", "initial", "sample", "rollout", "evolve", "evaluation", "probe", "a purpose of mine")
 draws = lambda *key: tuple(rng_for(*key).integers(2**32, size=4).tolist())
 
 
-def test_the_numbered_purposes_draw_what_they_always_drew():
-    assert [rng_for(7, purpose, 3, 1).integers(1000) for purpose in NUMBERED] == [
-        np.random.default_rng([7, i, 3, 1]).integers(1000) for i in range(5)
-    ]
+def test_a_digest_of_all_arguments_is_the_seed():
+    digest = hashlib.sha256(b'["sample", 7, 3, 1]').hexdigest()
+    assert rng_for(7, "sample", 3, 1).integers(1000) == np.random.default_rng(int(digest, 16)).integers(1000)
 
 
 def test_every_seed_purpose_step_and_repetition_has_draws_of_its_own():
-    purposes = (*NUMBERED, "probe", "explore", "a purpose of mine")
-    keys = [*itertools.product((0, 1), purposes, (0, 1)), *((0, p, 0, r) for p in purposes for r in (1, 2))]
+    again = [(), (0,), (1,), (0, 0), (1, 0)]
+    keys = [(s, p, t, *r) for s, p, t, r in itertools.product((0, 1, 2**32), PURPOSES, (0, 1), again)]
     assert len({draws(*key) for key in keys}) == len(keys)
+    assert draws(3, "held_out") not in [tuple(np.random.default_rng(n).integers(2**32, size=4)) for n in (0, 3)]
 
 
 @given(st.text(), st.integers(0, 2**31), st.integers(0, 1000))
