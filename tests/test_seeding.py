@@ -22,7 +22,9 @@ def test_every_seed_purpose_step_and_repetition_has_draws_of_its_own():
     again = [(), (0,), (1,), (0, 0), (1, 0)]
     keys = [(s, p, t, *r) for s, p, t, r in itertools.product((0, 1, 2**32), PURPOSES, (0, 1), again)]
     assert len({draws(*key) for key in keys}) == len(keys)
-    assert draws(3, "held_out") not in [tuple(np.random.default_rng(n).integers(2**32, size=4)) for n in (0, 3)]
+    assert draws(3, "held_out") not in [
+        tuple(np.random.default_rng(n).integers(2**32, size=4)) for n in (0, 3)
+    ]
 
 
 @given(st.text(), st.integers(0, 2**31), st.integers(0, 1000))
