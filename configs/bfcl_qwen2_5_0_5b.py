@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.call_timeout = 5.0
 
     c.data.initial_tasks = 32  # N
+    c.data.new_share = 0.0
     c.rollout.tasks_per_step = 8
     c.rollout.temperature = 0.9
     c.rollout.max_length = 8192  # the schemas of two toolsets are 12,000 characters

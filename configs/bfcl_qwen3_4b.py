@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.call_timeout = 5.0  # ours
 
     c.data.initial_tasks = 100  # N
+    c.data.new_share = 0.0  # D_t is sampled uniformly
     c.rollout.tasks_per_step = 32
     c.rollout.group_size = 8  # K
     c.rollout.temperature = 0.9  # ours
@@ -74,5 +75,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution.tasks = 64  # ours
     c.evolution.contexts = 64  # ours
 
+    c.evaluation.every = 0
     c.evaluation.temperature = 0.9
     return c
