@@ -44,7 +44,7 @@ from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.timing import serving, throughput, timed
+from coevolve_jax.timing import serving, slow_note, throughput, timed
 from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
@@ -123,6 +123,7 @@ class Run:
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
+        self._slow = False  # whether it was said that messages are too slow
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
@@ -208,6 +209,9 @@ class Run:
         self._progress.update(row)
         for sentence in self._watch(values, raised):
             self._progress.note(sentence)
+        if (slow := slow_note(row["serving"])) and not self._slow:
+            self._slow = True
+            self._progress.note(slow)
 
     def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
         """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""
