@@ -1,6 +1,7 @@
 """What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
 
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+explorer.json                                    where the explorer is a model: which server and which model answer
 lock                                             held by the process that writes here (flock)
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
@@ -51,7 +52,11 @@ from coevolve_jax.types import Sample, Task
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 LOCK = "lock"
-STARTED = ("config.json", "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
+ANSWERING = {
+    f"explorer.{key}" for key in ("name", "model", "base_url")
+}  # a fork that has others may ask another model
+MODEL = "explorer.json"
+STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
 
 
 @dataclasses.dataclass
@@ -267,6 +272,8 @@ class Run:
             "config_digest": configs.digest(c),
             "versions": versions(),
         }
+        if served := recorded_model(self.workdir):
+            summary["explorer_model"] = served["model"]
         counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
         if counts:
             summary["serving"] = serving(counts)
@@ -325,6 +332,7 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         if not _begun(workdir, config):
+            (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
         if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
             try:
@@ -334,6 +342,23 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                     f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
                 ) from None
         yield
+
+
+def recorded_model(workdir: Path) -> dict | None:
+    """Who answers the run's explorer (Roles.served), as it is recorded; None where it is not yet, or nobody is asked."""
+    path = workdir / MODEL
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+
+
+def record_model(workdir: Path, served: Mapping | None) -> None:
+    """served: Roles.served of the explorer; None where nobody is asked."""
+    if served is not None:
+        write_text(workdir / MODEL, json.dumps(served, indent=1))
 
 
 def _begun(workdir: Path, config: ConfigDict) -> bool:
@@ -397,6 +422,8 @@ def fork(
         checkpoint.copy(folder, step, checkpoints(config, half))
         for path in run.glob("*.jsonl"):
             shutil.copyfile(path, half / path.name)
+        if (served := recorded_model(run)) and not ANSWERING & set(overrides or {}):
+            record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
         os.replace(half, workdir)

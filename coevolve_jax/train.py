@@ -36,7 +36,7 @@ from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState, checkpoints, claimed
+from coevolve_jax.run import Run, RunState, checkpoints, claimed, record_model, recorded_model
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.timing import timed
@@ -83,7 +83,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     ):
         trackers = build.trackers(c, workdir)
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        roles = build.explorer(c, policy, engine)
+        roles = build.explorer(c, policy, engine, recorded_model(workdir))
+        record_model(workdir, roles.served() if roles.served else None)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
