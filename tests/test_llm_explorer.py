@@ -14,6 +14,7 @@ from browsing import address, browser, needs_browser, visit  # noqa: F401 (fixtu
 from hypothesis import given
 from ml_collections import ConfigDict
 from openai_server import FAULTS, KEY, SPOILT, OpenAIServer
+from test_preemption import asked
 from test_strategies import rows, settings
 from test_train import comparable
 
@@ -709,6 +710,37 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
     assert KEY not in (tmp_path / "dialogues.jsonl").read_text() + done.stdout + done.stderr
     again = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "overlap, moment, saved, steps",
+    [
+        # In its evolution after the third update, at the first question and in the middle: that step is not whole yet.
+        (0, ("coevolve_jax.explorers.llm.reflector:Reflector.reflect", 1), 2, 1),
+        (0, ("coevolve_jax.explorers.llm.validator:Validator.judge", 1), 2, 1),
+        # While it waits for one that began a step before.
+        (1, ("coevolve_jax.evolve:Evolver._may_be_given_up", 1), 3, 2),
+    ],
+)
+def test_asked_to_end_while_it_evolves_a_run_saves_and_evolves_again(
+    server, tmp_path, overlap, moment, saved, steps
+):
+    evolve = {"evolution.overlap": overlap, "checkpoint.every": 100}
+    train(run_config(server, tmp_path / "whole.sqlite", **evolve), tmp_path / "whole")
+    first = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
+    server.seen.clear()
+    config = run_config(server, tmp_path / "asked.sqlite", **evolve)
+    assert asked(config, tmp_path / "asked", moment) == saved
+    assert len(rows(tmp_path / "asked", "metrics.jsonl")) == steps
+    born = [task["lineage"]["kind"] for task in rows(tmp_path / "asked", "tasks.jsonl")]
+    assert set(born) == {"initial"} and not (tmp_path / "asked" / "summary.json").exists()
+    train(config, tmp_path / "asked")
+    assert sorted(json.dumps(body, sort_keys=True) for body in server.seen) == first  # none is paid twice
+    want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "asked")
+    for name in want:
+        assert got[name] == want[name], name
+    for name in ("dialogues.jsonl", "costs.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes(), name
 
 
 @needs_browser
