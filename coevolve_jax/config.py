@@ -278,6 +278,13 @@ def check(config: ConfigDict) -> None:
                 f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
                 f"config file's argument (--config=FILE:{section}={name})."
             )
+    if "@" in (url := config.explorer.get("base_url", "")):  # before it is written anywhere
+        variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
+        raise ValueError(
+            f"config.explorer.base_url holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its "
+            f"config down: leave them out, and put the key into the environment variable {variable} "
+            "(config.explorer.key_variable)."
+        )
     name = config.explorer.name
     for part in PARTS:
         if part in config.explorer:

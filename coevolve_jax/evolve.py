@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +13,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax.lab import Laboratory
-from coevolve_jax.strategies.base import Lab, Strategy
+from coevolve_jax.preemption import interruptible
+from coevolve_jax.strategies.base import Lab, Strategy, evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 
@@ -34,12 +36,19 @@ class Evolver:
     soon or late that is ready, so that a seed still gives one result. The strategy is not asked again before.
 
     saved: the JSON of the checkpoint that the run goes on from. An evolution that was under way then begins again.
+
+    An evolution may take minutes where its explorer asks a model. It is then given up where the run is asked to end
+    (preemption.py), or where it fails: D_t and the books are as before it, and `to_json` is what it begins again from.
+    given_up: whether that is so.
     """
 
     def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
         self._config, self._strategy, self._lab = config, strategy, lab
         self._overlap = config.evolution.get("overlap", 0)
         self._under_way: UnderWay | None = None
+        self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
+        self._before: dict | None = None  # the strategy's state when the evolution began that is going on now
+        self.given_up = False
         own = saved["strategy"] if saved else {}
         if self._overlap and own.get("under_way") and own["name"] == config.strategy.name:
             begun = own["under_way"]
@@ -49,24 +58,46 @@ class Evolver:
     def __call__(self, step: int) -> SynthesisStats | None:
         """What became of the evolution that ends with this step; None where none does."""
         if not self._overlap:
-            return self._strategy.evolve(step, self._lab)
+            return self._at_once(step)
         grown, ending = None, self._under_way
         if ending and step >= ending.step + self._overlap:
-            grown = ending.grown.result()
+            with self._may_be_given_up():
+                grown = ending.grown.result()
             self._lab.merge(ending.lab)
             self._under_way = None
         if not self._under_way:
             self._under_way = begin(step, self._strategy, self._lab.beside())
         return grown
 
+    def _at_once(self, step: int) -> SynthesisStats | None:
+        if not self._slow or not evolves(self._config, step):
+            return self._strategy.evolve(step, self._lab)
+        self._before = self._strategy.to_json()
+        lab = self._lab.beside(roller=self._lab.roller)
+        with self._may_be_given_up():
+            grown = self._strategy.evolve(step, lab)
+        self._lab.merge(lab)
+        self._before = None
+        return grown
+
+    @contextmanager
+    def _may_be_given_up(self) -> Iterator[None]:
+        self.given_up = self._slow
+        with interruptible() if self._slow else nullcontext():
+            yield
+        self.given_up = False
+
     def close(self) -> None:
-        """Waits for what is under way, so that nothing asks for its answers a second time while it does."""
+        """Waits for what is under way, so that nothing asks for its answers a second time while it does. Raises Preempted
+        where the run is asked to end."""
         if self._under_way:
-            self._under_way.grown.exception()
+            with interruptible():
+                self._under_way.grown.exception()
 
     def to_json(self) -> dict:
         """The strategy and what it has under way, as JSON values."""
-        saved: dict[str, Any] = {"name": self._config.strategy.name, "state": self._strategy.to_json()}
+        state = self._strategy.to_json() if self._before is None else self._before
+        saved: dict[str, Any] = {"name": self._config.strategy.name, "state": state}
         if self._under_way:
             step, state, size, lab, _ = self._under_way
             records = {i: dict(vars(r)) for i, r in islice(lab.tasks.records.items(), size)}

@@ -1,6 +1,7 @@
 """What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
 
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+explorer.json                                    where the explorer is a model: which server and which model answer
 lock                                             held by the process that writes here (flock)
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
@@ -38,20 +39,24 @@ from coevolve_jax.dialogues import Packer
 from coevolve_jax.evaluate import versions
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.lab import explorer_costs
-from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter
+from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.timing import serving, throughput, timed
+from coevolve_jax.timing import serving, slow_note, throughput, timed
 from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 LOCK = "lock"
-STARTED = ("config.json", "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
+ANSWERING = {
+    f"explorer.{key}" for key in ("name", "model", "base_url")
+}  # a fork that has others may ask another model
+MODEL = "explorer.json"
+STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
 
 
 @dataclasses.dataclass
@@ -60,7 +65,8 @@ class RunState:
 
     step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. evaluations: the rows of evaluations.jsonl, the
     first of each set by the policy before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
-    what was asked for, by whom (lab.py, collect.py). seconds: by phase.
+    what was asked for, by whom (lab.py, collect.py). seconds: by phase. pending: what `Run.note` has of a step whose
+    evolution is not done; the learner's arrays are those after that step.
     """
 
     step: int
@@ -72,8 +78,15 @@ class RunState:
     signals: dict[str, int] = dataclasses.field(default_factory=dict)
     ledger: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    pending: dict[str, Any] | None = None
+
+    @property
+    def learned(self) -> int:
+        """GRPO updates done."""
+        return self.step + (self.pending is not None)
 
     def to_json(self) -> dict:
+        pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}
         return {
             "step": self.step,
             "tasks": self.tasks.to_json(),
@@ -84,6 +97,7 @@ class RunState:
             "signals": self.signals,
             "ledger": dict(sorted(self.ledger.items())),
             "seconds": self.seconds,
+            **pending,
         }
 
     @classmethod
@@ -99,6 +113,7 @@ class RunState:
             signals=dict(data["signals"]),
             ledger=Counter(data["ledger"]),
             seconds=dict(data["seconds"]),
+            pending=data.get("pending"),
         )
 
 
@@ -119,10 +134,11 @@ class Run:
         self._packer = Packer(
             read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
         )
-        self._saved = None if saved is None else state.step
+        self._saved = None if saved is None else state.learned
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
+        self._slow = False  # whether it was said that messages are too slow
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
@@ -142,30 +158,28 @@ class Run:
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """Begins a checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        """Begins a checkpoint of the last update, unless there is one. learner: grpo's, or the leader's (hosts.py).
         strategy: as Evolver.to_json has it."""
         c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
-        if self._saved == state.step:
+        if self._saved == state.learned:
             return
         with timed(state.seconds, "checkpoint"):
             saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
-            learner.save(checkpoints(c, self.workdir), state.step, arrays, saved, keep=c.checkpoint.keep)
-        self._saved = state.step
+            learner.save(checkpoints(c, self.workdir), state.learned, arrays, saved, keep=c.checkpoint.keep)
+        self._saved = state.learned
 
-    def log(
+    def note(
         self,
         collected: Collected,
         samples: Sequence[Sample],
         learned: Mapping[str, Any],
         found: Findings,
-        grown: SynthesisStats | None,
         seconds: Mapping[str, float],
         chat: Chat,
     ) -> None:
-        """Notes one whole step, in the state and in the logs."""
-        c, state, groups = self.config, self.state, collected.groups
-        step, state.step = state.step, state.step + 1
+        """Notes one step up to its evolution, in the state: `log` writes it."""
+        c, state, groups, step = self.config, self.state, collected.groups, self.state.step
         state.signals = {
             k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
         }
@@ -173,19 +187,12 @@ class Run:
         state.ledger.update({SERVING + name: n for name, n in collected.usage.counts.items()})
         state.ledger["learned_trajectories"] += len(samples)
         state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
-        if grown is not None:
-            state.synthesis.add(dataclasses.replace(grown, explored=[]))
-            self._logs.append(EXPLORATIONS, grown.explored)
-            state.tasks.write(self.workdir / "tasks.jsonl")
-        for phase in ("rollout", "update", "push", "evolution"):
-            state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
         values = health.diagnose(groups, samples)
-        raised = health.alerts(values, c.health)
         row = {
             "step": step,
             **describe(groups, step),
             **learned,
-            "tasks": len(state.tasks),
+            "tasks": 0,
             "utilization": collected.usage.utilization,
             "serving": serving(collected.usage.counts),
             "throughput": throughput(c, collected, samples, learned["operations"], seconds),
@@ -194,20 +201,44 @@ class Run:
                 "learned_from": len(health.taught(samples)),
             },
             "signals": found.counts,
-            "evolution": grown and grown.to_json(),
+            "evolution": None,
             "health": values,
-            "alerts": raised,
-            "seconds": seconds,
+            "alerts": health.alerts(values, c.health),
+            "seconds": dict(seconds),
         }
+        due = step % c.logging.trajectories_every == 0 or step + 1 == c.steps
+        shown = list(readable(chat, groups, samples, step, c.logging.trajectories)) if due else None
+        state.pending = {"row": row, "signals": list(found.rows), "shown": shown}
+
+    def seconds_so_far(self) -> dict[str, float]:
+        """Of the step that begins now, or goes on with its evolution."""
+        spent = dict(self.state.pending["row"]["seconds"]) if self.state.pending else {}
+        return {**spent, "step": sum(spent.values())} if spent else {}
+
+    def log(self, grown: SynthesisStats | None, seconds: Mapping[str, float]) -> None:
+        """Writes the step that `note` has, with its evolution, after which it is whole."""
+        state = self.state
+        assert state.pending is not None
+        row, found, shown = (state.pending[name] for name in ("row", "signals", "shown"))
+        step, state.step, state.pending = state.step, state.step + 1, None
+        if grown is not None:
+            state.synthesis.add(dataclasses.replace(grown, explored=[]))
+            self._logs.append(EXPLORATIONS, grown.explored)
+            state.tasks.write(self.workdir / "tasks.jsonl")
+        for phase in ("rollout", "update", "push", "evolution"):
+            state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        row |= {"tasks": len(state.tasks), "evolution": grown and grown.to_json(), "seconds": dict(seconds)}
         self._logs.write_step(row)
-        self._logs.append(SIGNALS, found.rows)
+        self._logs.append(SIGNALS, found)
         self._log_costs(step)
-        if step % c.logging.trajectories_every == 0 or state.step == c.steps:
-            shown = readable(chat, groups, samples, step, c.logging.trajectories)
+        if shown is not None:
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
-        for sentence in self._watch(values, raised):
+        for sentence in self._watch(row["health"], row["alerts"]):
             self._progress.note(sentence)
+        if (slow := slow_note(row["serving"])) and not self._slow:
+            self._slow = True
+            self._progress.note(slow)
 
     def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
         """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""
@@ -263,6 +294,8 @@ class Run:
             "config_digest": configs.digest(c),
             "versions": versions(),
         }
+        if served := recorded_model(self.workdir):
+            summary["explorer_model"] = served["model"]
         counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
         if counts:
             summary["serving"] = serving(counts)
@@ -321,6 +354,7 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
         except OSError:
             pass  # a file system without locks
         if not _begun(workdir, config):
+            (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
         if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
             try:
@@ -330,6 +364,23 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                     f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
                 ) from None
         yield
+
+
+def recorded_model(workdir: Path) -> dict | None:
+    """Who answers the run's explorer (Roles.served), as it is recorded; None where it is not yet, or nobody is asked."""
+    path = workdir / MODEL
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+
+
+def record_model(workdir: Path, served: Mapping | None) -> None:
+    """served: Roles.served of the explorer; None where nobody is asked."""
+    if served is not None:
+        write_text(workdir / MODEL, json.dumps(served, indent=1))
 
 
 def _begun(workdir: Path, config: ConfigDict) -> bool:
@@ -393,6 +444,8 @@ def fork(
         checkpoint.copy(folder, step, checkpoints(config, half))
         for path in run.glob("*.jsonl"):
             shutil.copyfile(path, half / path.name)
+        if (served := recorded_model(run)) and not ANSWERING & set(overrides or {}):
+            record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
         os.replace(half, workdir)

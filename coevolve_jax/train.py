@@ -36,7 +36,7 @@ from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState, checkpoints, claimed
+from coevolve_jax.run import Run, RunState, checkpoints, claimed, record_model, recorded_model
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.timing import timed
@@ -53,8 +53,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact.
-      EngineError: nothing generates any more; every finished step is in the last checkpoint, but where a strategy asks
-        for rollouts while D_t evolves (`Lab.probe`): then those up to the last one that was due.
+      EngineError: nothing generates any more; every update is in the last checkpoint.
       Preempted: the run was asked to end (preemption.py); likewise.
     """
     c, workdir = config, Path(workdir)
@@ -83,7 +82,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     ):
         trackers = build.trackers(c, workdir)
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        roles = build.explorer(c, policy, engine)
+        roles = build.explorer(c, policy, engine, recorded_model(workdir))
+        record_model(workdir, roles.served() if roles.served else None)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
@@ -104,38 +104,40 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
             held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
-            # What fails here fails between two steps: the run is saved as it is.
+            # What fails here fails between two updates: the run is saved as it is.
             kept = partial(saved_where_it_fails, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the beginning, for others to fork
                 run.save(learner, state, evolve.to_json())
             with kept():
                 run.evaluate_if_due(held_out)  # where a run ended in it
             for step in range(run.state.step, last):
-                seconds: dict[str, float] = {}
+                seconds = run.seconds_so_far()
                 with timed(seconds, "step"):
-                    # 1. K rollouts for each of a batch of tasks from D_t
-                    with timed(seconds, "rollout"), kept():
-                        collected = collect(step)
-                        if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
-                            sleep()
-                    groups = collected.groups
+                    if run.state.pending is None:  # else it is at its evolution already
+                        # 1. K rollouts for each of a batch of tasks from D_t
+                        with timed(seconds, "rollout"), kept():
+                            collected = collect(step)
+                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                                sleep()
+                        groups = collected.groups
 
-                    # 2. GRPO update of the policy
-                    with timed(seconds, "update"):
-                        samples = strategy.credit(groups)
-                        state, learned = learn(c, learner, state, samples)
-                    with timed(seconds, "push"):
-                        engine.update_weights(learner.policy(state), step + 1)
+                        # 2. GRPO update of the policy
+                        with timed(seconds, "update"):
+                            samples = strategy.credit(groups)
+                            state, learned = learn(c, learner, state, samples)
+                        with timed(seconds, "push"):
+                            engine.update_weights(learner.policy(state), step + 1)
 
-                    # 3. Weakness signals from these rollouts
-                    found = strategy.observe(step, groups)
-                    tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        # 3. Weakness signals from these rollouts
+                        found = strategy.observe(step, groups)
+                        tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves
-                    with timed(seconds, "evolution"):
+                    with timed(seconds, "evolution"), kept(only_if=lambda: evolve.given_up):
                         grown = evolve(step)
 
-                run.log(collected, samples, learned, found, grown, seconds, policy.chat)
+                run.log(grown, seconds)
                 with kept():
                     run.evaluate_if_due(held_out)
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
@@ -154,12 +156,15 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
 
 @contextmanager
-def saved_where_it_fails(save: Callable[[], object]) -> Iterator[None]:
+def saved_where_it_fails(
+    save: Callable[[], object], only_if: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Saves before it raises what the block raises, but for FloatingPointError: that policy is of no use."""
     try:
         yield
     except FloatingPointError:
         raise
     except (Exception, Preempted):
-        save()
+        if only_if():
+            save()
         raise

@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import gc
 import itertools
 import os
 import signal
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -202,6 +204,7 @@ def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):
     proxy.faults = [fault]
     (c,) = generate(engine, [ask(0, PROMPT, stop=(), new=12)])
     assert c.finish == "length" and len(c.ids) == 12 and engine.faults == 1
+    assert (engine.counts["messages"], engine.counts["slow_retries"]) == (1, fault == "hang")
     check_completion(Subject(None, policy), PROMPT, c)
     if fault == "abort":  # what the server had sampled is kept: the rest is asked for
         assert len(proxy.seen) == 2 and proxy.seen[1]["sampling_params"]["max_new_tokens"] == 6
@@ -299,6 +302,35 @@ def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
 
     event_loop.run(cancel())
     assert proxy.aborted == [body["rid"] for body in proxy.seen]
+
+
+def test_what_tells_a_server_to_stop_outlives_a_collection_of_garbage(monkeypatch):
+    """An event loop holds its tasks weakly, so an abort that nobody else holds may vanish before it is sent."""
+    engine, collected = SGLangEngine.__new__(SGLangEngine), []
+    engine._timeout, engine._probe_timeout, engine._record_routing = 1.0, 1.0, False
+    engine._aborts = set()
+
+    async def call(self, member, method, path, *arguments, **named):
+        if path == "/generate":
+            raise Fault("no")
+        waits = asyncio.get_running_loop().create_future()  # that nobody else holds either
+        weakref.finalize(waits, collected.append, path)
+        await waits
+
+    async def ask_and_collect():
+        with pytest.raises(Fault):
+            await engine._ask(Member("http://s"), ask(0, PROMPT), PROMPT, 0)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not collected
+        (abort,) = engine._aborts
+        abort.cancel()
+        await asyncio.wait([abort])
+        await asyncio.sleep(0)
+        assert not engine._aborts
+
+    monkeypatch.setattr(SGLangEngine, "_call", call)
+    event_loop.run(ask_and_collect())
 
 
 async def until(holds, seconds=120.0):

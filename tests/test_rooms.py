@@ -53,7 +53,7 @@ ROOMS = {
     "collect": ("types", "seeding", "preemption", "rollout", "strategies.base", "synthesis.task_pool"),
     "lab": ("types", "seeding", "collect", "strategies.base", "synthesis", "explorers.base"),
     "dialogues": ("explorers.base",),
-    "evolve": ("build", "lab", "strategies.base", "synthesis"),
+    "evolve": ("build", "lab", "preemption", "strategies.base", "synthesis"),
     "evaluate": ("types", "seeding", "rollout", "analysis.stats"),
     "topologies": (),
     "timing": ("types", "collect", "topologies"),

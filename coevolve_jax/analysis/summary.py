@@ -117,6 +117,9 @@ def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, s
 def _serving_block(told: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """What the engine has computed, where it counts it."""
     lines = [(n, f"{told[f'{n}_tokens']:>10,}", "") for n in ("prefill", "decode") if f"{n}_tokens" in told]
+    if retries := told.get("slow_retries"):
+        share = f"{retries / told['messages']:.1%}"
+        lines.append(("slow messages", f"{retries:>10,}", f"sampled anew, {share} of those asked for"))
     return [("Rollouts (tokens)", lines)] if lines else []
 
 

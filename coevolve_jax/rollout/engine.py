@@ -120,7 +120,8 @@ class Engine(Protocol):
 
     counts: where it has this, a Counter of what it has done so far. prefill_tokens: computed of what it was sent;
     cached_tokens: those that it had cached; decode_tokens: sampled. A server may tell of more: queue_seconds: that requests
-    waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights.
+    waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights;
+    messages: asked for, and slow_retries: how often one took too long and was sampled anew.
 
     One that shares devices with the learner may have `sleep()`: it gives back its memory until `update_weights`.
 
