@@ -272,7 +272,8 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
     assert [p["step"] for p in iid["points"]] == [0, 1, 2]
     first, second = iid["points"][:2]
     assert 0 <= first["low"] < first["value"] == 0.5 < first["high"] <= 1
-    assert balanced["points"][0] == {"step": 0, "value": 0.5, "low": 0.5, "high": 0.5}
+    one = balanced["points"][0]  # one scenario says next to nothing
+    assert one["value"] == 0.5 and one["low"] < 0.01 and one["high"] > 0.99
     assert weak == {"name": "iid, test: weak tools", "points": [{**second, "value": 0.125}]}
     assert second == {"step": 1, "value": 0.25, "low": None, "high": None}
 
