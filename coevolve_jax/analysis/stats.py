@@ -8,6 +8,7 @@ the scenario. Over runs it is the seed.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -195,12 +196,13 @@ def seeds_needed(
 
     if not (effect > 0 and math.isfinite(sd)):
         raise ValueError(f"The effect is {effect}, which must be above 0, and sd {sd}, which must be finite.")
-    for n in range(2, most):
+
+    def enough(n: int) -> bool:  # from some n on
         shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
         found = stats.nct.sf(bound, n - 1, shift)
-        if found >= power or not np.isfinite(found):
-            return n
-    return most
+        return bool(found >= power or not np.isfinite(found))
+
+    return bisect.bisect_left(range(most), True, lo=2, key=enough)
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:

@@ -156,7 +156,7 @@ def summarise(
         said.append(
             "No difference is tested: name those to test with --planned, before the results are seen."
         )
-    metrics = _metrics(rows, plan.get("primary"))
+    metrics = _metrics(rows, plan.get("primary")) or ([plan.get("primary", "iid")] if lost else [])
     tables = [
         compare(rows, METRICS[name], columns, [*planned, *(p for p in later if p not in planned)], lost)
         for name in metrics

@@ -78,11 +78,11 @@ def _p(p: float | None) -> str:
 
 
 def _difference(d: Mapping[str, Any]) -> str:
-    name = f"{d['a']} - {d['b']}" + (f" (planned on {d['planned_later']})" if "planned_later" in d else "")
+    name = f"{d['a']} - {d['b']}"
+    late = f"; planned on {d['planned_later']}, after the run began" if "planned_later" in d else ""
     if "p" not in d:
-        return f"{name}: {d['n']} seeds in common" + (
-            f", {100 * d['difference']:+.1f} points" if d["n"] else ""
-        )
+        points = f", {100 * d['difference']:+.1f} points" if d["n"] else ""
+        return f"{name}: {d['n']} seeds in common{points}{late}"
     p = _p(d["p"]) if d["p"] is None else f"{_p(d['p'])} (Holm {_p(d['p_holm'])})"
     needed = d["seeds_for_effect"]
     return (
@@ -90,4 +90,5 @@ def _difference(d: Mapping[str, Any]) -> str:
         f"bootstrap {_span(d, '{:+.1f}', 100, 'boot_low', 'boot_high')}, p {p}, "
         f"P(better) {d['p_improvement']:.2f}; "
         + (f"3 points need {needed} seeds" if needed else "seeds for 3 points not known")
+        + late
     )
