@@ -11,7 +11,7 @@ import pytest
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.comparison_view import comparison_view
 from coevolve_jax.analysis.loading import load_comparison
-from coevolve_jax.comparison import results
+from coevolve_jax.comparison import plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 
@@ -493,3 +493,203 @@ def test_the_page_of_a_comparison_says_the_same(folder, found):
         f"95% interval {100 * d['low']:+.1f} to {100 * d['high']:+.1f}, 2 seeds; {100 * at_worst[0]:+.1f} with lost trials as "
         f"failures; {100 * at_worst[1]:+.1f} with diverged seeds as failures",
     )
+
+
+# Rules, each by rows made for it
+
+
+def rows_of(arm, seed, tasks, name="iid", step=40, weak=""):
+    """tasks: of (scenario, successes, trials, samples)."""
+    return [
+        dict(
+            zip(
+                results.OUTCOMES,
+                (arm, seed, name, "development", step, f"t{i}", *task[:1], "x", weak, *task[1:]),
+            )
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+def budget(arm, seed, **more):
+    return {"arm": arm, "seed": seed, "rollouts": 1.0, "initial_digest": "x", **more}
+
+
+def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
+    """The random arm solves 50%, the other 45% and loses 80% of its failures."""
+    rng, rows = random.Random(0), []
+    for seed in range(5):
+        for arm, skill, hidden in (("random", 0.5, 0.0), ("coevolve", 0.45, 0.8)):
+            tasks = []
+            for i in range(96):
+                solved = sum(rng.random() < skill for _ in range(8))
+                tasks.append(
+                    (f"s{i % 12}", solved, 8 - sum(rng.random() < hidden for _ in range(8 - solved)), 8)
+                )
+            rows += rows_of(arm, seed, tasks)
+    budgets = [budget(arm, seed) for arm in ("random", "coevolve") for seed in range(5)]
+    asked = {**PLAN, "planned": [["coevolve", "random"]], "planned_later": [], "primary": "iid"}
+    bare = [{key: value for key, value in r.items() if key != "samples"} for r in rows]
+    for given in (rows, bare):  # also as published before there was the column
+        found = results.summarise(given, budgets, asked)
+        (d,) = found["planned"]
+        worst = d["if_lost_failed"]
+        assert d["low"] > 0.2 and worst["high"] < 0 and worst["p"] < 0.05 and d["p_holm"] == d["p"]
+        assert worst["p_holm"] == worst["p"]
+        assert any(n.endswith("if all of them are failures: THE SIGN CHANGES.") for n in found["notes"])
+        text = table({**found, "signals": []})
+        assert f"lost trials as failures: coevolve - random: {100 * worst['difference']:+.1f} points" in text
+        assert "if_lost_failed" in found["arms"][1] and "if_lost_failed" not in found["arms"][0]
+        (curve,) = found["curves"]["iid"]["coevolve"]["if_lost_failed"]
+        assert (
+            curve
+            == found["arms"][1]["if_lost_failed"]["mean"]
+            == pytest.approx(sum(r["successes"] for r in rows if r["arm"] == "coevolve") / (5 * 96 * 8))
+        )
+
+
+def test_few_lost_trials_are_counted_and_a_task_without_any_is_named():
+    whole, nearly = [("s", 2, 4, 4)] * 200, [("s", 2, 4, 4)] * 199 + [("s", 2, 3, 4)]
+    gone = [("s", 2, 4, 4)] * 199 + [("s", 0, 0, 4)]
+    rows = rows_of("static", 0, nearly) + rows_of("random", 0, gone) + rows_of("oracle", 0, whole)
+    found = results.summarise(rows, [budget(a, 0) for a in ("static", "random", "oracle")], PLAN)
+    assert [(a["lost"], a["lost_tasks"]) for a in found["secondary"][0]["arms"]] == [(1, 0), (4, 1), (0, 0)]
+    assert not any("if_lost_failed" in a for a in found["secondary"][0]["arms"])
+    assert (
+        "random lost 4 trials of success on the i.i.d. held-out set, last step, of 1 tasks all."
+        in found["notes"]
+    )
+    told = "static 1 of 800 (0.1%) at step 40; random 4 of 800 (0.5%) at step 40; oracle none."
+    assert any(told in n for n in found["notes"])
+
+
+def test_a_weak_tool_whose_few_trials_are_lost_moves_the_macro_mean():
+    """0.7% of the trials, but half of the tools."""
+    rows = rows_of("static", 0, [("s", 4, 4, 4)] * 150, "balanced", weak="mv")
+    rows += rows_of("static", 0, [("s", 0, 0, 4)], "balanced", weak="cp")
+    found = results.compare(rows, results.METRICS["weak"], ["static"], [])["arms"][0]
+    assert found["lost_share"] < 0.01 and found["mean"] == 1.0 and found["if_lost_failed"]["mean"] == 0.5
+
+
+def test_a_run_that_lost_every_trial_is_told():
+    rows = rows_of("static", 0, [("s", 0, 0, 4)] * 3) + rows_of("random", 0, [("s", 2, 4, 4)] * 3)
+    asked = {**PLAN, "planned": [["random", "static"]], "planned_later": [], "primary": "iid"}
+    found = results.summarise(rows, [budget(a, 0) for a in ("static", "random")], asked)
+    static = found["arms"][0]
+    assert static["n"] == 0 and static["lost_share"] == 1.0 and static["if_lost_failed"]["mean"] == 0.0
+    (d,) = found["planned"]
+    assert d["difference"] is None and d["if_lost_failed"]["difference"] == 0.5
+    assert found["curves"]["iid"]["static"]["mean"] == [None]
+    json.dumps(found, allow_nan=False)
+    assert table({**found, "signals": []})
+
+
+def spread(arm, shift, seeds=4, name="iid", weak=""):
+    rng = random.Random(f"{arm} {name} {weak}")
+    return [
+        row
+        for seed in range(seeds)
+        for row in rows_of(
+            arm,
+            seed,
+            [(f"s{i}", min(20, int(shift + rng.randint(0, 8))), 20, 20) for i in range(6)],
+            name,
+            weak=weak,
+        )
+    ]
+
+
+def test_holm_has_one_family_for_the_primary_metric_and_one_for_all_others():
+    arms = ("static", "random", "blame", "oracle")
+    rows = []
+    for k, arm in enumerate(arms):
+        rows += (
+            spread(arm, 2 * k) + spread(arm, k, name="balanced", weak="cp") + spread(arm, 3, name="balanced")
+        )
+    first = [
+        ["random", "static"],
+        ["blame", "random"],
+        ["blame", "gone"],
+    ]  # gone: of an arm that no cell has yet
+    late = {"planned": [["oracle", "random"]], "date": "2026-11-24", "command": "c"}
+    budgets = [budget(arm, seed) for arm in arms for seed in range(4)]
+    for later in ([], [late]):
+        found = results.summarise(rows, budgets, {**PLAN, "planned": first, "planned_later": later})
+        assert found["metric"]["group"] == "weak" and len(found["secondary"]) == 2
+        families = [found["planned"], [d for t in found["secondary"] for d in t["planned"]]]
+        for family in families:
+            early = [d for d in family if "planned_later" not in d]
+            assert (
+                len(early) == 3 * len(family) // (3 + len(later))
+                and sum(d["n"] == 0 for d in early) == len(early) / 3
+            )
+            for told, against in ((early, early), ([d for d in family if "planned_later" in d], family)):
+                values = [d.get("p", 1.0) for d in against]
+                for d in told:
+                    if "p" in d:
+                        assert d["p_holm"] == pytest.approx(adjusted(d["p"], values))
+
+
+def adjusted(p, family):
+    """Holm: the largest over all p up to this one, of p times the number of those that are no smaller."""
+    return min(1.0, max(q * sum(r >= q for r in family) for q in family if q <= p))
+
+
+def test_the_first_plan_stands_and_later_ones_are_dated():
+    made_ = lambda *pairs, day=1: {"planned": list(pairs), "date": f"2026-11-{day:02}", "command": f"c{day}"}
+    begun = {
+        **made_(),
+        **plan.fixed(None, made_(("a", "b")), True),
+        "arms": ["static", "random"],
+        "settings": [{}],
+    }
+    assert (begun["planned"], begun["planned_later"]) == ([["a", "b"]], [])
+    assert plan.fixed(begun, made_(("a", "b"), day=2), True) == {"planned": [["a", "b"]], "planned_later": []}
+    late = plan.fixed(begun, made_(("b", "a"), day=3), True)
+    entry = {"planned": [["b", "a"]], "date": "2026-11-03", "command": "c3"}
+    assert late == {"planned": [["a", "b"]], "planned_later": [entry]}
+    assert plan.fixed({**begun, **late}, made_(("b", "a"), ("a", "b"), day=4), True) == late
+    # Without --planned only the usual ones of arms that were not there are new.
+    usual = made_(("random", "static"), day=5)
+    assert plan.fixed(begun, usual, False)["planned_later"] == []
+    wider = plan.fixed(begun, made_(("random", "static"), ("blame", "random"), day=6), False)
+    assert [e["planned"] for e in wider["planned_later"]] == [[["blame", "random"]]]
+
+
+def test_the_bootstrap_draws_the_scenarios_of_the_two_arms_and_counts_samples_without_a_task():
+    alone = spread("static", 2) + spread("random", 6)
+    more = [{**r, "arm": f"{r['arm']}+k=1", "scenario": f"other {r['scenario']}"} for r in alone]
+    metric = results.METRICS["iid"]
+    ours = results.difference(results.counts(alone, metric), "random", "static")
+    assert ours == results.difference(results.counts(alone + more, metric), "random", "static")
+    assert ours["boot_empty"] == 0
+    # One of three scenarios holds a task with a weak tool: (2/3)^3 of the samples have none.
+    rows = []
+    for arm, shift in (("static", 0), ("random", 5)):
+        for seed in range(4):
+            rows += rows_of(arm, seed, [("s0", shift + seed % 3, 20, 20)], "balanced", weak="cp")
+            rows += rows_of(arm, seed, [("s1", 9, 20, 20), ("s2", 9, 20, 20)], "balanced")
+    d = results.difference(results.counts(rows, results.METRICS["weak"]), "random", "static")
+    assert d["boot_empty"] == pytest.approx((2 / 3) ** 3, abs=0.03)
+    asked = {**PLAN, "planned": [["random", "static"]], "planned_later": []}
+    found = results.summarise(rows, [budget(a, s) for a in ("static", "random") for s in range(4)], asked)
+    told = f"{100 * d['boot_empty']:.1f}% of the bootstrap samples hold no"
+    assert any(told in n for n in found["notes"]) and told in table({**found, "signals": []})
+
+
+def test_differences_that_are_all_alike_have_no_interval_and_no_p():
+    rows = [row for s in range(4) for row in rows_of("static", s, [("a", 2, 4, 4), ("b", 1, 4, 4)])]
+    rows += [row for s in range(4) for row in rows_of("random", s, [("a", 3, 4, 4), ("b", 2, 4, 4)])]
+    asked = {**PLAN, "planned": [["random", "static"]], "planned_later": [], "primary": "iid"}
+    found = results.summarise(rows, [budget(a, s) for a in ("static", "random") for s in range(4)], asked)
+    (d,) = found["planned"]
+    assert d["difference"] == 0.25 and {
+        d[k] for k in ("low", "high", "boot_low", "boot_high", "p", "p_holm")
+    } == {None}
+    assert (found["arms"][0]["mean"], found["arms"][0]["low"]) == (0.375, None)
+    text = table({**found, "signals": []})
+    assert (
+        "+25.0 points, 4 seeds, t interval none (all alike), bootstrap no interval (all alike), p not testable"
+        in text
+    )
+    assert "nan" not in text and "+0.0 to" not in text

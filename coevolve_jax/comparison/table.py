@@ -69,7 +69,7 @@ def _difference_at_worst(d: Mapping[str, Any]) -> list[str]:
 def _span(row: Mapping[str, Any], form: str, scale: float, low: str = "low", high: str = "high") -> str:
     ends = row[low], row[high]
     if None in ends:
-        return "no interval (all alike)"
+        return "none (all alike)"
     return " to ".join(form.format(scale * x) for x in ends)
 
 
