@@ -11,6 +11,7 @@ dialogues.jsonl  costs.jsonl                     where the explorer is a model: 
 checkpoints/    policy/          a Hugging Face folder, at the end
 tensorboard/    wandb/           what trackers keep here, where config.logging.trackers names them
 summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
+failure.json                                     where the run has diverged: the step and why
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ ANSWERING = {
     f"explorer.{key}" for key in ("name", "model", "base_url")
 }  # a fork that has others may ask another model
 MODEL = "explorer.json"
+FAILURE = "failure.json"
 STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
 
 
@@ -139,6 +141,8 @@ class Run:
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
         self._slow = False  # whether it was said that messages are too slow
+        path = workdir / FAILURE
+        self._failed = json.loads(path.read_text())["step"] if path.exists() else None
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
@@ -229,6 +233,8 @@ class Run:
             state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
         row |= {"tasks": len(state.tasks), "evolution": grown and grown.to_json(), "seconds": dict(seconds)}
         self._logs.write_step(row)
+        if self._failed is not None and step >= self._failed:
+            self._forget_failure()
         self._logs.append(SIGNALS, found)
         self._log_costs(step)
         if shown is not None:
@@ -255,6 +261,20 @@ class Run:
         due = every and step % every == 0 and 0 < step < self.config.steps
         if due and all(row["step"] != step for row in self.state.evaluations):
             self.evaluated(interruptible()(evaluate))
+
+    @contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        """Writes FAILURE where the block raises FloatingPointError: {"step": the one under way, "why"}."""
+        try:
+            yield
+        except FloatingPointError as error:
+            failure = {"step": self.state.step, "why": str(error)}
+            write_text(self.workdir / FAILURE, json.dumps(failure))
+            raise
+
+    def _forget_failure(self) -> None:
+        (self.workdir / FAILURE).unlink(missing_ok=True)
+        self._failed = None
 
     def close(self) -> None:
         self._progress.close()
@@ -309,6 +329,7 @@ class Run:
             "seconds": state.seconds.get("evolution", 0.0),
             "costs": dict(sorted(state.ledger.items())),
         }
+        self._forget_failure()
         # The summary comes last: where it is, the run is finished.
         for name, content in (("ledger.json", ledger), ("summary.json", summary)):
             write_text(self.workdir / name, json.dumps(content, indent=1))

@@ -52,7 +52,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
-      FloatingPointError: an update is not finite; the last checkpoint is intact.
+      FloatingPointError: an update is not finite; the last checkpoint is intact, and failure.json says when and why.
       EngineError: nothing generates any more; every update is in the last checkpoint.
       Preempted: the run was asked to end (preemption.py); likewise.
     """
@@ -97,7 +97,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
         # ---- The loop ------------------------------------------------------------------------------
         last = c.steps if until is None else min(c.steps, until)
-        with closing(Run(c, workdir, begun, saved, trackers)) as run:
+        with closing(Run(c, workdir, begun, saved, trackers)) as run, run.noting_divergence():
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)

@@ -42,6 +42,25 @@ class Cell(NamedTuple):
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
 
 
+def finished(workdir: Path) -> bool:
+    return (workdir / "summary.json").exists()
+
+
+def diverged(workdir: Path) -> dict[str, Any] | None:
+    """The step and why, as a run that diverged has noted it (run.py); None where it has not, or has ended well since."""
+    path = workdir / "failure.json"
+    return json.loads(path.read_text()) if path.exists() and not finished(workdir) else None
+
+
+def forget_divergence(workdir: Path) -> None:
+    (workdir / "failure.json").unlink()
+
+
+def ended(workdir: Path) -> bool:
+    """Whether a run has a result: it is finished, or has diverged."""
+    return finished(workdir) or diverged(workdir) is not None
+
+
 def _text(value: Any) -> str:
     """As the command line has it."""
     return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
@@ -191,6 +210,34 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
             )
         found += named or of_arms[0]
     return found
+
+
+def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool) -> dict[str, Any]:
+    """The planned differences, which stand from the first command on: "planned", and "planned_later" with the date and
+    command of each change since.
+
+    theirs: the plan that the folder has. made: the new command's. asked: whether it names differences itself; else it adds
+    only the usual ones of columns that were not there.
+    """
+    pairs = [list(pair) for pair in made["planned"]]
+    if theirs is None or "planned" not in theirs:
+        return {"planned": pairs, "planned_later": []}
+    later = list(theirs.get("planned_later", ()))
+    known = [list(pair) for entry in (theirs, *later) for pair in entry["planned"]]
+    columns = {c.column for c in cells(theirs["arms"], [0], theirs["settings"])}
+    new = [pair for pair in pairs if pair not in known and (asked or not columns.issuperset(pair))]
+    if new:
+        later.append({"planned": new, "date": made["date"], "command": made["command"]})
+    return {"planned": theirs["planned"], "planned_later": later}
+
+
+def primary(config: ConfigDict) -> str:
+    """Name of the metric that comes first (differences.METRICS), known before any run."""
+    known = (
+        bool(config.get("testbed", {}).get("weak_tools", ()))
+        and config.evaluation.get("balanced_tasks", 0) > 0
+    )
+    return "weak" if known else "iid"
 
 
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
