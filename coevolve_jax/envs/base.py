@@ -49,8 +49,8 @@ class Execution:
     """Calls run one after the other in a fresh world.
 
     observations[i] answers calls[i]. fingerprints[i] is the state before
-    calls[i] and fingerprints[-1] the final one: len(calls) + 1 entries.
-    valid is False when the infrastructure failed on the way.
+    calls[i] and fingerprints[-1] the final one: len(calls) + 1 entries, "" where the world was gone.
+    valid is False when the infrastructure failed on the way. After a fatal call it is True.
     """
 
     observations: tuple[Observation, ...]
@@ -61,8 +61,9 @@ class Execution:
 class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
-    A session is an integer handle. A call that hangs or kills its worker
-    costs its own session (which answers valid=False from then on) and no other.
+    A session is an integer handle. A call that takes too long or kills its worker
+    costs its own session and no other: it answers fatal=True from then on, and its outcome is a valid failure.
+    Where our infrastructure fails it answers valid=False, and its outcome is invalid.
     Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
 
