@@ -96,6 +96,8 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
     found = appworld.report(tasks, [played(t, n) for t in tasks for n in (0, 1)], 2, None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
     assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
+    assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
+    assert (found["trials"], found["invalid"], found["success_if_invalid_failed"]) == (7, 1, 5 / 8)
     assert (found["tasks"], found["scenarios"], found["benchmark"]) == (4, 2, "AppWorld")
 
 
