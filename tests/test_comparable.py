@@ -424,16 +424,16 @@ def test_solved_since_and_probed_tasks_are_left_out():
         def probe(self, tasks, k, step):
             rewards = {"never": [0.0] * k, "always": [1.0] * k, "some": [1.0] + [0.0] * (k - 1)}
             rng = np.random.default_rng(0)
-            make = lambda task, r: dataclasses.replace(
-                made_up_rollout(rng, task, 0, 0), outcome=Outcome(r, r > 0)
-            )
+            rewards["lost"] = [None] * k  # by our own infrastructure
+            ends = lambda r: Outcome(0.0, False, valid=False) if r is None else Outcome(r, r > 0)
+            make = lambda task, r: dataclasses.replace(made_up_rollout(rng, task, 0, 0), outcome=ends(r))
             return [Group(t, tuple(make(t, r) for r in rewards[t.id])) for t in tasks]
 
-    named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always")]
+    named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always", "lost")]
     lab = Probed(config, tasks)
-    words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0)]
+    words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0), ("environment", None)]
     assert solvable(config, lab, 0, 4)(named) == words
-    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 3
+    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 4
 
 
 # Blame

@@ -188,7 +188,8 @@ def test_a_rollout_of_free_text(doors, door_pool):
     assert t.actions == ("act:open", "act:go", "act:go", "act:take")  # there is no tool "jump"
     assert [s.error for s in t.steps] == [False, True, False, False, True]
     report = family.report([task], [t], 1, door_pool.judge)
-    assert report == {"benchmark": "door_game", "scoring": "the environment", "success": 1.0}
+    counts = {"success": 1.0, "trials": 1, "invalid": 0}
+    assert report == {"benchmark": "door_game", "scoring": "the environment", **counts}
 
 
 def test_a_world_that_does_not_say_what_it_would_take_offers_no_options(doors, door_pool):
@@ -211,10 +212,11 @@ def test_a_crash_in_the_other_interpreter_costs_one_session(doors, door_pool):
     calls = [act("open attic")] * 6
     calls[2] = act("open attic", "crash", "take rope")
     observed = door_pool.step(sessions, calls)
-    assert [o.valid for o in observed[2]] == [True, False, False] and "code 7" in observed[2][1].text
-    assert all(o.valid for i in range(6) if i != 2 for o in observed[i])
+    assert [o.fatal for o in observed[2]] == [False, True, True] and "code 7" in observed[2][1].text
+    assert all(o.valid for each in observed for o in each)
+    assert not any(o.fatal for i in range(6) if i != 2 for o in observed[i])
     door_pool.end_turn(sessions)
-    assert [o.valid for o in door_pool.score(sessions)] == [i != 2 for i in range(6)]
+    assert all(o.valid for o in door_pool.score(sessions))
     assert [o.progress for o in door_pool.score(sessions)] == [0.5 * (i != 2) for i in range(6)]
     door_pool.close(sessions)
 
@@ -265,16 +267,24 @@ def test_the_default_report_and_that_by_verdicts():
         trajectory(tasks[1], "done", False, calls=[(1, cd)]),
         trajectory(tasks[1], "environment", False, valid=False),
     ]
+    hung = dataclasses.replace(rollouts[1], stop="call_failed")
     asked = []
 
     def judge(jobs):
         asked.extend(jobs)
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
-    assert base.report(tasks, rollouts, 2, judge)["success"] == 1 / 3 and not asked
-    assert base.success_by("part", tasks, rollouts, 2) == {"a": 1 / 2, "b": 0.0}
+    lost_one = {"success": 1 / 3, "trials": 3, "invalid": 1, "success_if_invalid_failed": 1 / 4}
+    own = base.report(tasks, rollouts, 2, judge)
+    assert {k: own[k] for k in lost_one} == lost_one and not asked
+    assert base.success_by("part", tasks, rollouts, 2) == {
+        "a": {"success": 1 / 2, "trials": 2, "invalid": 0},
+        "b": {"success": 0.0, "trials": 1, "invalid": 1, "success_if_invalid_failed": 0.0},
+    }
+    none = base.success_by("part", tasks[:1], [rollouts[3]] * 2, 2)["a"]
+    assert none == {"success": None, "trials": 0, "invalid": 2, "success_if_invalid_failed": 0.0}
     expected = {
-        "success": 1 / 3,
+        **lost_one,
         "failures": {"force_terminated": 1, "wrong": 1},
         "by_task": {"a": [1, 2], "b": [0, 1]},
     }
@@ -283,9 +293,20 @@ def test_the_default_report_and_that_by_verdicts():
     lost = [{"valid": True, "error_type": ""}, {"valid": False, "error_type": "pool:timeout"}]
     assert base.report_verdicts(tasks, rollouts, 2, lambda _: lost) == {
         "success": 1 / 2,
+        "trials": 2,
+        "invalid": 2,
+        "success_if_invalid_failed": 1 / 4,
         "failures": {"force_terminated": 1, "pool:timeout": 1},
         "by_task": {"a": [1, 2], "b": [0, 0]},
     }
+    counted = base.report_verdicts(tasks, [rollouts[0], hung, *rollouts[2:]], 2, judge)
+    assert counted == {**expected, "failures": {"call_failed": 1, "wrong": 1}}
+
+
+def test_few_lost_rollouts_are_counted_and_many_bound_the_score():
+    assert base.share(50, 99, 1) == {"success": 50 / 99, "trials": 99, "invalid": 1}
+    many = base.share(50, 98, 2)
+    assert many["success_if_invalid_failed"] == 50 / 100 and many["invalid"] == 2
 
 
 def test_the_door_game_conforms_in_its_own_environment(doors):

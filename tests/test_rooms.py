@@ -54,7 +54,7 @@ ROOMS = {
     "lab": ("types", "seeding", "collect", "strategies.base", "synthesis", "explorers.base"),
     "dialogues": ("explorers.base",),
     "evolve": ("build", "lab", "preemption", "strategies.base", "synthesis"),
-    "evaluate": ("types", "seeding", "rollout", "analysis.stats"),
+    "evaluate": ("types", "seeding", "envs.base", "rollout", "analysis.stats"),
     "topologies": (),
     "timing": ("types", "collect", "topologies"),
     "plan": ("config", "topologies", "grpo", "models", "rollout.native", "distributed.sharding"),

@@ -16,6 +16,7 @@ from coevolve_jax.run import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
+from coevolve_jax.types import Observation, Outcome
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
@@ -94,6 +95,37 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
         first, stats = given(config, config.data.initial_file, made_by)
     assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
     assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
+
+
+class Losing:
+    """A pool that loses the world of each session `lost` in its first call."""
+
+    def __init__(self, pool, lost):
+        self._pool, self._lost = pool, lost
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def step(self, sessions, calls):
+        gone = Observation("gone", error=True, valid=False)
+        answers = self._pool.step(sessions, calls)
+        return [[gone] * len(a) if s in self._lost else a for s, a in zip(sessions, answers, strict=True)]
+
+    def score(self, sessions):
+        outcomes = self._pool.score(sessions)
+        return [Outcome(0.0, False, False) if s in self._lost else o for s, o in zip(sessions, outcomes)]
+
+
+def test_a_given_task_whose_world_is_lost_is_no_task_that_failed(whole):
+    made = list(TaskPool.read(whole / "tasks.jsonl"))
+    config = settings("static", **{"data.initial_file": str(whole / "tasks.jsonl")})
+    with build.env_pool(config) as pool:
+        pool = Losing(pool, {0})
+        made_by = Synthesizer(
+            build.explorer(config), build.family(config).tools, pool, config, None, lambda *_: True
+        )
+        first, stats = given(config, config.data.initial_file, made_by)
+    assert (len(first), stats.refused) == (len(made) - 1, {"environment": 1})
 
 
 @pytest.mark.parametrize(

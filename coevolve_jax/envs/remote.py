@@ -12,7 +12,7 @@ from typing import Any
 from coevolve_jax.envs.worker_process import Lost, WorkerProcess
 from coevolve_jax.types import Task
 
-ASK_SECONDS = 600.0  # a family may read a large data set before it names its scenarios
+ASK_SECONDS = 600.0  # of processor time: a family may read a large data set before it names its scenarios
 
 
 class Remote:

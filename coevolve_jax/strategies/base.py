@@ -199,14 +199,18 @@ def evolves(config: ConfigDict, step: int) -> bool:
 
 
 def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
-    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all."""
+    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
+    rollouts are all invalid is refused as "environment": nothing is known about it."""
 
     def admit(tasks: Sequence[Task]) -> list[Admission]:
         words: list[Admission] = []
         for group in lab.probe(tasks, k, step):
             solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
+            if not tried:
+                words.append(Admission("environment", None))
+                continue
             refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
-            words.append(Admission(refusal, solved / tried if tried else None))
+            words.append(Admission(refusal, solved / tried))
         return words
 
     return admit if k else lambda tasks: [Admission(None)] * len(tasks)
