@@ -169,7 +169,7 @@ def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -
     )  # of the whole process until now
     for task in new:
         start = time.process_time()
-        guard.compare(task)
+        guard.check(task)
         spent.append(1000 * (time.process_time() - start))
     print(
         f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check {np.median(spent):.2f} ms "

@@ -56,7 +56,8 @@ class Lineage:
     the signal (for "initial": the scenario explored). context: id of the
     reflection. triplets: ids of the exploration steps it was abstracted from.
     verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
-    similarity: cosine to the most similar evaluation task, `nearest`. focus: tools that the context asked to explore.
+    similarity: cosine to the evaluation task `nearest`, by the `measure` of leak control that came closest to refusing
+    the task. focus: tools that the context asked to explore.
     solved: the share of probing rollouts that solved it before it was taken; None: nobody tried.
     """
 
@@ -71,6 +72,7 @@ class Lineage:
     step: int = 0
     similarity: float = 0.0
     nearest: str | None = None
+    measure: str = "features"
     focus: tuple[str, ...] = ()
     solved: float | None = None
 

@@ -53,8 +53,9 @@ def get_config(arg: str = "") -> ConfigDict:
     )
     c.data.max_tasks = 0  # bound on the size of D_t; 0 is none
     c.data.leak_threshold = 0.9  # cosine to an evaluation task from which a new task is refused
-    # The same of the calls with their arguments alone; 0: not compared; 0.88 if they are (docs/performance.md).
-    c.data.leak_call_threshold = 0.0
+    # The same of the calls with their arguments alone, in any words and order; 0: not compared. It sees most paraphrases,
+    # which the features do not (docs/performance.md).
+    c.data.leak_call_threshold = 0.88
     # The same of the wording of the queries alone; 0: not compared (docs/performance.md has how to choose them).
     c.data.leak_query_threshold = 0.0  # cosine of their n-grams of 3 to 5 characters; 0.9 if they are
     c.data.leak_embedding = ""  # dotted path of a function embed(texts) -> floats [n, d]; "": none

@@ -149,7 +149,7 @@ def show(task, explored) -> None:
             print(f"    {call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})")
     print(
         f"  from: {lineage.parent}, steps {', '.join(map(str, lineage.triplets))}{of} by {lineage.explorer};"
-        f" similarity to the nearest evaluation task {lineage.similarity:.2f}",
+        f" cosine of {lineage.measure} to the nearest evaluation task {lineage.similarity:.2f}",
         flush=True,
     )
 

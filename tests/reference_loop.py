@@ -19,11 +19,13 @@ from tests.families import lamps
 from tests.loop_fakes import START, as_rows, next_weights
 from tests.reference_services import (
     as_learned,
+    calls_made,
     converse,
     cosines,
     explore,
     filter_groups,
     ids,
+    known_cosines,
     tokens,
     valid,
     validate,
@@ -402,10 +404,12 @@ class Loop:
     def refusal(self, pool, task):
         """Why a valid task is not taken: too close to an evaluation task, or there already."""
         if self.evaluation:
-            documents = [lamps.features(t) for t in self.evaluation]
-            self.similarities[task.id] = cosines(lamps.features(task), documents)
+            by_features = cosines(lamps.features(task), [lamps.features(t) for t in self.evaluation])
+            by_calls = known_cosines(calls_made(task), [calls_made(t) for t in self.evaluation])
+            limits = {"features": self.c.data.leak_threshold, "arguments": self.c.data.leak_call_threshold}
+            self.similarities[task.id] = {"features": by_features, "arguments": by_calls}
             same = any(task.calls == t.calls for t in self.evaluation if t.calls)
-            if same or max(self.similarities[task.id]) >= self.c.data.leak_threshold:
+            if same or max(by_features) >= limits["features"] or max(by_calls) >= limits["arguments"]:
                 return "near_evaluation"
         if any((t.scenario, t.calls) == (task.scenario, task.calls) for t in pool):
             return "duplicate"

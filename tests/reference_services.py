@@ -6,6 +6,7 @@ A rollout is a Trajectory; the world is families/lamps.py; the policy is `write`
 
 import dataclasses
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -175,7 +176,18 @@ def cosines(counts, documents):
     weigh = lambda d: {f: n * rarity(f) for f, n in d.items()}
     norm = lambda d: math.sqrt(sum(w * w for w in d.values()))
     mine, theirs = weigh(counts), [weigh(d) for d in documents]
-    return [sum(w * d.get(f, 0) for f, w in mine.items()) / norm(mine) / norm(d) for d in theirs]
+    return [sum(w * d.get(f, 0) for f, w in mine.items()) / (norm(mine) * norm(d) or 1.0) for d in theirs]
+
+
+def calls_made(task):
+    """Counts of the calls of a task, each with its arguments."""
+    return Counter(lamps.text(call) for call in task.calls)
+
+
+def known_cosines(counts, documents):
+    """The same, but what none of the evaluation tasks has does not count."""
+    known = {f: n for f, n in counts.items() if any(f in d for d in documents)}
+    return cosines(known, documents)
 
 
 def valid(rollouts):

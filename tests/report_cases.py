@@ -42,6 +42,7 @@ def fake_task(rng, name, step=0, kind="initial", signal=None, parent="scenario_7
         step,
         float(rng.beta(5, 6)),
         "multi_turn_base_17",
+        measure="arguments" if kind == "signal" else "features",
     )
     return Task(name, "bfcl", {"root": {}}, turns, "", lineage)
 
@@ -270,7 +271,11 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
         ("costs", [_costs(own, step) for step, own in asked.items()]),
     ):
         _dump(path / f"{name}.jsonl", lines)
-    config = {"seed": seed, "strategy": {"name": "coevolve"}, "data": {"leak_threshold": 0.9}}
+    config = {
+        "seed": seed,
+        "strategy": {"name": "coevolve"},
+        "data": {"leak_threshold": 0.9, "leak_call_threshold": 0.88, "leak_query_threshold": 0.0},
+    }
     config["explorer"] = {"name": "llm", "budget_tokens": 30_000, "budget_money": 0.0}
     config |= {"steps": steps, "environment": {"name": "bfcl"}, "health": {"patience": 3}}
     (path / "config.json").write_text(json.dumps(config))

@@ -49,8 +49,9 @@ GUARD = LeakGuard(EVALUATION)
 
 def test_an_identical_task_has_similarity_one_and_is_refused():
     for one in EVALUATION[:10]:
-        similarity, nearest = GUARD.nearest(dataclasses.replace(one, id="copy"))
-        assert similarity == pytest.approx(1.0, abs=1e-6) and nearest == one.id
+        copy = dataclasses.replace(one, id="copy")
+        assert GUARD.nearest(copy) == ("calls", 1.0, one.id)
+        assert GUARD.similarities(copy)[EVALUATION.index(one)] == pytest.approx(1.0, abs=1e-6)
         assert GUARD.check(one) == "near_evaluation"
 
 
@@ -59,7 +60,7 @@ def test_the_same_calls_in_other_words_and_turns_are_refused():
     calls = one.turns[0].calls
     turns = (Turn("Please be so kind.", calls[:1]), Turn("And now something else entirely!", calls[1:]))
     other = dataclasses.replace(one, id="other", turns=turns, scenario={"other": 1})
-    assert GUARD.nearest(other)[0] < GUARD.threshold
+    assert GUARD.similarities(other).max() < GUARD.threshold
     assert GUARD.check(other) == "near_evaluation"
 
 
@@ -106,7 +107,7 @@ def test_reworded_near_copies_are_refused_by_the_threshold():
 
 def test_unrelated_tasks_are_near_zero():
     other = Task("z", "bfcl", {}, (Turn("zebras ahoy", (Call("sail", {"y": 1}),)),))
-    assert GUARD.nearest(other)[0] == 0.0 and GUARD.check(other) is None
+    assert GUARD.nearest(other).similarity == 0.0 and GUARD.check(other) is None
 
 
 def test_shared_wording_weighs_little():
@@ -139,14 +140,14 @@ def test_cosine_equals_the_formula():
 
 def test_no_evaluation_tasks_and_scenarios_without_calls():
     guard = LeakGuard([])
-    assert guard.nearest(EVALUATION[0]) == (0.0, None) and guard.check(EVALUATION[0]) is None
+    assert guard.nearest(EVALUATION[0]) == ("features", 0.0, None) and guard.check(EVALUATION[0]) is None
     scenario = Task("scenario", "bfcl", {})
     assert LeakGuard([scenario]).check(dataclasses.replace(scenario, id="other")) is None
 
 
 def test_threshold_is_inclusive_and_checked():
     one = task("x", ("cd", "docs"), ("mv", "draft_1"), ("cd", "draft_2"))
-    similarity = GUARD.nearest(one)[0]
+    similarity = GUARD.nearest(one).similarity
     assert LeakGuard(EVALUATION, similarity).check(one) == "near_evaluation"
     assert LeakGuard(EVALUATION, float(np.nextafter(similarity, 1))).check(one) is None
     for bad in (0.0, 1.1, float("nan")):
@@ -202,8 +203,10 @@ def test_sparse_equals_dense_to_the_last_bit(seed, evaluated, more, compared):
     for one in (*evaluation[:3], *corpus[:3], *(random_task("new", rng) for _ in range(5)), *strangers):
         expected = dense(one)
         assert np.array_equal(guard.similarities(one), expected)
-        assert guard.nearest(one) == (expected.max(), evaluation[int(np.argmax(expected))].id)
         same_calls = any(one.calls == t.calls for t in evaluation if t.calls)
+        if not same_calls:
+            nearest = evaluation[int(np.argmax(expected))].id
+            assert guard.nearest(one) == ("features", expected.max(), nearest)
         assert (guard.check(one) is not None) == (same_calls or float(expected.max()) >= 0.9)
 
 
@@ -229,20 +232,45 @@ def test_it_says_which_measure_refuses_and_for_which_task():
     query = one.turns[0].query
     refused = {
         "calls": said("Entirely new.", one.calls),
-        "features": said(query, (*one.calls, one.calls[0])),
         "arguments": said("Entirely new.", (*others, *one.calls[::-1])),
         "ngrams": said(query.upper().replace(" ", "\n  "), others),
         "embedding": said("".join(sorted(query)), others),
     }
     for measure, task in refused.items():
-        near = guard.compare(task)[1]
-        assert near is not None and (near.measure, near.task) == (measure, one.id)
+        near = guard.nearest(task)
+        assert guard.refuses(near) and (near.measure, near.task) == (measure, one.id)
         assert near.to_json() == {"measure": measure, "similarity": round(near.similarity, 4), "task": one.id}
     assert LeakGuard(EVALUATION).check(refused["ngrams"]) is None
-    assert guard.compare(said("Zzz qqq!", others))[1] is None
-    # What lineage records is by features, whatever else is asked for.
-    for task in refused.values():
-        assert guard.nearest(task) == GUARD.nearest(task) == guard.compare(task)[0][1:]
+    assert not guard.refuses(guard.nearest(said("Zzz qqq!", others)))
+    altered = [dataclasses.replace(c, arguments={**c.arguments, "z": 1}) for c in one.calls]
+    near = LeakGuard(EVALUATION, 0.6, call_threshold=0.88).nearest(said(query, tuple(altered)))
+    assert (near.measure, near.task) == ("features", one.id)
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+@settings(max_examples=40)
+def test_the_nearest_is_by_the_measure_that_comes_closest_to_refusing(seed, features_from, arguments_from):
+    """The similarity that decides, which lineage and the report show, against plain loops over all measures and tasks."""
+    rng = np.random.default_rng(seed)
+    evaluation, new = [random_task(f"e{i}", rng) for i in range(8)], random_task("new", rng)
+    kept = new.calls[: rng.integers(1, len(new.calls) + 1)]
+    evaluation.append(dataclasses.replace(new, id="near", turns=(Turn("In other words.", kept),)))
+    guard = LeakGuard(evaluation, features_from, call_threshold=arguments_from)
+    near = guard.nearest(new)
+    if kept == new.calls:
+        assert near == ("calls", 1.0, "near") and guard.refuses(near)
+        return
+    ratios = []
+    for measure, least, cosines in (
+        ("features", features_from, CountCosines(evaluation, features)),
+        ("arguments", arguments_from, KnownCosines(evaluation, calls)),
+    ):
+        ratios += [(float(c) / min(least, 1 - 1e-6), measure, t.id) for c, t in zip(cosines(new), evaluation)]
+    best = max(ratios)[0]
+    assert any(
+        (near.measure, near.task) == (m, t) for r, m, t in ratios if math.isclose(r, best, rel_tol=1e-5)
+    )
+    assert guard.refuses(near) == (guard.check(new) == "near_evaluation") == (best >= 1)
 
 
 def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
@@ -284,9 +312,9 @@ def test_an_embedding_must_answer_with_a_vector_for_each_text():
         with pytest.raises(ValueError, match="embedding of 60 texts"):
             LeakGuard(EVALUATION, embed=lambda texts, answer=answer: answer, embedding_threshold=0.9)
     nothing = LeakGuard(EVALUATION, embed=lambda texts: np.zeros((len(texts), 3)), embedding_threshold=0.9)
-    assert nothing.compare(random_task("new", np.random.default_rng(7)))[1] is None
+    assert nothing.check(random_task("new", np.random.default_rng(7))) is None
     unasked = LeakGuard([], query_threshold=0.9, embed=lambda texts: 1 / 0, embedding_threshold=0.9)
-    assert unasked.compare(EVALUATION[0]) == (("features", 0.0, None), None)
+    assert unasked.nearest(EVALUATION[0]) == ("features", 0.0, None) and unasked.check(EVALUATION[0]) is None
 
 
 def test_thresholds_of_further_measures_are_checked():
@@ -306,14 +334,35 @@ def test_the_test_split_is_guarded_while_the_development_split_is_judged_on():
     theirs = {task.id for task in build.benchmark_tasks(config)}
     assert theirs == {task.id for task in own["evaluation"]}
     copy = dataclasses.replace(own["test"][0], id="copy")
-    assert leak_guard(config, []).compare(copy)[1].task == own["test"][0].id
+    assert leak_guard(config, []).nearest(copy).task == own["test"][0].id
     older = configs.override(config, {"data.leak_splits": ()})
     assert {task.id for task in build.benchmark_tasks(older)} == {task.id for task in own["development"]}
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_compares_the_calls_with_their_arguments(path):
+    assert configs.load_file(path).data.leak_call_threshold == 0.88
+
+
+def test_copies_of_the_benchmark_with_an_idle_call_in_other_words_are_refused():
+    """A task of BFCL's development or test split with one more call that changes nothing, said in another way."""
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    family, copies = build.family(config), []
+    for task in build.benchmark_tasks(config):
+        offered = {tool["function"]["name"] for tool in family.tools(task)} - {c.name for c in task.calls}
+        if idle := sorted(offered & {"pwd", "ls", "message_get_login_status", "ticket_get_login_status"}):
+            calls = (*task.calls[:1], Call(idle[0], {}), *task.calls[1:])
+            copies.append(dataclasses.replace(task, id="copy", turns=(Turn("Do all of it.", calls),)))
+    assert len(copies) >= 20
+    guard = leak_guard(config, [])
+    assert all(guard.check(copy) for copy in copies)
+    off = leak_guard(configs.override(config, {"data.leak_call_threshold": 0.0}), [])
+    assert sum(off.check(copy) is None for copy in copies) > len(copies) // 2  # the features do not see them
+
+
 def test_a_run_that_began_before_a_key_was_there_goes_on_with_it_off(tmp_path):
     new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
-    new.data.leak_splits = ()
+    new.data.leak_splits, new.data.leak_call_threshold = (), 0.0
     old = ConfigDict(new.to_dict())
     for key in configs.LATER:
         section, name = key.split(".")

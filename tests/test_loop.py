@@ -228,11 +228,19 @@ def check_tasks(found, reference, tasks):
     for ours, theirs in zip(found, tasks):
         wanted, similarities = theirs.to_json(), reference.similarities.get(theirs.id)
         if similarities:
-            names = [t.id for t in reference.evaluation]
-            similarity, nearest = ours["lineage"].pop("similarity"), ours["lineage"].pop("nearest")
-            assert math.isclose(similarity, max(similarities), abs_tol=6e-5)
-            assert math.isclose(similarities[names.index(nearest)], max(similarities), abs_tol=1e-5)
-            del wanted["lineage"]["similarity"], wanted["lineage"]["nearest"]
+            names, data = [t.id for t in reference.evaluation], reference.c.data
+            keys = ("similarity", "nearest", "measure")
+            similarity, nearest, measure = (ours["lineage"].pop(key) for key in keys)
+            own = similarities[measure]
+            assert math.isclose(similarity, max(own), abs_tol=6e-5)
+            assert math.isclose(own[names.index(nearest)], max(own), abs_tol=1e-5)
+            shares = {
+                "features": max(similarities["features"]) / data.leak_threshold,
+                "arguments": max(similarities["arguments"]) / data.leak_call_threshold,
+            }
+            assert math.isclose(shares[measure], max(shares.values()), abs_tol=1e-5)
+            for key in keys:
+                del wanted["lineage"][key]
         assert ours == json.loads(json.dumps(wanted)), theirs.id
 
 
@@ -364,6 +372,7 @@ SETTINGS = {
     "data.retire_after": st.sampled_from([0, 0, 2]),
     "data.max_tasks": st.sampled_from([0, 0, 0, 8, 10]),
     "data.leak_threshold": st.sampled_from([0.5123, 0.7234, 0.9]),
+    "data.leak_call_threshold": st.sampled_from([0.5987, 0.88, 1.0]),
     "evolution.every": st.integers(1, 4),
     "evolution.overlap": st.sampled_from([0, 0, 1, 2, 4]),
     "evolution.settle_steps": st.integers(1, 3),

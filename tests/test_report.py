@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 import subprocess
 import sys
@@ -94,7 +95,15 @@ def test_report_of_a_finished_run_is_complete_and_self_contained(tmp_path):
     assert view["metrics"]["step"] == list(range(12))
     assert np.allclose(view["metrics"]["signals/rare"], [row["signals"]["rare"] for row in metrics])
     assert view["metrics"]["evolution/pass_rate"][0] is None and view["metrics"]["evolution/pass_rate"][2] > 0
-    assert ["refused: duplicate", 4] in view["fate"] and view["leak_threshold"] == 0.9
+    assert ["refused: duplicate", 4] in view["fate"] and view["leak_thresholds"] == {
+        "features": 0.9,
+        "arguments": 0.88,
+    }
+    for shown in (*view["tasks"], *view["evaluation_tasks"]):
+        born = shown["lineage"]
+        least = 0.88 if born["measure"] == "arguments" else 0.9
+        assert math.isclose(shown["leak"], born["similarity"] / least, rel_tol=1e-4)
+    assert {t["lineage"]["measure"] for t in view["tasks"]} == {"features", "arguments"}
     assert view["held_out"]["before"]["low"] < view["held_out"]["after"]["high"]
     by_task = summary["held_out"]["after"]["by_task"]
     calls = {

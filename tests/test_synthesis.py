@@ -491,7 +491,7 @@ def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contex
     assert {(p["near"]["measure"], p["near"]["similarity"]) for p in leaks} == {("calls", 1.0)}
     assert {t.id for t in guarded} == {t.id for t in free} - {t.id for t in copies}
     assert {t.lineage.nearest for t in guarded} <= {t.id for t in copies} | {None}
-    assert all(t.lineage.similarity == round(strict.guard.nearest(t)[0], 4) for t in guarded)
+    assert all(t.lineage.similarity == round(strict.guard.nearest(t).similarity, 4) for t in guarded)
 
 
 def test_how_often_a_task_was_solved_before_it_was_taken_is_told(synthesizer, contexts):

@@ -37,7 +37,7 @@ def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
         "alerts": alerts(run),
         "held_out": held_out(run, result),
         "evaluations": evaluations(run.evaluations),
-        "leak_threshold": run.config.get("data", {}).get("leak_threshold"),
+        "leak_thresholds": leak_thresholds(run.config.get("data", {})),
         "tasks": tasks,
         "evaluation_tasks": evaluation_tasks,
         "refused": refused(behind, places),
@@ -191,13 +191,34 @@ def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
     for signal in run.signals:
         fired[signal.get("kind"), signal.get("task_id")].append(signal)
     made = {p["task"]: row for row in run.explorations for p in row["proposals"] if p["task"]}
-    result = [_task(row, point, fired, made.get(row["id"])) for row, point in zip(rows, points.tolist())]
+    thresholds = leak_thresholds(run.config.get("data", {}))
+    result = [
+        {**_task(row, point, fired, made.get(row["id"])), "leak": _leak(row["lineage"], thresholds)}
+        for row, point in zip(rows, points.tolist())
+    ]
     details = run.summary.get("held_out") or {}
     by_task = {when: (details.get(when) or {}).get("by_task") or {} for when in ("before", "after")}
     for task in result[len(run.tasks) :]:
         task["origin"] = "evaluation"
         task["results"] = {when: counts.get(task["id"]) for when, counts in by_task.items()}
     return result[: len(run.tasks)], result[len(run.tasks) :], share
+
+
+def leak_thresholds(data: Mapping) -> dict[str, float]:
+    """Returns the cosine from which each measure of leak control refuses; those that are off are not in it."""
+    keys = {
+        "features": "leak_threshold",
+        "arguments": "leak_call_threshold",
+        "ngrams": "leak_query_threshold",
+        "embedding": "leak_embedding_threshold",
+    }
+    return {measure: data[key] for measure, key in keys.items() if data.get(key)}
+
+
+def _leak(born: Mapping, thresholds: Mapping[str, float]) -> float | None:
+    """Returns how near a task came to being refused as a leak: its cosine over the threshold of the measure."""
+    threshold = thresholds.get(born.get("measure", "features"))
+    return _rounded(born["similarity"] / threshold) if threshold else None
 
 
 def _features(config: Mapping):

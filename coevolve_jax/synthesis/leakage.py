@@ -24,7 +24,7 @@ EQUAL = 1 - 1e-6  # the cosine of equal tasks, with what float32 may round off
 
 
 class Near(NamedTuple):
-    """The evaluation task that a measure finds most similar, by its id (None: there is none), and how similar."""
+    """The evaluation task that a measure finds most similar, by its id (None: there is none), and its cosine."""
 
     measure: str
     similarity: float
@@ -37,10 +37,10 @@ class Near(NamedTuple):
 class LeakGuard:
     """Compares tasks with every evaluation task, by measures that each have a name and a threshold.
 
-    "features": those of the environment family, of which values and the sequence of calls, which make the instance,
-    weigh most. Where they are asked for, "arguments", the calls with their arguments and nothing else, "ngrams", the
-    characters of the queries, and "embedding", what a model makes of them. And "calls": a task with the calls of an
-    evaluation task in their order is a copy, whatever its words and scenario.
+    "features" compares those of the environment family; values and the sequence of calls weigh most. "arguments"
+    compares the calls with their arguments and nothing else, "ngrams" the characters of the queries, "embedding" what a
+    model makes of them. "calls" has no threshold: a task with the calls of an evaluation task in their order is a copy,
+    whatever its words and scenario.
     """
 
     def __init__(
@@ -83,25 +83,28 @@ class LeakGuard:
         if embed is not None:
             self._cosines["embedding"] = EmbeddingCosines(evaluation_tasks, embed)
 
-    def compare(self, task: Task) -> tuple[Near, Near | None]:
-        """What is nearest by features, and that for which the task is refused: None where it may be trained on.
+    def nearest(self, task: Task) -> Near:
+        """Returns the evaluation task by which `task` stands or falls.
 
-        Refused are tasks with the calls of an evaluation task, and those at or above the threshold of a measure.
+        That is the one with the same calls in the same order (measure "calls"), where there is one. Else it is the
+        nearest one by the measure that comes closest to its threshold, as similarity / threshold; the first of equals.
         """
-        nearest = [self._nearest(name, task) for name in self._cosines]
-        near = [n for n in nearest if n.similarity >= min(self._thresholds[n.measure], EQUAL)]
         same = self._sequences.get(_sequence(task)) if task.calls else None
         if same is not None:
-            near = [Near("calls", 1.0, same)]
-        return nearest[0], near[0] if near else None
+            return Near("calls", 1.0, same)
+        by_measure = [self._nearest(name, task) for name in self._cosines]
+        return max(by_measure, key=lambda near: near.similarity / self._least(near.measure))
 
-    def nearest(self, task: Task) -> tuple[float, str | None]:
-        """(similarity, id) of the evaluation task most similar by features, the first of equals, or (0.0, None)."""
-        return self._nearest("features", task)[1:]
+    def refuses(self, near: Near) -> bool:
+        """Returns whether a task with this `nearest` may not be trained on: it reaches the measure's threshold."""
+        return near.similarity >= self._least(near.measure)
 
     def check(self, task: Task) -> str | None:
-        """None for a task that may be trained on, else "near_evaluation"."""
-        return REASON if self.compare(task)[1] else None
+        """Returns None for a task that may be trained on, else "near_evaluation"."""
+        return REASON if self.refuses(self.nearest(task)) else None
+
+    def _least(self, measure: str) -> float:
+        return min(self._thresholds.get(measure, 1.0), EQUAL)
 
     def _nearest(self, name: str, task: Task) -> Near:
         if not self._ids:

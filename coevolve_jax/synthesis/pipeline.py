@@ -191,13 +191,14 @@ class Synthesizer:
         """Adds a validated task, with its similarity to the evaluation tasks. Returns why not where it is refused, and
         for a leak the evaluation task that it is near."""
         if self.guard is not None:
-            nearest, leak = self.guard.compare(task)
+            near = self.guard.nearest(task)
+            if self.guard.refuses(near):
+                return REASON, near
+            cosine = round(near.similarity, 4)
             lineage = dataclasses.replace(
-                task.lineage, similarity=round(nearest.similarity, 4), nearest=nearest.task
+                task.lineage, similarity=cosine, nearest=near.task, measure=near.measure
             )
             task = dataclasses.replace(task, lineage=lineage)
-            if leak is not None:
-                return REASON, leak
         return tasks.add([task])[0], None
 
     def _solve(

@@ -86,16 +86,17 @@ const EVOLUTION = [
   },
   {
     title: "Similarity to evaluation tasks",
-    reading: "Cosine of each task to the nearest evaluation task: left means that less of the evaluation leaks.",
-    has: (run) => run.tasks.length,
-    missing: "tasks.jsonl is not there yet.",
+    reading:
+      "How near each task of D_t comes to being refused as a leak: its cosine to the nearest evaluation task, over the threshold of the measure that comes closest. Left means that less of the evaluation leaks.",
+    has: (run) => run.tasks.length && Object.keys(run.leak_thresholds).length,
+    missing: "tasks.jsonl is not there yet, or the run has no leak control.",
     draw: (host, run) => {
-      const x = Array.from({ length: 40 }, (_, i) => i / 40);
+      const x = Array.from({ length: 44 }, (_, i) => i / 40);
       const count = (old) => {
         const bins = x.map(() => 0);
         run.tasks
-          .filter((t) => (t.origin === "initial") === old)
-          .forEach((t) => bins[Math.min(39, Math.floor(40 * t.lineage.similarity))]++);
+          .filter((t) => (t.origin === "initial") === old && t.leak !== null)
+          .forEach((t) => bins[Math.min(43, Math.floor(40 * t.leak))]++);
         return bins;
       };
       const series = [
@@ -103,18 +104,15 @@ const EVOLUTION = [
         { label: "new", values: count(false), colour: "--random" },
       ];
       const sums = stacked(series, { bars: { align: 1 } });
-      const threshold = run.leak_threshold;
+      const thresholds = Object.entries(run.leak_thresholds).map(([name, value]) => `${name} ${value}`);
       chart(host, {
         x,
         series: sums,
-        xrange: [0, 1],
+        xrange: [0, 1.1],
         range: [0, 1.1 * Math.max(...sums[0].values, 1)],
         ylabel: "tasks",
-        xlabel: "cosine to the nearest evaluation task",
-        mark:
-          threshold === null || threshold === undefined
-            ? undefined
-            : { x: threshold, label: `refused from ${threshold}` },
+        xlabel: `cosine / threshold (${thresholds.join(", ")})`,
+        mark: { x: 1, label: "refused from here" },
       });
     },
   },

@@ -168,6 +168,7 @@ const refusal = (item, { exploration, dialogues }) => {
       reason: proposal ? spaced(proposal.reason) : "",
       nearest: proposal?.near?.task,
       similarity: proposal?.near?.similarity,
+      measure: proposal?.near?.measure,
     },
     reflection: context,
     explored: triplets.map((i) => ({ ...exploration.triplets[i], call: spoken(exploration.triplets[i].call) })),
@@ -253,7 +254,10 @@ const lineage = (task, byId, children, store) => {
     ["Verdict", born.verdict && [born.verdict, born.reason].filter(Boolean).join(", ")],
     [
       "Nearest evaluation task",
-      born.nearest && [taskLink(born.nearest, byId), `, cosine ${born.similarity.toFixed(2)}`],
+      born.nearest && [
+        taskLink(born.nearest, byId),
+        `, cosine ${born.similarity.toFixed(2)} of ${born.measure ?? "features"}`,
+      ],
     ],
     [
       "Visits",
