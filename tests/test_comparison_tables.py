@@ -538,7 +538,17 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
         assert worst["p_holm"] == worst["p"]
         assert any(n.endswith("if all of them are failures: THE SIGN CHANGES.") for n in found["notes"])
         text = table({**found, "signals": []})
-        assert f"lost trials as failures: coevolve - random: {100 * worst['difference']:+.1f} points" in text
+        for before, row in (("  ", d), ("    lost trials as failures: ", worst)):
+            points = {
+                key: f"{100 * row[key]:+.1f}"
+                for key in ("difference", "low", "high", "boot_low", "boot_high")
+            }
+            line = (
+                f"{before}coevolve - random: {points['difference']} points, 5 seeds, t interval {points['low']} to "
+                f"{points['high']}, bootstrap {points['boot_low']} to {points['boot_high']}, p {row['p']:.3f} (Holm "
+                f"{row['p_holm']:.3f}), P(better) {row['p_improvement']:.2f}; 3 points need {row['seeds_for_effect']} seeds"
+            )
+            assert line in text.splitlines()
         assert "if_lost_failed" in found["arms"][1] and "if_lost_failed" not in found["arms"][0]
         (curve,) = found["curves"]["iid"]["coevolve"]["if_lost_failed"]
         assert (
