@@ -538,7 +538,17 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
         assert worst["p_holm"] == worst["p"]
         assert any(n.endswith("if all of them are failures: THE SIGN CHANGES.") for n in found["notes"])
         text = table({**found, "signals": []})
-        assert f"lost trials as failures: coevolve - random: {100 * worst['difference']:+.1f} points" in text
+        for before, row in (("  ", d), ("    lost trials as failures: ", worst)):
+            points = {
+                key: f"{100 * row[key]:+.1f}"
+                for key in ("difference", "low", "high", "boot_low", "boot_high")
+            }
+            line = (
+                f"{before}coevolve - random: {points['difference']} points, 5 seeds, t interval {points['low']} to "
+                f"{points['high']}, bootstrap {points['boot_low']} to {points['boot_high']}, p {row['p']:.3f} (Holm "
+                f"{row['p_holm']:.3f}), P(better) {row['p_improvement']:.2f}; 3 points need {row['seeds_for_effect']} seeds"
+            )
+            assert line in text.splitlines()
         assert "if_lost_failed" in found["arms"][1] and "if_lost_failed" not in found["arms"][0]
         (curve,) = found["curves"]["iid"]["coevolve"]["if_lost_failed"]
         assert (
@@ -689,7 +699,20 @@ def test_differences_that_are_all_alike_have_no_interval_and_no_p():
     assert (found["arms"][0]["mean"], found["arms"][0]["low"]) == (0.375, None)
     text = table({**found, "signals": []})
     assert (
-        "+25.0 points, 4 seeds, t interval none (all alike), bootstrap no interval (all alike), p not testable"
+        "+25.0 points, 4 seeds, t interval none (all alike), bootstrap none (all alike), p not testable"
         in text
     )
     assert "nan" not in text and "+0.0 to" not in text
+
+
+def test_a_diverged_seed_counts_as_0_on_either_side():
+    rows = [row for s in range(3) for row in rows_of("static", s, [("a", 1 + s, 4, 4)])]
+    rows += [row for s in range(3) for row in rows_of("random", s, [("a", 4, 4, 4)])]
+    rates = [0.25, 0.5, 0.75]
+    for pair, gone, expected in (
+        (("random", "static"), ("static", 3), [1 - r for r in rates]),
+        (("random", "static"), ("random", 1), [1 - rates[0], 0 - rates[1], 1 - rates[2]]),
+    ):
+        (d,) = results.compare(rows, results.METRICS["iid"], ["static"], [pair], [gone])["planned"]
+        assert d["if_diverged_failed"]["by_seed"] == pytest.approx(dict(zip("012", expected)))
+        assert d["n"] == (3 if gone[0] == "static" else 2)
