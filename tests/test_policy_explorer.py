@@ -332,7 +332,7 @@ def run_config(**changes):
     config = settings("coevolve")
     return configs.override(
         config,
-        {"explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024, "steps": 3,
+        {"seed": 1, "explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024, "steps": 3,
          "evolution.every": 1, "evolution.rounds": 2, "evolution.steps": 5, **changes},
     )  # fmt: skip
 
