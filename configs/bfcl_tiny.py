@@ -36,7 +36,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.backend = (
         "local"  # "ray": so many processes on every node of the Ray cluster that runs here
     )
-    c.environment.call_timeout = 2.0  # seconds; a slower call makes its rollout invalid
+    c.environment.call_timeout = 2.0  # seconds of processor time; a call that takes more fails its rollout
     c.environment.worker_memory = 2.0  # GiB
 
     c.data = ConfigDict()
