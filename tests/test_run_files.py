@@ -10,9 +10,10 @@ from statistics import fmean
 
 import pytest
 
-from coevolve_jax import begin, run, seeding
+from coevolve_jax import begin, build, run, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
+from coevolve_jax.strategies.base import Findings
 from tests import loop_fakes
 from tests.families import lamps
 from tests.test_loop import BASE, SMALL, rows, session
@@ -236,6 +237,21 @@ def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(t
     assert all(row["success"] == fmean_of(row) for row in rows(tmp_path / "run" / "evaluations.jsonl"))
 
 
+def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):
+    real = build.strategy
+
+    def strategy(*arguments):
+        made = real(*arguments)
+        made.observe = lambda step, groups: Findings({"odd": step} if step % 2 else {"even": 1})
+        return made
+
+    monkeypatch.setattr(build, "strategy", strategy)
+    config = settings(testbed=False, **{"strategy.name": "static", "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=5)
+    _, end = session(config, tmp_path / "run", batches=True, soon=True)
+    assert end["signals"] == {"even": 3, "odd": 1 + 3 + 5}
+
+
 def fmean_of(row):
     outcomes = [x for solved, tried in row["by_task"].values() for x in [1] * solved + [0] * (tried - solved)]
     return pytest.approx(fmean(outcomes))
@@ -286,8 +302,13 @@ def test_the_balanced_set_is_chosen_from_all_its_candidates_by_a_stream_of_its_o
     assert state == seeding.rng_for(50, "balanced choice").bit_generator.state
 
 
+OF_EVALUATION = {"held_out", "balanced", "balanced choice", "evaluation"}
+OF_TRAINING = {"initial", "testbed", "sample", "rollout", "evolve"}
+
+
 @pytest.mark.parametrize("strategy", ["coevolve", "random"])
-def test_no_two_purposes_of_a_run_draw_from_one_stream(tmp_path, monkeypatch, strategy):
+@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+def test_no_two_purposes_of_a_run_draw_from_one_stream(tmp_path, monkeypatch, strategy, seed):
     """Also where all seeds are the same number. Only an evaluation draws what another one did, so that they compare."""
     drawn = []
 
@@ -296,15 +317,60 @@ def test_no_two_purposes_of_a_run_draw_from_one_stream(tmp_path, monkeypatch, st
         return seeding.rng_for(seed, purpose, step, *again)
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("coevolve_jax.") and getattr(module, "rng_for", None) is seeding.rng_for:
-            if module is not seeding:
-                monkeypatch.setattr(module, "rng_for", rng_for)
+        ours = name.startswith("coevolve_jax.") and module is not seeding
+        if ours and getattr(module, "rng_for", None) is seeding.rng_for:
+            monkeypatch.setattr(module, "rng_for", rng_for)
     own = {"learner.dynamic_sampling": 2, "strategy.name": strategy}
-    config = settings(**{**own, "seed": 7, "evaluation.seed": 7})
-    session(config, tmp_path / "run", batches=True, soon=True)
+    config = settings(**{**own, "seed": SEED, "evaluation.seed": seed})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True)
+    assert isinstance(end, dict), end
     times = Counter(drawn)
-    assert {key for key, n in times.items() if n > 1} == {(7, "evaluation", 0)}
-    purposes = {"held_out", "balanced", "balanced choice", "initial", "testbed", "evaluation", "sample", "rollout"}  # fmt: skip
-    assert {purpose for _, purpose, *_ in drawn} == {*purposes, "evolve"}
+    assert {key for key, n in times.items() if n > 1} == {(seed, "evaluation", 0)}
+    wanted = {(seed, purpose) for purpose in OF_EVALUATION} | {(SEED, purpose) for purpose in OF_TRAINING}
+    assert {key[:2] for key in drawn} == wanted
     states = {tuple(key): seeding.rng_for(*key).bit_generator.state["state"]["state"] for key in times}
     assert len(set(states.values())) == len(times)
+
+
+def test_what_a_run_begins_with_is_explored_by_the_roles_that_are_for_it(tmp_path, monkeypatch):
+    class Two(loop_fakes.Lamplighter):
+        def roles(self):
+            roles = super().roles()
+            return roles._replace(initial=roles._replace(name="the first"))
+
+    monkeypatch.setattr(loop_fakes, "Lamplighter", Two)
+    session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True)
+    tasks = [*rows(tmp_path / "run" / "held_out.jsonl"), *rows(tmp_path / "run" / "tasks.jsonl")]
+    made_by = {(t["lineage"]["kind"], t["lineage"]["explorer"]) for t in tasks}
+    first = {(kind, "the first") for kind in ("held_out", "balanced", "initial")}
+    assert made_by == {*first, ("signal", "lamplighter")}
+
+
+def given(tasks):
+    """The file of tasks for config.data.initial_file."""
+    named = {"environment": CHANGES["environment.name"]}
+    return "".join(json.dumps({**task, **named}) + "\n" for task in tasks)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_file_of_as_many_tasks_as_a_batch_has_is_enough(tmp_path, count):
+    _, _, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
+    path = tmp_path / "given.jsonl"
+    path.write_text(given(made[:count]))
+    config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    if count == 1:
+        assert isinstance(end, ValueError) and "gives 1 good tasks of 1" in str(end)
+    else:
+        assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == 2
+
+
+def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
+    """Tasks that a file gives are compared with the held-out tasks as the explored ones are."""
+    held_out, balanced, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
+    path = tmp_path / "given.jsonl"
+    taken = [{**task, "record": made[0]["record"]} for task in (held_out[0], balanced[0])]
+    path.write_text(given([*made, *taken]))
+    config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == len(made)
