@@ -7,6 +7,7 @@ the roles (families/lamps.py, loop_fakes.py); no logic. What it asks of the worl
 
 import copy
 import dataclasses
+import math
 from collections import Counter
 from statistics import fmean
 
@@ -189,7 +190,7 @@ class Loop:
 
         order = sorted(by_id, key=rank)
         new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
-        first = new[: round(self.c.data.new_share * rest)]
+        first = new[: math.ceil(round(self.c.data.new_share * rest, 6))]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
