@@ -115,6 +115,8 @@ def run() -> list:
     }
     theirs, whole = plan.written(folder, made), True
     plan.check(folder, config, chosen)
+    if not _ONLY_READ.value:
+        plan.check_configs(config, chosen, changes)
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))

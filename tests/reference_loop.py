@@ -254,7 +254,10 @@ class Loop:
             born, times, first, last, alike = s.records[task.id]
             alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
             s.records[task.id] = born, times + 1, score if first is None else first, score, alike
-        s.evidence = [*s.evidence, *found]
+        if any(
+            self.evolves(later) for later in range(step, self.c.steps)
+        ):  # nobody asks for what comes after
+            s.evidence = [*s.evidence, *found]
         return found
 
     # --- 4. How the training set evolves ----------------------------------------------------------------------------

@@ -122,6 +122,8 @@ class Engine(Protocol):
     cached_tokens: those that it had cached; decode_tokens: sampled. A server may tell of more: queue_seconds: that requests
     waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights.
 
+    versions: where it has this, of the packages that servers compute with, by name.
+
     One that shares devices with the learner may have `sleep()`: it gives back its memory until `update_weights`.
 
     constrains: whether it heeds `Sampling.json_schema`; one that does not refuses requests that have one.

@@ -100,6 +100,7 @@ class SGLangEngine:
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
         self.counts: Counter[str] = Counter()  # as of `Engine`
+        self.versions: dict[str, str] = {}  # likewise
         self._broken: EngineError | None = None
         event_loop.run(self._start(members, patience, restarts))
         try:
@@ -259,6 +260,9 @@ class SGLangEngine:
                     f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
                     "have one launched."
                 ) from None
+            if version := served.get("version"):
+                told = {*filter(None, self.versions.get("sglang", "").split(", ")), str(version)}
+                self.versions["sglang"] = ", ".join(sorted(told))
             room = served.get("context_length")
             if isinstance(room, int) and room < self._max_length + SPARE:
                 raise EngineError(
