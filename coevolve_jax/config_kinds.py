@@ -77,7 +77,7 @@ def _is(value: Any, kind: str) -> bool:
     if kind == TRUTH:
         return truth
     if kind == WHOLE:
-        return isinstance(value, numbers.Integral) and not truth and abs(value) < 2**63
+        return isinstance(value, numbers.Integral) and not truth and abs(int(value)) < 2**63
     if kind == NUMBER:
         return isinstance(value, numbers.Real) and not truth and math.isfinite(value)
     if kind == TEXT:

@@ -7,7 +7,7 @@ import forked
 import numpy as np
 import pytest
 from faults import Proxy
-from test_train import command, rows
+from test_train import ROOT, command, rows
 
 from coevolve_jax import checkpoint, collect
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
@@ -41,6 +41,8 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
     assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["held_out"]["after"]["invalid"] == 0
+    (folder,) = ROOT.glob(".sglang/lib/python3*/site-packages/sglang-*.dist-info")
+    assert summary["versions"]["sglang"] == folder.name.removeprefix("sglang-").removesuffix(".dist-info")
     for name in ("prefill_tokens", "decode_tokens"):
         assert summary["serving"][name] == sum(m["serving"][name] for m in metrics)
 
