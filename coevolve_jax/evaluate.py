@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -188,11 +188,12 @@ def by_weakness(
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a score depends on, of the packages that this interpreter has."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "bfcl-eval", "numpy")
+def versions(*others: Mapping[str, str]) -> dict[str, str]:
+    """Versions of what a score depends on: the packages of this interpreter, and what others say of theirs (the environment
+    family, servers)."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
     found = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-    return found
+    return dict(ChainMap(found, *map(dict, others)))

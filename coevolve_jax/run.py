@@ -21,6 +21,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,13 +32,12 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, health
+from coevolve_jax import checkpoint, config_idle, health
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.collect import Collected, describe
 from coevolve_jax.dialogues import Packer
-from coevolve_jax.evaluate import versions
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.lab import explorer_costs
 from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
@@ -280,8 +280,8 @@ class Run:
         self._progress.close()
         self._logs.close()
 
-    def finish(self) -> dict:
-        """Writes summary.json, ledger.json and report.html; returns the summary."""
+    def finish(self, versions: Mapping[str, str]) -> dict:
+        """Writes summary.json, ledger.json and report.html; returns the summary. versions: of what a score depends on."""
         c, state = self.config, self.state
         sets = {row["set"]: row for row in state.evaluations}  # the last row of each
         first = {row["set"]: row for row in reversed(state.evaluations)}
@@ -312,7 +312,8 @@ class Run:
             "seed": c.seed,
             "strategy": c.strategy.name,
             "config_digest": configs.digest(c),
-            "versions": versions(),
+            "versions": versions,
+            "notes": config_idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
         if served := recorded_model(self.workdir):
             summary["explorer_model"] = served["model"]
@@ -372,8 +373,11 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
             raise ValueError(
                 f"Another process goes on with the run in {workdir}: wait for its end, or choose another --workdir."
             ) from None
-        except OSError:
-            pass  # a file system without locks
+        except OSError as error:
+            print(
+                f"{workdir} lies on a file system without locks ({error.strerror}): start no second process that writes there.",
+                file=sys.stderr,
+            )
         if not _begun(workdir, config):
             (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
@@ -448,7 +452,8 @@ def fork(
         )
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
-    config, folder = configs.of_run(run), checkpoints(configs.of_run(run), run)
+    config = theirs = configs.of_run(run)
+    folder = checkpoints(theirs, run)
     if step not in (there := checkpoint.steps(folder)):
         steps = ", ".join(map(str, there)) or "none"
         raise ValueError(
@@ -457,6 +462,8 @@ def fork(
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
+    # What the run has grown by is the fork's, if it goes on with the same strategy.
+    configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)
     # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
     workdir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:

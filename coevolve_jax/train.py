@@ -16,6 +16,7 @@ config.rollout.max_staleness is 0.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,12 +25,12 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, plan
+from coevolve_jax import build, config_idle, plan
 from coevolve_jax import config as configs
 from coevolve_jax.begin import begin, leak_guard
 from coevolve_jax.collect import Collector, Roller
 from coevolve_jax.distributed import hosts, sharding
-from coevolve_jax.evaluate import evaluate_held_out
+from coevolve_jax.evaluate import evaluate_held_out, versions
 from coevolve_jax.evolve import Evolver
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
@@ -58,7 +59,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
+    configs.check_evolution(c)
     mesh = sharding.make_mesh(**c.mesh)
+    if jax.process_index() == 0:
+        for note in config_idle.notes(c, fresh=not (workdir / "config.json").exists()):
+            print(note, file=sys.stderr)
     if c.learner.moments_on == "host":
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
@@ -81,6 +86,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)
+        used = versions(build.family(c).versions(), getattr(engine, "versions", {}))
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir))
         record_model(workdir, roles.served() if roles.served else None)
@@ -152,7 +158,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             run.evaluated(partial(held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
-    return run.finish()
+    return run.finish(used)
 
 
 @contextmanager

@@ -35,9 +35,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999
-    c.learner.clip_high = 0.28
     c.learner.kl_coef = 0.001
-    c.learner.tis_cap = 2.0  # sampler and learner are two programs in bfloat16
+    c.learner.tis_cap = (
+        2.0  # sampler and learner are two programs in bfloat16; it acts, and the clip does not
+    )
     c.learner.row_length = 8192
     c.learner.rows_per_microbatch = 1
     c.learner.logprob_chunk = 1024

@@ -59,9 +59,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999  # ours
-    c.learner.clip_high = 0.28  # ours
     c.learner.kl_coef = 0.001  # ours
-    c.learner.tis_cap = 2.0  # ours: sampler and learner are two programs in bfloat16
+    # Ours: sampler and learner are two programs in bfloat16. This bound acts in the place of the clip: one update on fresh rollouts
+    # has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and clip_high = 0.28 is AgentEvolver's.
+    c.learner.tis_cap = 2.0
     c.learner.skip_dead_groups = False
     c.learner.row_length = 25600
     c.learner.rows_per_microbatch = 8

@@ -120,6 +120,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.ratio = "token"  # whose ratio is clipped; or "sequence"
     c.learner.aggregate = "token"  # mean over tokens; or "sequence", "constant"
     c.learner.constant_length = 512  # tokens, for "constant": what the sum over a trajectory is divided by
+    # Neither acts with tis_cap, one epoch and no max_staleness: every ratio is 1 then.
     c.learner.clip_low = 0.2
     c.learner.clip_high = 0.2
     c.learner.kl = "k3"  # estimator; or "k1", "k2", "none"
@@ -176,7 +177,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution = ConfigDict()
     c.evolution.every = 10  # F, GRPO steps between evolutions
     c.evolution.overlap = 0  # steps that an evolution has beside training before D_t grows; 0: training waits
-    c.evolution.settle_steps = 10  # none in the last so many steps: what is born must be trained on
+    # None in the last so many steps: what is born must be trained on. More than rollout.max_staleness.
+    c.evolution.settle_steps = 10
     c.evolution.tasks = 24  # validated tasks wanted per evolution
     c.evolution.contexts = 24  # trajectories reflected on at most, per evolution
     c.evolution.rounds = 3  # R

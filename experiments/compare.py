@@ -126,6 +126,8 @@ def run() -> list:
     theirs, whole = plan.written(folder, made), True
     made |= plan.fixed(theirs, made, bool(_PLANNED.value))
     plan.check(folder, config, chosen)
+    if not _ONLY_READ.value:
+        plan.check_configs(config, chosen, changes)
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))

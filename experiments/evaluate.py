@@ -170,12 +170,12 @@ def run() -> None:
         "scores": rows,
         "official": checked,
         "environment": result.to_json(),
-        "versions": versions(),
+        "versions": versions(family.versions(), getattr(engine, "versions", {})),
     }
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")
-    if "bfcl-eval" in report["versions"]:
-        print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
+    for name, version in family.versions().items():
+        print(f"{name:>16}  {version}")
     success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
     print(f"{'success':>16}  {success} of {trials} rollouts; {report['invalid']} invalid ones left out")
     if "success_if_invalid_failed" in report:

@@ -7,6 +7,7 @@ the roles (families/lamps.py, loop_fakes.py); no logic. What it asks of the worl
 
 import copy
 import dataclasses
+import math
 from collections import Counter
 from statistics import fmean
 
@@ -191,7 +192,7 @@ class Loop:
 
         order = sorted(by_id, key=rank)
         new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
-        first = new[: round(self.c.data.new_share * rest)]
+        first = new[: math.ceil(round(self.c.data.new_share * rest, 6))]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
@@ -255,7 +256,10 @@ class Loop:
             born, times, first, last, alike = s.records[task.id]
             alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
             s.records[task.id] = born, times + 1, score if first is None else first, score, alike
-        s.evidence = [*s.evidence, *found]
+        if any(
+            self.evolves(later) for later in range(step, self.c.steps)
+        ):  # nobody asks for what comes after
+            s.evidence = [*s.evidence, *found]
         return found
 
     # --- 4. How the training set evolves ----------------------------------------------------------------------------

@@ -193,6 +193,8 @@ def test_a_strategy_goes_through_a_checkpoint(name):
             **settings(group_filter=True).to_dict(),
             "strategy": configs.strategy(name),
             "signals": {"window": 3, "rare_percent": 50.0},
+            "steps": 20,
+            "evolution": {"every": 5, "settle_steps": 1},
         }
     )
     strategy = build.strategy(config)
@@ -216,7 +218,8 @@ def test_a_strategy_goes_through_a_checkpoint(name):
         ("dtype", "float16", "one of float32, bfloat16"),
         ("epochs", 0, "at least 1"),
         ("tis_cap", -1.0, "0 or more"),
-        ("learning_rate", float("inf"), "above 0 and finite"),
+        ("learning_rate", float("inf"), "a finite number"),
+        ("learning_rate", 0.0, "above 0 and finite"),
         ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
         ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.evaluate import versions
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
@@ -65,6 +67,8 @@ def doors(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "doorworld.py").write_text(DOORWORLD)
+    (packages / "doorworld-3.1.dist-info").mkdir()
+    (packages / "doorworld-3.1.dist-info" / "METADATA").write_text("Name: doorworld\nVersion: 3.1\n")
     return str(folder / "bin" / "python")
 
 
@@ -149,6 +153,14 @@ def test_scenarios_tasks_and_tools_come_from_the_other_interpreter(doors):
         dataclasses.replace(task, id="other", scenario={**task.scenario})
     )
     assert family.tools(task)[0]["function"]["name"] == "act"
+
+
+def test_versions_are_those_of_the_familys_interpreter(doors):
+    assert envs.load(DOORS, doors).versions() == {"doorworld": "3.1"}
+    assert envs.load(DOORS).versions() == {}
+    assert envs.load("bfcl").versions() == {"bfcl-eval": metadata.version("bfcl-eval")}
+    told = versions(envs.load(DOORS, doors).versions(), {"sglang": "0.5"})
+    assert told["doorworld"] == "3.1" and told["sglang"] == "0.5" and told["jax"] == metadata.version("jax")
 
 
 def test_tasks_without_references_fill_a_pool_and_are_guarded(doors):

@@ -179,7 +179,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
-        m.setattr(run, "versions", dict)
+        m.setattr(training, "versions", lambda *others: {})
         m.setattr(os, "fsync", lambda descriptor: None)  # no kill here takes the machine with it
         try:
             end = training.train(config, workdir, until)
@@ -317,7 +317,10 @@ def compare(config, stops=(), batches=True, soon=True):
         {"steps": 6, "environment.eval_split": "test", **config, "environment.name": "tests.families.lamps"},
     )
     overlap = min(config.evolution.overlap, config.evolution.every)
-    config = override(config, {"evolution.overlap": overlap})
+    settle = max(config.evolution.settle_steps, config.rollout.max_staleness + 1)
+    config = override(config, {"evolution.overlap": overlap, "evolution.settle_steps": settle})
+    if overlap + config.evolution.every + settle > config.steps:  # it could not evolve, and would be refused
+        config = override(config, {"strategy.name": "static"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
     with tempfile.TemporaryDirectory() as folder:
         workdir, start = Path(folder) / "run", None
@@ -352,7 +355,7 @@ def compare(config, stops=(), batches=True, soon=True):
 
 SETTINGS = {
     "seed": st.integers(0, 10**6),
-    "steps": st.integers(2, 8),
+    "steps": st.integers(2, 10),
     "strategy.name": st.sampled_from(["coevolve"] * 5 + ["random", "static"]),
     "rollout.tasks_per_step": st.integers(1, 4),
     "rollout.group_size": st.integers(2, 4),

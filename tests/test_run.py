@@ -1,8 +1,10 @@
 """A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
 
+import errno
 import json
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from ml_collections import ConfigDict
@@ -258,6 +260,25 @@ def test_costs_are_booked(whole):
         == len(tasks) - 8
         == sum(m["evolution"]["added"] for m in metrics if m["evolution"])
     )
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def none(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("coevolve_jax.run.fcntl.flock", none)
+    claim(tmp_path / "run", settings("static"))
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second process that writes there."
+    )
+
+
+def test_a_summary_names_what_its_scores_depend_on_and_what_had_no_effect(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["versions"]["bfcl-eval"] == metadata.version("bfcl-eval")
+    assert summary["versions"]["jax"] == metadata.version("jax")
+    assert summary["notes"] == []
 
 
 def test_override_copies_and_names_what_is_wrong():

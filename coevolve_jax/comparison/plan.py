@@ -6,13 +6,14 @@ import ast
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import config_idle
 from coevolve_jax.comparison.arms import PLANNED, arm
 
 
@@ -262,6 +263,33 @@ def changes(config: ConfigDict, cell: Cell) -> dict[str, Any]:
 def cell_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     """Of the whole cell."""
     return configs.override(start_config(config, cell), changes(config, cell))
+
+
+def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[str] = ()) -> None:
+    """Raises ValueError for a value that cannot be, an arm whose training set never grows, and a key that is set or varied
+    without effect in all arms: that would compare equal runs. Where one arm heeds a key, those that do not are what it is compared
+    with at that setting.
+
+    given: keys set for all cells (--set).
+    """
+    once = {(c.arm, c.setting): c for c in reversed(cells)}  # the seed is none of their matters
+    without: dict[tuple, list[dict[str, str]]] = {}
+    for c in reversed(once.values()):
+        made = cell_config(config, c)
+        try:
+            configs.check(made)
+            configs.check_evolution(made)
+        except ValueError as error:
+            raise ValueError(f"{c.column} cannot run: {error}") from None
+        without.setdefault(c.setting, []).append(config_idle.idle(made))
+    for setting, arms in without.items():
+        for key in (*given, *dict(setting)):
+            if all(key in idle for idle in arms):
+                at = ", ".join(f"{k}={_text(v)}" for k, v in setting if k != key)
+                raise ValueError(
+                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so the runs that it "
+                    "is to tell apart would be equal: leave it out, or set what it needs."
+                )
 
 
 def _strategy_settings(config: ConfigDict) -> dict[str, Any]:

@@ -97,6 +97,8 @@ class EnvPool(Protocol):
 CATEGORIES: Sequence[str] = ()  # parts of the benchmark that `tasks` takes as settings["categories"]
 # What its named protocols fix of config.rollout; `tasks` takes the name as settings["protocol"].
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {}
+# Distributions of the family's interpreter whose versions a score depends on.
+PACKAGES: Sequence[str] = ()
 
 
 def warm_up() -> None:

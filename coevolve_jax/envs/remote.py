@@ -26,7 +26,12 @@ class Remote:
         self._tools: dict[str, list[dict]] = {}
 
     def functions(self) -> dict[str, Callable]:
-        return {"scenarios": self.scenarios, "tasks": self.tasks, "tools": self.tools}
+        return {
+            "scenarios": self.scenarios,
+            "tasks": self.tasks,
+            "tools": self.tools,
+            "versions": lambda: self.ask("versions"),
+        }
 
     def scenarios(self, split: str, settings: Mapping[str, Any], apart_from: str = "") -> list[Task]:
         return [Task.from_json(t) for t in self.ask("scenarios", split, dict(settings), apart_from)]

@@ -123,6 +123,8 @@ class Engine(Protocol):
     waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights;
     messages: asked for, and slow_retries: how often one took too long and was sampled anew.
 
+    versions: where it has this, of the packages that servers compute with, by name.
+
     One that shares devices with the learner may have `sleep()`: it gives back its memory until `update_weights`.
 
     constrains: whether it heeds `Sampling.json_schema`; one that does not refuses requests that have one.

@@ -20,6 +20,8 @@ from coevolve_jax.envs.appworld.calls import wording as wording
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.types import Task, Trajectory, Turn
 
+PACKAGES = ("appworld",)
+
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
     """The states that the tasks of a split begin in, each once; apart_from: less those of that split."""

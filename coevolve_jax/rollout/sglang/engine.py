@@ -101,6 +101,7 @@ class SGLangEngine:
         self.faults = 0  # so far; every one was tried again
         self.counts: Counter[str] = Counter(messages=0, slow_retries=0)  # as of `Engine`
         self._aborts: set[asyncio.Task] = set()  # an event loop holds its tasks weakly
+        self.versions: dict[str, str] = {}  # as of `Engine`
         self._broken: EngineError | None = None
         event_loop.run(self._start(members, patience, restarts))
         try:
@@ -264,6 +265,9 @@ class SGLangEngine:
                     f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
                     "have one launched."
                 ) from None
+            if version := served.get("version"):
+                told = {*filter(None, self.versions.get("sglang", "").split(", ")), str(version)}
+                self.versions["sglang"] = ", ".join(sorted(told))
             room = served.get("context_length")
             if isinstance(room, int) and room < self._max_length + SPARE:
                 raise EngineError(
