@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999
-    c.learner.clip_high = 0.28
+    c.learner.clip_high = 0.28  # acts on stale tokens alone (rollout.max_staleness), because of tis_cap
     c.learner.kl_coef = 0.001
     c.learner.tis_cap = 2.0  # sampler and learner are two programs in bfloat16
     c.learner.row_length = 8192

@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999  # ours
-    c.learner.clip_high = 0.28  # ours
+    c.learner.clip_high = 0.28  # ours; acts on stale tokens alone (rollout.max_staleness), because of tis_cap
     c.learner.kl_coef = 0.001  # ours
     c.learner.tis_cap = 2.0  # ours: sampler and learner are two programs in bfloat16
     c.learner.skip_dead_groups = False
