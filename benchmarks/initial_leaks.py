@@ -11,7 +11,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags
 
-_CONFIGS = flags.DEFINE_list("configs", ["configs/bfcl_tiny.py"], "Config files, with their arguments if any.")
+_CONFIGS = flags.DEFINE_list(
+    "configs", ["configs/bfcl_tiny.py"], "Config files, with their arguments if any."
+)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of D_0.")
 THRESHOLDS = (0.0, 0.88)  # of config.data.leak_call_threshold
 

@@ -105,8 +105,10 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.restarts = 5  # of each launched server
 
     c.learner = ConfigDict()
-    c.learner.learning_rate = 1e-4  # at 3e-4 this policy is certain of every token by step 30 and learns no more
-    c.learner.warmup_steps = 0  # updates in which the rate rises from 0
+    c.learner.learning_rate = (
+        1e-4  # at 3e-4 this policy is certain of every token by step 30 and learns no more
+    )
+    c.learner.warmup_steps = 0  # updates in which the rate rises, the first at 1 / warmup_steps of it
     c.learner.schedule = "constant"  # of the rate after the warm-up; or "cosine", "linear"
     c.learner.decay_steps = 0  # update at which cosine and linear have come down
     c.learner.final_rate = 0.0  # to this share of learning_rate
@@ -125,10 +127,10 @@ def get_config(arg: str = "") -> ConfigDict:
     c.learner.clip_high = 0.2
     c.learner.kl = "k3"  # estimator; or "k1", "k2", "none"
     c.learner.kl_coef = 0.01  # weight of the KL to the frozen start
-    c.learner.kl_bound = 10.0  # nats that one token counts at most in it; 0: no bound
+    c.learner.kl_bound = 10.0  # nats from which a token's KL is a straight line; 0: never
     c.learner.router_balance = 0.0  # weight of the load-balancing loss, for models with experts
     c.learner.replay_routing = False  # use the experts that the sampler used, for models with experts
-    c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: no such weight
+    c.learner.tis_cap = 0.0  # bound on the weight learner / sampler of a token; 0: a ratio to the sampler
     c.learner.epochs = 1  # updates per batch of rollouts
     c.learner.skip_dead_groups = (
         True  # groups without spread have no advantage; leaving them out halves the work

@@ -94,8 +94,10 @@ class Loop:
             # 2. GRPO update of the policy.
             self.events.append(("credit", [task.id for task, _ in groups]))
             learned = self.credit(groups)
+            stale = c.rollout.max_staleness > 0 and c.learner.tis_cap > 0 and c.learner.epochs == 1
+            told = sorted(as_learned(t, a, step if stale else None) for t, a in learned)
             for _ in range(c.learner.epochs):
-                self.events.append(("update", sorted(as_learned(t, a) for t, a in learned)))
+                self.events.append(("update", told))
                 self.s.weights = next_weights(self.s.weights, [ids(t) for t, _ in learned])
             self.version = step + 1
             self.events.append(("engine", self.s.weights, self.version))

@@ -213,6 +213,15 @@ def tokens(t):
     )
 
 
-def as_learned(t, advantage):
-    """Token ids, which of them the policy wrote, and the advantage and the sampler's log-probability of each of these."""
-    return ids(t), tuple(t.mask.tolist()), [advantage] * int(t.mask.sum()), t.logprobs[t.mask].tolist()
+def as_learned(t, advantage, step=None):
+    """Token ids, which of them the policy wrote, and the advantage, the sampler's log-probability and, at a step, the age
+    of each of these."""
+    written = t.mask
+    ages = [] if step is None else [step - v for v in t.versions[written].tolist()]
+    return (
+        ids(t),
+        tuple(written.tolist()),
+        [advantage] * int(written.sum()),
+        t.logprobs[written].tolist(),
+        ages,
+    )

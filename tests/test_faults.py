@@ -282,6 +282,40 @@ def test_faults_without_end_stop_the_run_although_the_server_is_well(proxies, ma
         generate(engine, [ask(0, PROMPT)])
 
 
+def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, monkeypatch):
+    """One that is answered begins the count anew; a fault that a second attempt mends counts for nothing."""
+    proxy, _ = proxies
+    monkeypatch.setattr(sglang, "GIVEN_UP", 3)
+    engine, session = make(Member(proxy.url), attempts=2), itertools.count()
+    one = lambda: generate(engine, [ask(next(session), PROMPT, new=2)])[0].finish
+    for _ in range(2):
+        proxy.faults = ["garbage"] * 4
+        assert [one(), one()] == ["abort", "abort"]
+        proxy.faults = ["garbage", "pass"]
+        assert one() in ("stop", "length")
+    proxy.faults = ["garbage"] * 6
+    assert [one(), one()] == ["abort", "abort"]
+    with pytest.raises(EngineError, match="3 messages in a row could not be had, each after 2 attempts"):
+        one()
+
+
+def test_every_message_reaches_the_server_with_its_conversations_seed(proxies, make):
+    """The same at each attempt, and never another conversation's; servers take 31 bits."""
+    proxy, _ = proxies
+    engine = make(Member(proxy.url))
+    seeds = {40: 0, 41: 7, 42: 2**31 - 1, 43: 2**31 + 5, 44: 2**32 - 2}  # by the first token of the prompt
+    proxy.faults = ["garbage"]
+    asked = [ask(i, PROMPT + first - 40, seed=seed, new=2) for i, (first, seed) in enumerate(seeds.items())]
+    said = generate(engine, asked)
+    generate(
+        engine,
+        [dataclasses.replace(r, ids=np.concatenate([r.ids, c.ids, [9]])) for r, c in zip(asked, said)],
+    )
+    got = {(b["input_ids"][0], b["sampling_params"]["sampling_seed"]) for b in proxy.seen}
+    assert got == {(40, 0), (41, 7), (42, 2**31 - 1), (43, 5), (44, 2**31 - 2)}
+    assert len(proxy.seen) >= 11
+
+
 def test_what_is_no_server_is_refused_at_once(make, proxies):
     with pytest.raises(EngineError, match="at http://127.0.0.1:9 cannot be reached .*experiments/serve.py"):
         make(Member("http://127.0.0.1:9"))

@@ -387,6 +387,7 @@ SETTINGS = {
     "signals.window": st.integers(1, 4),
     "signals.rare_percent": st.sampled_from([3.0, 10.0, 30.0]),
     "learner.epochs": st.sampled_from([1, 1, 2]),
+    "learner.tis_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "learner.dynamic_sampling": st.sampled_from([0, 0, 1, 3]),
     "learner.group_filter": st.booleans(),
     "learner.skip_dead_groups": st.booleans(),
@@ -422,6 +423,18 @@ EXAMPLES = (
     ),
     ({**SMALL, "data.max_tasks": 10}, [("until", 1), ("no engine", 0.5)], False),
     ({**SMALL, "steps": 18, "evolution.every": 9, "learner.group_filter": True}, [("until", 12)], True),
+    # Rollouts that run ahead, in an objective that asks for the ages of their tokens; also after a resume.
+    (
+        {
+            **SMALL,
+            "steps": 6,
+            "rollout.max_staleness": 2,
+            "learner.tis_cap": 2.0,
+            "evolution.settle_steps": 3,
+        },
+        [("until", 3)],
+        False,
+    ),
     # Evolutions that are under way when the run ends, in the ways in which it can.
     (
         {**SMALL, "steps": 12, "evolution.every": 3, "evolution.overlap": 2},
