@@ -1,6 +1,8 @@
 """Workers on a Ray cluster: three nodes on this machine, of which one is killed in the middle of a run."""
 
 import dataclasses
+import os
+import sys
 import threading
 import time
 
@@ -22,13 +24,15 @@ NODE = {"num_cpus": 0, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def started():
-    made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
-    try:
-        made.connect()
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:  # the nodes find the families of the tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(os.path.abspath(p) for p in sys.path if p))
+        made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
+        try:
+            made.connect()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
 
 
 @pytest.fixture
