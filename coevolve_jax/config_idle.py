@@ -145,7 +145,7 @@ RULES = (
         "the strategy {strategy} does not let the training set grow",
     ),
     Rule(
-        {"data.new_share": (0.0,)},
+        {"data.new_share": (0.5, 0.0)},
         lambda r: r.static and r.fresh,
         "the strategy {strategy} does not let the training set grow",
     ),

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from coevolve_jax.analysis import stats
 from coevolve_jax.envs.base import LOST
 from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Task, Trajectory
 
@@ -49,12 +50,14 @@ def evaluate(
 ) -> tuple[Result, list[Trajectory]]:
     """Rolls every task out `samples` times; the trajectories come task by task.
 
-    The engine's noise depends on `seed`, so that equal weights and seeds give equal results.
+    The engine's noise depends on `seed`, so that equal weights and seeds give equal results. Raises FloatingPointError
+    where the policy gives no probabilities: the last update of a run is seen by nothing else.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=len(tasks) * samples)
     jobs = [Job(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
     with tqdm(total=len(jobs), desc=title, unit="rollout", leave=False) as bar:
         trajectories = agent.rollouts(jobs, temperature, on_done=bar.update)
+    check_logprobs(trajectories)
     return tally(tasks, trajectories, samples, temperature), trajectories
 
 

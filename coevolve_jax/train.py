@@ -154,7 +154,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- What the policy has become ------------------------------------------------------------
         if last < c.steps:
             return {}
-        with interruptible():
+        with interruptible(), run.noting_divergence():
             run.evaluated(partial(held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")

@@ -605,9 +605,9 @@ SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve her
 ]  # fmt: skip
 
 
-def command(workdir, *flags):
+def command(workdir, *flags, small=SMALL):
     flags = [f"--config={ROOT / 'configs' / 'bfcl_tiny.py'}", f"--workdir={workdir}", *flags]
-    return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in SMALL)]
+    return [ROOT / "experiments" / "compare.py", *flags, *(f"--set={text}" for text in small)]
 
 
 def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):

@@ -192,7 +192,7 @@ IDLE = (
     ("data.leak_embedding_threshold", 0.5, {}, [{"data.leak_embedding": "os.path.join"}]),
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
     ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
-    ("data.new_share", 0.5, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
+    ("data.new_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.strategies.memory"}]),
     ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
     ("evolution.settle_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
@@ -249,7 +249,7 @@ def test_every_rule_is_tried_here_and_knows_the_defaults():
 
 
 def test_a_share_of_new_tasks_acts_where_a_fork_has_some():
-    made = override(TINY, {"strategy.name": "static", "data.new_share": 0.5})
+    made = override(TINY, {"strategy.name": "static", "data.new_share": 0.25})
     assert config_idle.notes(made) and not config_idle.notes(made, fresh=False)
 
 

@@ -16,7 +16,7 @@ from coevolve_jax.train import train
 from tests.test_comparison import SMALL, command
 
 ROOT = Path(__file__).parents[1]
-# The first update has rate 0, the next ones break the policy.
+# The first updates break the policy.
 BREAKING = [
     "steps=30",
     "learner.max_grad_norm=1e30",
@@ -36,7 +36,8 @@ def configured(texts):
 def broken(tmp_path_factory):
     """A comparison whose only cell has diverged."""
     folder = tmp_path_factory.mktemp("comparison") / "broken"
-    config, cell = configured([*SMALL, *BREAKING]), Cell("static", 0)
+    small = [text for text in SMALL if not text.startswith("evolution.")]  # the arm's tasks do not grow
+    config, cell = configured([*small, *BREAKING]), Cell("static", 0)
     cell.start(folder).mkdir(parents=True)
     train(plan.start_config(config, cell), cell.start(folder), until=0)
     cells.prepare(folder, config, cell)
@@ -56,12 +57,23 @@ def test_a_run_that_diverges_notes_the_step_and_why(broken):
     assert f"The run diverged at step {steps}. " in page
 
 
+def test_a_last_update_that_breaks_the_policy_is_seen_by_the_last_evaluation(tmp_path):
+    config = configured([*SMALL, *BREAKING, "steps=1", "learner.learning_rate=1e15"])
+    config = override(config, {"strategy.name": "static"})
+    with pytest.raises(FloatingPointError, match="the last update broke the policy"):
+        train(config, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["step"] == 1
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 def test_its_comparison_finishes_and_does_not_run_it_again(broken, environ):
     folder, cell, config = broken
     noted = (cell.workdir(folder) / "failure.json").read_bytes()
-    (folder / "plan.json").write_text(json.dumps({"config": _numbers(configured([*SMALL, *BREAKING]))}))
-    more = [f"--set={text}" for text in BREAKING]
-    done = forked.run([*command(folder, "--arms=static", "--seeds=0"), *more], environ)
+    heeded = [
+        text for text in SMALL if not text.startswith("evolution.")
+    ]  # by an arm whose tasks do not grow
+    (folder / "plan.json").write_text(json.dumps({"config": _numbers(configured([*heeded, *BREAKING]))}))
+    done = forked.run(command(folder, "--arms=static", "--seeds=0", small=[*heeded, *BREAKING]), environ)
     assert done.returncode == 0, done.stderr
     assert f"Diverged, which is a result: static, seed 0 (step {json.loads(noted)['step']})." in done.stdout
     assert (cell.workdir(folder) / "failure.json").read_bytes() == noted

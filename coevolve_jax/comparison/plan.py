@@ -287,8 +287,8 @@ def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[s
             if all(key in idle for idle in arms):
                 at = ", ".join(f"{k}={_text(v)}" for k, v in setting if k != key)
                 raise ValueError(
-                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so the runs that it "
-                    "is to tell apart would be equal: leave it out, or set what it needs."
+                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so runs with and "
+                    "without it would be equal: leave it out, or set what it needs."
                 )
 
 

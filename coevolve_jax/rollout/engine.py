@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from coevolve_jax.types import Trajectory
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -34,6 +36,15 @@ class Request:
     ids: np.ndarray
     sampling: Sampling
     seed: int = 0
+
+
+def check_logprobs(trajectories: Sequence[Trajectory]) -> None:
+    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
+    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+        raise FloatingPointError(
+            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
+            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+        )
 
 
 def check_requests(
