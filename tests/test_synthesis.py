@@ -278,7 +278,7 @@ def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused
         assert [(t.round, t.call) for t in found.triplets] == [(0, add), (1, add)]
         hung = dataclasses.replace(found.triplets[1], index=2, round=0, call=hang)
         lost = dataclasses.replace(found, triplets=(found.triplets[0], hung))
-        assert shorten(quick, [Goal(lost, (0, 2), "goal")]) == [None]
+        assert shorten(quick, [Goal(lost, (0, 2))]) == [None]
         answers = found.triplets[0].observation, Observation('{"result": 0}')
         proposed = Proposal(context, "goal", (Turn("q", (add,)), Turn("r", (hang,))), (0, 1), answers, ())
         (verdict,) = verdicts_on(roles, quick, [proposed], ids=["x"], kind="random", step=0)
