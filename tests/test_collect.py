@@ -163,6 +163,7 @@ def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
         roll(tasks, 2, role="probe")
         assert roll.costs["rollouts/policy"] == 12 and roll.costs["rollouts/probe"] == 6
     assert seeds[:3] == seeds[3:] and len({tuple(s) for s in seeds}) == 3
+    assert len({seed for call in seeds[:3] for seed in call}) == 18  # one for each rollout of each task
 
 
 def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():

@@ -125,7 +125,7 @@ class Learner:
         old_logprobs: [M, R, L], what the ratio compares with: `score` before the first of several updates on this
         batch where config.tis_cap is above 0. By default the sampler's; with config.tis_cap those of this update's
         own forward pass, without gradient, which before the first update are what `score` would give. Tokens with
-        a batch.age above 0 are then compared with a proximal policy (`losses.proximal_logprobs`).
+        an age above 0 (`Batch.ages`) are then compared with a proximal policy (`losses.proximal_logprobs`).
 
         The returned state equals the given one where the loss or the gradient is not finite, and where nothing
         asks for a change: no policy token has an advantage, there is no KL term and no cross-entropy weight
