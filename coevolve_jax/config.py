@@ -304,6 +304,20 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
         )
 
 
+def _require_no_password(config: ConfigDict) -> None:
+    """Raises ValueError, without the secret, for an address that a run would write down together with a password."""
+    for key in ("explorer.base_url", "engine.url"):
+        section, name = key.split(".")
+        if "@" in (url := config[section].get(name, "")):
+            variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
+            where = f"put the key into the environment variable {variable} (config.explorer.key_variable)"
+            remedy = where if section == "explorer" else "let the server be reached without them"
+            raise ValueError(
+                f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its config "
+                f"down: leave them out, and {remedy}."
+            )
+
+
 def check(config: ConfigDict) -> None:
     """Raises ValueError, in one sentence, for values that cannot be, or cannot work together."""
     require = functools.partial(_require, config)
@@ -316,13 +330,7 @@ def check(config: ConfigDict) -> None:
                 f"config file's argument (--config=FILE:{section}={name})."
             )
         config_kinds.check_section(config, section, defaults(name))
-    if "@" in (url := config.explorer.get("base_url", "")):  # before it is written anywhere
-        variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
-        raise ValueError(
-            f"config.explorer.base_url holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its "
-            f"config down: leave them out, and put the key into the environment variable {variable} "
-            "(config.explorer.key_variable)."
-        )
+    _require_no_password(config)
     name = config.explorer.name
     for part in PARTS:
         if part in config.explorer:

@@ -330,10 +330,14 @@ def test_offline_the_cache_says_whose_answers_are_meant(server, tmp_path):
     assert who(offline(model="scripted-2")) == "two"  # that of its address
 
 
-def test_an_address_with_a_password_is_refused_and_not_repeated(server, tmp_path):
+@pytest.mark.parametrize(
+    "key, remedy",
+    [("explorer.base_url", "environment variable OPENAI_API_KEY"), ("engine.url", "reached without them")],
+)
+def test_an_address_with_a_password_is_refused_and_not_repeated(server, tmp_path, key, remedy):
     secret = server.url.replace("http://", "http://somebody:hunter2@")
-    with pytest.raises(ValueError, match="environment variable OPENAI_API_KEY") as error:
-        train(run_config(server, "", **{"explorer.base_url": secret}), tmp_path / "run")
+    with pytest.raises(ValueError, match=remedy) as error:
+        train(run_config(server, "", **{key: secret}), tmp_path / "run")
     assert (
         "hunter2" not in str(error.value)
         and "somebody" not in str(error.value)
