@@ -86,6 +86,9 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, qui
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1
+    # Fresh tokens have ratio 1; stale ones are compared with the policy before the last update.
+    assert [m["ratio_max"] == 1 for m in metrics] == [True, False, False, False]
+    assert all(0 <= m["tis_capped"] < 1 and 0.5 < m["tis_weight_mean"] < 2 for m in metrics)
     paused = [m["serving"].get("paused_seconds", 0) for m in metrics]
     assert any(paused) == (engine == "sglang")
 
