@@ -33,7 +33,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.plan": (),
     "coevolve_jax.tfds_tasks": (),
     "coevolve_jax.train": (),
-    "coevolve_jax.run": ("fork",),
+    "coevolve_jax.workdir": ("fork",),
     "coevolve_jax.analysis.loading": ("load_run",),
     "coevolve_jax.analysis.report": ("write_report",),
     "coevolve_jax.analysis.summary": ("summary_table",),

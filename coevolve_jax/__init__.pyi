@@ -13,7 +13,6 @@ from coevolve_jax.analysis.summary import summary_table as summary_table
 from coevolve_jax.models import hf_io as hf_io
 from coevolve_jax.models.qwen import Qwen as Qwen
 from coevolve_jax.models.qwen import QwenConfig as QwenConfig
-from coevolve_jax.run import fork as fork
 from coevolve_jax.synthesis.task_pool import TaskPool as TaskPool
 from coevolve_jax.types import Call as Call
 from coevolve_jax.types import Evidence as Evidence
@@ -27,5 +26,6 @@ from coevolve_jax.types import Step as Step
 from coevolve_jax.types import Task as Task
 from coevolve_jax.types import Trajectory as Trajectory
 from coevolve_jax.types import Turn as Turn
+from coevolve_jax.workdir import fork as fork
 
 __version__: str

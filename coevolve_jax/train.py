@@ -37,10 +37,11 @@ from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState, checkpoints, claimed, record_model, recorded_model
+from coevolve_jax.run import Run, RunState
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.timing import timed
+from coevolve_jax.workdir import checkpoints, claimed, record_model, recorded_model
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:

@@ -33,7 +33,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution.settle_steps = 8
     c.evaluation.tasks = 96
     c.evaluation.every = 8
-    c.health.logprob = -0.01  # this policy copies: it begins at -0.037 nats, and its groups have spread at -0.02
+    c.health.logprob = (
+        -0.01
+    )  # this policy copies: it begins at -0.037 nats, and its groups have spread at -0.02
     c.rollout.max_steps = 10
     c.rollout.max_observation = 100  # characters: what is to be done stands in the user's words
     return c

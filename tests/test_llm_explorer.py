@@ -31,13 +31,13 @@ from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.prompting import ANSWER, call_lines, history, lead, question
 from coevolve_jax.lab import Laboratory
-from coevolve_jax.run import fork
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
+from coevolve_jax.workdir import fork
 
 pytestmark = pytest.mark.usefixtures("optimised")
 

@@ -30,13 +30,13 @@ from coevolve_jax.explorers.policy.client import FAULTS, Client
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.grammar import Grammars
-from coevolve_jax.run import fork
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.engine import Subject
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
+from coevolve_jax.workdir import fork
 
 pytestmark = pytest.mark.usefixtures("optimised")
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, preemption, run
+from coevolve_jax import checkpoint, preemption
+from coevolve_jax import workdir as workdirs
 from coevolve_jax.comparison.plan import (
     Cell,
     changes,
@@ -49,7 +50,7 @@ def begun(start: Path) -> bool:
 def prepare(folder: Path, config: ConfigDict, cell: Cell) -> None:
     """Forks a cell from its beginning, unless it is there. ValueError where the arm does not fit the config."""
     if not cell.workdir(folder).exists():
-        run.fork(cell.start(folder), 0, cell.workdir(folder), changes(config, cell))
+        workdirs.fork(cell.start(folder), 0, cell.workdir(folder), changes(config, cell))
 
 
 def run_all(
@@ -86,7 +87,9 @@ def run_all(
             return _run(workdir, folder, running, *flags)
 
         def begin(start: Path, config: ConfigDict) -> Failure | None:
-            return None if begun(start) else attempt(start, lambda: run.claim(start, config), "--until=0")
+            return (
+                None if begun(start) else attempt(start, lambda: workdirs.claim(start, config), "--until=0")
+            )
 
         def go_on(cell: Cell) -> Failure | None:
             return attempt(cell.workdir(folder), lambda: prepare(folder, config, cell))

@@ -1,0 +1,184 @@
+"""The folder of a run: claimed by one process at a time, forked, and written so that a kill leaves whole files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from coevolve_jax import checkpoint
+from coevolve_jax import config as configs
+
+LOCK = "lock"
+ANSWERING = {
+    f"explorer.{key}" for key in ("name", "model", "base_url")
+}  # a fork that has others may ask another model
+MODEL = "explorer.json"
+STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
+
+
+def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:
+    """Where a run's checkpoints lie."""
+    return epath.Path(config.checkpoint.get("folder") or workdir / "checkpoints")
+
+
+def claim(workdir: Path, config: ConfigDict) -> None:
+    """Makes the workdir, or recognises it as this config's. Raises what `claimed` raises."""
+    with claimed(workdir, config):
+        pass
+
+
+@contextmanager
+def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
+    """`claim`; within it no other process goes on with this run. A process that ends lets go.
+
+    A start that failed before it made anything, as by a mistyped value, leaves the workdir to the next one.
+    Raises ValueError where the workdir is another run's, another process goes on with it, or it or config.checkpoint.folder
+    cannot be made.
+    """
+    try:
+        _begun(workdir, config)  # before anything is made
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = open(workdir / LOCK, "a")
+    except OSError as error:
+        raise ValueError(
+            f"{workdir} cannot be a workdir ({error.strerror}: {error.filename}): choose another --workdir."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"Another process goes on with the run in {workdir}: wait for its end, or choose another --workdir."
+            ) from None
+        except OSError as error:
+            print(
+                f"{workdir} lies on a file system without locks ({error.strerror}): start no second process that writes there.",
+                file=sys.stderr,
+            )
+        if not _begun(workdir, config):
+            (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
+            write_text(workdir / "config.json", configs.to_json(config))
+        if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(
+                    f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
+                ) from None
+        yield
+
+
+def recorded_model(workdir: Path) -> dict | None:
+    """Who answers the run's explorer (Roles.served), as it is recorded; None where it is not yet, or nobody is asked."""
+    path = workdir / MODEL
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+
+
+def record_model(workdir: Path, served: Mapping | None) -> None:
+    """served: Roles.served of the explorer; None where nobody is asked."""
+    if served is not None:
+        write_text(workdir / MODEL, json.dumps(served, indent=1))
+
+
+def _begun(workdir: Path, config: ConfigDict) -> bool:
+    """Whether the workdir is this config's already. Raises ValueError where it is neither that nor free."""
+    there = [path for path in workdir.iterdir() if path.name != LOCK] if workdir.exists() else []
+    if not (workdir / "config.json").exists():
+        if there:
+            raise ValueError(
+                f"{workdir} is not empty and holds no run of ours (no config.json): choose another --workdir."
+            )
+        return False
+    theirs = configs.numbers(configs.read(workdir))
+    ours = configs.numbers(json.loads(configs.to_json(config)))
+    if theirs == ours:
+        return True
+    if {"environment", "rollout", "learner"} <= theirs.keys() and all(
+        any(map(p.match, STARTED)) for p in there
+    ):
+        return False
+    raise ValueError(
+        f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): "
+        "choose another --workdir, or delete this one to start again."
+    )
+
+
+def fork(
+    run: str | os.PathLike, step: int, workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None
+) -> ConfigDict:
+    """A new run that goes on from another one's checkpoint; `train(fork(...), workdir)` runs it.
+
+    Args:
+      run: workdir of the other run, which is only read.
+      step: of the checkpoint, in GRPO steps done.
+      workdir: of the new run; it must be empty or not exist.
+      overrides: config values that differ, by dotted key, e.g. {"strategy.name": "random"}. Another strategy
+        starts with an empty state of its own; D_t, policy and optimiser are those of the checkpoint.
+
+    Returns the new run's config. Raises ValueError for a run, step or key that is not there.
+    """
+    run, workdir = Path(run), Path(workdir).absolute()
+    if workdir.exists() and any(workdir.iterdir()):
+        raise ValueError(
+            f"{workdir} is not empty: name a folder for the fork that is, or that does not exist."
+        )
+    if not (run / "config.json").is_file():
+        raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
+    config = theirs = configs.of_run(run)
+    folder = checkpoints(theirs, run)
+    if step not in (there := checkpoint.steps(folder)):
+        steps = ", ".join(map(str, there)) or "none"
+        raise ValueError(
+            f"{run} has no checkpoint of step {step} (it has {steps}): name one of these, or keep more with "
+            "config.checkpoint.keep."
+        )
+    config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
+    configs.check(config)
+    # What the run has grown by is the fork's, if it goes on with the same strategy.
+    configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)
+    # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:
+        half = Path(beside) / workdir.name
+        claim(half, config)
+        checkpoint.copy(folder, step, checkpoints(config, half))
+        for path in run.glob("*.jsonl"):
+            shutil.copyfile(path, half / path.name)
+        if (served := recorded_model(run)) and not ANSWERING & set(overrides or {}):
+            record_model(half, served)
+        if (run / "trajectories").is_dir():
+            shutil.copytree(run / "trajectories", half / "trajectories")
+        os.replace(half, workdir)
+    return config
+
+
+def read_lines(path: Path) -> Iterator[dict]:
+    with open(path, encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def write_lines(path: Path, rows: Sequence[dict]) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once: a reader or a kill sees the old or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
