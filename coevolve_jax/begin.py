@@ -105,6 +105,8 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage)
         failed = any(answer.error for turn in execution.observations for answer in turn)
         refusal = "step_failed" if failed else None if execution.outcome.success else "state_differs"
+        if not execution.valid:
+            refusal = "environment"
         if refusal is None and not synthesizer.fits(renamed, execution.observations):
             refusal = "too_long"  # as of explored tasks
         refusal = refusal or synthesizer.admit(pool, renamed)[0]

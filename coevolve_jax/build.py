@@ -116,10 +116,15 @@ def trackers(config: ConfigDict, workdir: Path) -> list[Tracker]:
     return [module.make(config, workdir) for module in configs.trackers(config)]
 
 
-def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | None = None) -> Roles:
+def explorer(
+    config: ConfigDict,
+    policy: Policy | None = None,
+    engine: Engine | None = None,
+    recorded: Mapping[str, Any] | None = None,
+) -> Roles:
     """The explorer that config.explorer.name names; what its section gives to "scripted" is played by rules.
 
-    policy, engine: for one that `asks_policy`. Raises ValueError where there is none of that name, or nobody to ask.
+    policy, engine: for one that `asks_policy`. recorded: Roles.served of the run that goes on. Raises ValueError where there is none of that name, or nobody to ask.
     """
     module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
     arguments = [config, family(config)]
@@ -130,6 +135,8 @@ def explorer(config: ConfigDict, policy: Policy | None = None, engine: Engine | 
                 "none here: choose another explorer."
             )
         arguments += [policy.chat, engine]
+    if getattr(module, "RECORDS_MODEL", False):
+        arguments += [recorded]
     roles, rules = module.make(*arguments), scripted.make(*arguments[:2])
     left = [part for part in configs.PARTS if config.explorer.get(part) == "scripted"]
     roles = roles._replace(**{part: getattr(rules, part) for part in left if part != "initial"})

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.agent import Agent, Job, Usage
+from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -92,7 +93,7 @@ class Collector:
         ):
             self._coming.append(self._begin(step + len(self._coming)))
         groups, costs, seconds = self._coming.popleft().result()
-        check_sampler(trajectories_of(groups))
+        check_logprobs(trajectories_of(groups))
         fresh = [
             dataclasses.replace(g, trajectories=leave_out_stale(g.trajectories, step, bound)) for g in groups
         ]
@@ -122,15 +123,6 @@ def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -
         else t
         for t in trajectories
     )
-
-
-def check_sampler(trajectories: Sequence[Trajectory]) -> None:
-    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
-    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
-        raise FloatingPointError(
-            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
-            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
-        )
 
 
 def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None]:

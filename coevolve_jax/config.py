@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from coevolve_jax import names
+from coevolve_jax import config_kinds, names, schedule
 
 FLOATS = ("float32", "bfloat16")
 CHOICES = {
@@ -72,6 +72,7 @@ LATER = {
     "rollout.max_messages": 0,
     "rollout.malformed": "answer",
     "rollout.calls": "json",
+    "engine.arguments": "",
     "engine.sharded": False,
     "engine.cache_tokens": 0,
     "engine.sleep": False,
@@ -91,7 +92,6 @@ SERVING = (
     "engine.url",
     "engine.servers",
     "engine.python",
-    "engine.arguments",
     "engine.timeout",
     "engine.attempts",
     "engine.patience",
@@ -190,6 +190,18 @@ def explorer(name: str) -> ConfigDict:
     return _named("explorers", name, "explorer.name")
 
 
+def reads(config: ConfigDict) -> frozenset[str] | None:
+    """The keys of `strategies.base.SHARED` that the strategy reads, READS of its module; None where it does not say."""
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
+    told = getattr(module, "READS", None)
+    return None if told is None else frozenset(told)
+
+
+def scheduled(config: ConfigDict) -> bool:
+    """Whether the strategy says that it evolves after the steps of `schedule.evolutions`, and no others."""
+    return set(schedule.KEYS) <= (reads(config) or set())
+
+
 def asks_policy(config: ConfigDict) -> bool:
     """Whether the explorer asks the policy that the run trains, and so needs its engine: its module has ASKS_POLICY."""
     if "explorer" not in config:
@@ -251,7 +263,8 @@ def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:
 
 
 def check_values(config: ConfigDict) -> None:
-    """Raises ValueError, in one sentence, for a value that is none of its CHOICES, or below its LEAST."""
+    """Raises ValueError, in one sentence, for a value of another kind, that is none of its CHOICES, or below its LEAST."""
+    config_kinds.check(config)
     for key, choices in CHOICES.items():
         section, name = key.split(".")
         _require(config, config[section][name] in choices, key, f"one of {', '.join(choices)}")
@@ -268,9 +281,47 @@ def _require(config: ConfigDict, ok: bool, key: str, rule: str) -> None:
         raise ValueError(f"config.{key} is {value!r}: it must be {rule}.")
 
 
+def check_evolution(config: ConfigDict, first: int = 0) -> None:
+    """Raises ValueError where the strategy lets D_t grow, and a run from step `first` on never comes to that, or never draws
+    what is born last. A strategy that is not `scheduled` is not looked at."""
+    if not scheduled(config):
+        return
+    c, due = config.evolution, schedule.evolutions(config)
+    _require(
+        config,
+        c.settle_steps > config.rollout.max_staleness,
+        "evolution.settle_steps",
+        f"above config.rollout.max_staleness ({config.rollout.max_staleness}): what is born must be trained on, and the "
+        "batches of that many steps are drawn already",
+    )
+    if not due or due[-1] < first:
+        overlap, name = c.get("overlap", 0), config.strategy.name
+        least = (first // c.every + 1) * c.every + overlap + c.settle_steps
+        raise ValueError(
+            f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the training set grow in "
+            f"a run of {least} (config.evolution.every, overlap and settle_steps are {c.every}, {overlap} and "
+            f"{c.settle_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
+        )
+
+
+def _require_no_password(config: ConfigDict) -> None:
+    """Raises ValueError, without the secret, for an address that a run would write down together with a password."""
+    for key in ("explorer.base_url", "engine.url"):
+        section, name = key.split(".")
+        if "@" in (url := config[section].get(name, "")):
+            variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
+            where = f"put the key into the environment variable {variable} (config.explorer.key_variable)"
+            remedy = where if section == "explorer" else "let the server be reached without them"
+            raise ValueError(
+                f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its config "
+                f"down: leave them out, and {remedy}."
+            )
+
+
 def check(config: ConfigDict) -> None:
     """Raises ValueError, in one sentence, for values that cannot be, or cannot work together."""
     require = functools.partial(_require, config)
+    config_kinds.check(config)  # first: what follows takes names for texts and sizes for numbers
     for section, defaults in (("strategy", strategy), ("explorer", explorer)):
         name = config[section].name
         if missing := set(defaults(name)) - set(config[section]):
@@ -278,6 +329,8 @@ def check(config: ConfigDict) -> None:
                 f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
                 f"config file's argument (--config=FILE:{section}={name})."
             )
+        config_kinds.check_section(config, section, defaults(name))
+    _require_no_password(config)
     name = config.explorer.name
     for part in PARTS:
         if part in config.explorer:
@@ -443,7 +496,12 @@ LEAST = {
     "signals.rare_percent": 0.0, "evaluation.samples": 1, "evaluation.temperature": 0.0, "evaluation.seed": 0,
     "learner.clip_low": 0.0, "learner.clip_high": 0.0, "learner.weight_decay": 0.0, "learner.kl_coef": 0.0,
     "logging.trajectories_every": 1, "logging.trajectories": 0, "explorer.max_tokens": 1,
-    "engine.cache_tokens": 0,
+    "engine.cache_tokens": 0, "environment.workers": 1, "environment.worker_memory": 0.0, "data.max_turns": 1,
+    "data.max_tasks": 0, "learner.decay_steps": 0, "learner.lora_alpha": 0.0, "evaluation.balanced_tasks": 0,
+    "health.patience": 1, "strategy.probe": 0, "explorer.temperature": 0.0, "explorer.attempts": 1, "explorer.timeout": 0.0,
+    "explorer.patience": 0.0, "explorer.concurrency": 1, "explorer.max_bytes": 1, "explorer.price_in": 0.0,
+    "explorer.price_out": 0.0, "explorer.budget_tokens": 0, "explorer.budget_money": 0.0, "explorer.solve": 0,
+    "explorer.calibration": 0, "explorer.max_length": 1,
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -14,7 +14,9 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
+from coevolve_jax.envs.base import LOST
 from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Task, Trajectory
 
@@ -48,12 +50,14 @@ def evaluate(
 ) -> tuple[Result, list[Trajectory]]:
     """Rolls every task out `samples` times; the trajectories come task by task.
 
-    The engine's noise depends on `seed`, so that equal weights and seeds give equal results.
+    The engine's noise depends on `seed`, so that equal weights and seeds give equal results. Raises FloatingPointError
+    where the policy gives no probabilities: the last update of a run is seen by nothing else.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=len(tasks) * samples)
     jobs = [Job(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
     with tqdm(total=len(jobs), desc=title, unit="rollout", leave=False) as bar:
         trajectories = agent.rollouts(jobs, temperature, on_done=bar.update)
+    check_logprobs(trajectories)
     return tally(tasks, trajectories, samples, temperature), trajectories
 
 
@@ -91,29 +95,43 @@ def scores(
 
     by_task: task id -> [successes, trials]. categories: task id -> the part that it is of. alike: task id -> a label of
     what is nearly the same task; those are resampled together.
-    A row holds category, tasks and trials; avg: successes over trials; best: the share of tasks that at least one of k
-    rollouts solved, among tasks with k valid ones. Both are {"value", "low", "high"}, or None where nothing is valid.
+    A row holds category, tasks and trials; invalid: how many rollouts are missing from these; avg: successes over
+    trials; best: the share of tasks that at least one of k rollouts solved, among tasks with k valid ones. Both are
+    {"value", "low", "high"}, or None where nothing is valid. Where more than 1% of the rollouts are invalid (base.LOST),
+    avg_if_invalid_failed and best_if_invalid_failed are the same with them as failures.
     """
+
+    def estimate(counts: Mapping[str, Sequence[int]]) -> dict | None:
+        labels = [alike.get(task, task) for task in counts]
+        solved, of = zip(*counts.values()) if counts else ((), ())
+        return dataclasses.asdict(stats.share(solved, of, labels)) if counts else None
+
     names = list(dict.fromkeys(categories.values()))
     rows = []
     for name in names if len(names) == 1 else [*names, "all"]:
-        tried = {t: c for t, c in by_task.items() if c[1] and name in ("all", categories.get(t))}
+        asked = {t: c for t, c in by_task.items() if name in ("all", categories.get(t))}
+        tried = {t: c for t, c in asked.items() if c[1]}
         whole = {t: [s > 0, 1] for t, (s, n) in tried.items() if n == samples}
         trials = sum(n for _, n in tried.values())
-        row = {"category": name, "tasks": len(tried), "trials": trials}
-        for kind, counts in (("avg", tried), ("best", whole)):
-            labels = [alike.get(task, task) for task in counts]
-            solved, of = zip(*counts.values()) if counts else ((), ())
-            row[kind] = dataclasses.asdict(stats.share(solved, of, labels)) if counts else None
+        invalid = samples * len(asked) - trials
+        row = {"category": name, "tasks": len(tried), "trials": trials, "invalid": invalid}
+        row |= {"avg": estimate(tried), "best": estimate(whole)}
+        if invalid > LOST * samples * len(asked):
+            row["avg_if_invalid_failed"] = estimate({t: [s, samples] for t, (s, _) in asked.items()})
+            row["best_if_invalid_failed"] = estimate({t: [s > 0, 1] for t, (s, _) in asked.items()})
         rows.append(row)
     return rows
 
 
 def table(rows: Sequence[Mapping], samples: int) -> str:
-    """`scores` to read, with intervals."""
+    """`scores` to read, with intervals. Where much is invalid, a second line counts it as failures."""
     told = lambda e: f"{e['value']:.1%} ({e['low']:.1%} to {e['high']:.1%})" if e else "no valid rollout"
     lines = [("", "tasks", f"avg@{samples} (95% interval)", f"best@{samples} (95% interval)")]
-    lines += [(r["category"], str(r["tasks"]), told(r["avg"]), told(r["best"])) for r in rows]
+    for r in rows:
+        lines.append((r["category"], str(r["tasks"]), told(r["avg"]), told(r["best"])))
+        if "avg_if_invalid_failed" in r:
+            worst = told(r["avg_if_invalid_failed"]), told(r["best_if_invalid_failed"])
+            lines.append((f"with {r['invalid']} invalid", "", *worst))
     return "\n".join(f"{a:>16}  {b:>5}  {c:<24}  {d}".rstrip() for a, b, c, d in lines)
 
 
@@ -173,11 +191,12 @@ def by_weakness(
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a score depends on, of the packages that this interpreter has."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "bfcl-eval", "numpy")
+def versions(*others: Mapping[str, str]) -> dict[str, str]:
+    """Versions of what a score depends on: the packages of this interpreter, and what others say of theirs (the environment
+    family, servers)."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
     found = {}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-    return found
+    return dict(ChainMap(found, *map(dict, others)))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
+from coevolve_jax import config as configs
 from coevolve_jax.lab import Laboratory
-from coevolve_jax.strategies.base import Lab, Strategy
+from coevolve_jax.preemption import interruptible
+from coevolve_jax.schedule import KEYS
+from coevolve_jax.strategies.base import Lab, Strategy, evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 
@@ -20,7 +24,7 @@ class UnderWay(NamedTuple):
     """An evolution that began after `step`, by a strategy of this state, with D_t of this size then."""
 
     step: int
-    state: dict
+    state: Mapping
     size: int
     lab: Laboratory
     grown: Future[SynthesisStats | None]
@@ -33,51 +37,107 @@ class Evolver:
     training does. It explores with D_t as it was after step t, and D_t grows by what it found after step t + n, however
     soon or late that is ready, so that a seed still gives one result. The strategy is not asked again before.
 
-    saved: the JSON of the checkpoint that the run goes on from. An evolution that was under way then begins again.
+    saved: the JSON of the checkpoint that the run goes on from. An evolution that was under way then begins again. A fork
+    whose overlap is 0 makes up for it at the end of its first step, with D_t and the policy of then.
+
+    An evolution may take minutes where its explorer asks a model. It is then given up where the run is asked to end
+    (preemption.py), or where it fails: D_t and the books are as before it, and `to_json` is what it begins again from.
+    given_up: whether that is so.
     """
 
     def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
         self._config, self._strategy, self._lab = config, strategy, lab
         self._overlap = config.evolution.get("overlap", 0)
+        self._scheduled = configs.scheduled(config)
         self._under_way: UnderWay | None = None
+        self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
+        self._before: dict | None = None  # the strategy's state when the evolution began that is going on now
+        self.given_up = False
+        self._owed: Mapping | None = None  # an evolution of the checkpoint, which goes on beside nothing here
         own = saved["strategy"] if saved else {}
-        if self._overlap and own.get("under_way") and own["name"] == config.strategy.name:
-            begun = own["under_way"]
-            past = build.strategy(config, {"strategy": {**own, "state": begun["state"]}})
-            self._under_way = begin(begun["step"], past, lab.beside(begun["records"]))
+        if own.get("under_way") and own["name"] == config.strategy.name:
+            self._owed = own["under_way"]
+        if self._overlap and self._owed:
+            begun, self._owed = self._owed, None
+            past = self._past(begun)
+            self._under_way = begin(begun["step"], past, lab.beside(begun["records"]), begun["state"])
+
+    def _past(self, begun: Mapping) -> Strategy:
+        """The strategy as it was when that evolution began, which was due, whatever config.evolution.every a fork has."""
+        config = configs.override(self._config, {"evolution.every": begun["step"] + 1})
+        return build.strategy(config, {"strategy": {"name": config.strategy.name, "state": begun["state"]}})
 
     def __call__(self, step: int) -> SynthesisStats | None:
         """What became of the evolution that ends with this step; None where none does."""
         if not self._overlap:
-            return self._strategy.evolve(step, self._lab)
+            return self._at_once(step)
         grown, ending = None, self._under_way
         if ending and step >= ending.step + self._overlap:
-            grown = ending.grown.result()
+            with self._may_be_given_up():
+                grown = ending.grown.result()
             self._lab.merge(ending.lab)
             self._under_way = None
         if not self._under_way:
-            self._under_way = begin(step, self._strategy, self._lab.beside())
+            # To write the state down takes up to a second: only where it may be needed.
+            idle = self._scheduled and not evolves(self._config, step)
+            state = None if idle else self._strategy.to_json()
+            self._under_way = begin(step, self._strategy, self._lab.beside(), state)
         return grown
 
+    def _at_once(self, step: int) -> SynthesisStats | None:
+        if not self._slow or not (self._owed or evolves(self._config, step)):
+            return self._evolved(step, self._lab)
+        self._before = self._strategy.to_json()
+        lab = self._lab.beside(roller=self._lab.roller)
+        with self._may_be_given_up():
+            grown = self._evolved(step, lab)
+        self._lab.merge(lab)
+        self._before = None
+        return grown
+
+    def _evolved(self, step: int, lab: Laboratory) -> SynthesisStats | None:
+        """Evolves D_t of `lab`, first by what the checkpoint still owed, if anything."""
+        late = self._past(self._owed).evolve(self._owed["step"], lab) if self._owed else None
+        grown = self._strategy.evolve(step, lab)
+        self._owed = None
+        if late and grown:
+            late.add(grown)
+        return late or grown
+
+    @contextmanager
+    def _may_be_given_up(self) -> Iterator[None]:
+        self.given_up = self._slow
+        with interruptible() if self._slow else nullcontext():
+            yield
+        self.given_up = False
+
     def close(self) -> None:
-        """Waits for what is under way, so that nothing asks for its answers a second time while it does."""
+        """Waits for what is under way, so that nothing asks for its answers a second time while it does. Raises Preempted
+        where the run is asked to end."""
         if self._under_way:
-            self._under_way.grown.exception()
+            with interruptible():
+                self._under_way.grown.exception()
 
     def to_json(self) -> dict:
         """The strategy and what it has under way, as JSON values."""
-        saved: dict[str, Any] = {"name": self._config.strategy.name, "state": self._strategy.to_json()}
+        state = self._strategy.to_json() if self._before is None else self._before
+        saved: dict[str, Any] = {"name": self._config.strategy.name, "state": state}
         if self._under_way:
             step, state, size, lab, _ = self._under_way
             records = {i: dict(vars(r)) for i, r in islice(lab.tasks.records.items(), size)}
             saved["under_way"] = {"step": step, "state": state, "records": records}
+        elif self._owed:
+            saved["under_way"] = self._owed
         return saved
 
 
-def begin(step: int, strategy: Strategy, lab: Laboratory) -> UnderWay | None:
+def begin(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None) -> UnderWay | None:
     """Lets a strategy evolve in a thread of its own, from its first use of `lab` on: what it does before is done on
-    return. None where it does not use it."""
-    state, size = strategy.to_json(), len(lab.tasks)
+    return. None where it does not use it. state: the strategy's, to begin again with.
+
+    Raises ValueError where it uses it and there is no state.
+    """
+    size = len(lab.tasks)
     grown: Future[SynthesisStats | None] = Future()
     past, used = threading.Event(), threading.Event()
     noticed = cast(Lab, FirstUse(lab, lambda: (used.set(), past.set())))
@@ -95,6 +155,11 @@ def begin(step: int, strategy: Strategy, lab: Laboratory) -> UnderWay | None:
     if not used.is_set():
         grown.result()
         return None
+    if state is None:
+        raise ValueError(
+            f"The strategy evolves after step {step}, and READS of its module names {KEYS[0]}: evolve where "
+            "strategies.base.evolves is true, or leave that key out of READS."
+        )
     return UnderWay(step, state, size, lab, grown)
 
 

@@ -43,12 +43,16 @@ class Laboratory:
             costs |= explorer_costs(self.ledger)  # known already, unless they are those of a run that goes on
         self._book_roles()
 
-    def beside(self, records: Mapping[str, Mapping] | None = None) -> Laboratory:
-        """One for a thread of its own, with D_t as it is now and empty books. It does no rollouts. records: of the
-        tasks, where they are to be others (TaskPool.fork)."""
+    def beside(
+        self, records: Mapping[str, Mapping] | None = None, roller: Callable[[int], Roller] | None = None
+    ) -> Laboratory:
+        """One with D_t as it is now and empty books, to be merged or dropped. records: of the tasks, where they are to be
+        others (TaskPool.fork). roller: without it, it does no rollouts."""
         spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
         tasks = self.tasks.fork(records)
-        return dataclasses.replace(self, tasks=tasks, roller=_no_rollouts, ledger=spent, record=None)
+        return dataclasses.replace(
+            self, tasks=tasks, roller=roller or _no_rollouts, ledger=spent, record=None
+        )
 
     def merge(self, beside: Laboratory) -> None:
         """Adds what was made and booked there, since which nothing was made here."""

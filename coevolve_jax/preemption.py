@@ -1,7 +1,8 @@
 """A run that is asked to end: by SIGTERM, as schedulers send it before they take a machine away, or by SIGUSR1.
 
-What nothing has been learned from yet is given up at once: rollouts under way, D_0, the last evaluation. An update and
-what follows it are brought to their end. The run is then saved and raises Preempted; the same command goes on, to the
+What nothing has been learned from yet is given up at once: rollouts under way, D_0, the last evaluation. So is an evolution
+whose explorer asks a model, which may take minutes; it begins again when the run goes on. An update and what else follows
+it are brought to their end. The run is then saved and raises Preempted; the same command goes on, to the
 same bits. A second SIGTERM ends the process at once, without a word.
 """
 

@@ -1,6 +1,7 @@
 """What a run is on disk: the claim on a workdir, logs, checkpoints and resume, the summary, and forks.
 
 config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
+explorer.json                                    where the explorer is a model: which server and which model answer
 lock                                             held by the process that writes here (flock)
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
@@ -10,6 +11,7 @@ dialogues.jsonl  costs.jsonl                     where the explorer is a model: 
 checkpoints/    policy/          a Hugging Face folder, at the end
 tensorboard/    wandb/           what trackers keep here, where config.logging.trackers names them
 summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
+failure.json                                     where the run has diverged: the step and why
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,29 +32,33 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, health
+from coevolve_jax import checkpoint, config_idle, health
 from coevolve_jax import config as configs
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.collect import Collected, describe
 from coevolve_jax.dialogues import Packer
-from coevolve_jax.evaluate import versions
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.lab import explorer_costs
-from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter
+from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.timing import serving, throughput, timed
+from coevolve_jax.timing import serving, slow_note, throughput, timed
 from coevolve_jax.trackers.base import Tracker
 from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 LOCK = "lock"
-STARTED = ("config.json", "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
+ANSWERING = {
+    f"explorer.{key}" for key in ("name", "model", "base_url")
+}  # a fork that has others may ask another model
+MODEL = "explorer.json"
+FAILURE = "failure.json"
+STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
 
 
 @dataclasses.dataclass
@@ -60,7 +67,8 @@ class RunState:
 
     step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. evaluations: the rows of evaluations.jsonl, the
     first of each set by the policy before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
-    what was asked for, by whom (lab.py, collect.py). seconds: by phase.
+    what was asked for, by whom (lab.py, collect.py). seconds: by phase. pending: what `Run.note` has of a step whose
+    evolution is not done; the learner's arrays are those after that step.
     """
 
     step: int
@@ -72,8 +80,15 @@ class RunState:
     signals: dict[str, int] = dataclasses.field(default_factory=dict)
     ledger: Counter[str] = dataclasses.field(default_factory=Counter)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    pending: dict[str, Any] | None = None
+
+    @property
+    def learned(self) -> int:
+        """GRPO updates done."""
+        return self.step + (self.pending is not None)
 
     def to_json(self) -> dict:
+        pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}
         return {
             "step": self.step,
             "tasks": self.tasks.to_json(),
@@ -84,6 +99,7 @@ class RunState:
             "signals": self.signals,
             "ledger": dict(sorted(self.ledger.items())),
             "seconds": self.seconds,
+            **pending,
         }
 
     @classmethod
@@ -99,6 +115,7 @@ class RunState:
             signals=dict(data["signals"]),
             ledger=Counter(data["ledger"]),
             seconds=dict(data["seconds"]),
+            pending=data.get("pending"),
         )
 
 
@@ -119,10 +136,13 @@ class Run:
         self._packer = Packer(
             read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
         )
-        self._saved = None if saved is None else state.step
+        self._saved = None if saved is None else state.learned
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
+        self._slow = False  # whether it was said that messages are too slow
+        path = workdir / FAILURE
+        self._failed = json.loads(path.read_text())["step"] if path.exists() else None
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
         self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
@@ -142,30 +162,28 @@ class Run:
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """Begins a checkpoint of the last whole step, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        """Begins a checkpoint of the last update, unless there is one. learner: grpo's, or the leader's (hosts.py).
         strategy: as Evolver.to_json has it."""
         c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
-        if self._saved == state.step:
+        if self._saved == state.learned:
             return
         with timed(state.seconds, "checkpoint"):
             saved = {**state.to_json(), "strategy": strategy, "sizes": self._logs.sizes()}
-            learner.save(checkpoints(c, self.workdir), state.step, arrays, saved, keep=c.checkpoint.keep)
-        self._saved = state.step
+            learner.save(checkpoints(c, self.workdir), state.learned, arrays, saved, keep=c.checkpoint.keep)
+        self._saved = state.learned
 
-    def log(
+    def note(
         self,
         collected: Collected,
         samples: Sequence[Sample],
         learned: Mapping[str, Any],
         found: Findings,
-        grown: SynthesisStats | None,
         seconds: Mapping[str, float],
         chat: Chat,
     ) -> None:
-        """Notes one whole step, in the state and in the logs."""
-        c, state, groups = self.config, self.state, collected.groups
-        step, state.step = state.step, state.step + 1
+        """Notes one step up to its evolution, in the state: `log` writes it."""
+        c, state, groups, step = self.config, self.state, collected.groups, self.state.step
         state.signals = {
             k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
         }
@@ -173,19 +191,12 @@ class Run:
         state.ledger.update({SERVING + name: n for name, n in collected.usage.counts.items()})
         state.ledger["learned_trajectories"] += len(samples)
         state.ledger["learned_tokens"] += sum(int(s.trajectory.mask.sum()) for s in samples)
-        if grown is not None:
-            state.synthesis.add(dataclasses.replace(grown, explored=[]))
-            self._logs.append(EXPLORATIONS, grown.explored)
-            state.tasks.write(self.workdir / "tasks.jsonl")
-        for phase in ("rollout", "update", "push", "evolution"):
-            state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
         values = health.diagnose(groups, samples)
-        raised = health.alerts(values, c.health)
         row = {
             "step": step,
             **describe(groups, step),
             **learned,
-            "tasks": len(state.tasks),
+            "tasks": 0,
             "utilization": collected.usage.utilization,
             "serving": serving(collected.usage.counts),
             "throughput": throughput(c, collected, samples, learned["operations"], seconds),
@@ -194,20 +205,46 @@ class Run:
                 "learned_from": len(health.taught(samples)),
             },
             "signals": found.counts,
-            "evolution": grown and grown.to_json(),
+            "evolution": None,
             "health": values,
-            "alerts": raised,
-            "seconds": seconds,
+            "alerts": health.alerts(values, c.health),
+            "seconds": dict(seconds),
         }
+        due = step % c.logging.trajectories_every == 0 or step + 1 == c.steps
+        shown = list(readable(chat, groups, samples, step, c.logging.trajectories)) if due else None
+        state.pending = {"row": row, "signals": list(found.rows), "shown": shown}
+
+    def seconds_so_far(self) -> dict[str, float]:
+        """Of the step that begins now, or goes on with its evolution."""
+        spent = dict(self.state.pending["row"]["seconds"]) if self.state.pending else {}
+        return {**spent, "step": sum(spent.values())} if spent else {}
+
+    def log(self, grown: SynthesisStats | None, seconds: Mapping[str, float]) -> None:
+        """Writes the step that `note` has, with its evolution, after which it is whole."""
+        state = self.state
+        assert state.pending is not None
+        row, found, shown = (state.pending[name] for name in ("row", "signals", "shown"))
+        step, state.step, state.pending = state.step, state.step + 1, None
+        if grown is not None:
+            state.synthesis.add(dataclasses.replace(grown, explored=[]))
+            self._logs.append(EXPLORATIONS, grown.explored)
+            state.tasks.write(self.workdir / "tasks.jsonl")
+        for phase in ("rollout", "update", "push", "evolution"):
+            state.seconds[phase] = state.seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        row |= {"tasks": len(state.tasks), "evolution": grown and grown.to_json(), "seconds": dict(seconds)}
         self._logs.write_step(row)
-        self._logs.append(SIGNALS, found.rows)
+        if self._failed is not None and step >= self._failed:
+            self._forget_failure()
+        self._logs.append(SIGNALS, found)
         self._log_costs(step)
-        if step % c.logging.trajectories_every == 0 or state.step == c.steps:
-            shown = readable(chat, groups, samples, step, c.logging.trajectories)
+        if shown is not None:
             self._logs.append(f"trajectories/step_{step:05d}.jsonl", shown)
         self._progress.update(row)
-        for sentence in self._watch(values, raised):
+        for sentence in self._watch(row["health"], row["alerts"]):
             self._progress.note(sentence)
+        if (slow := slow_note(row["serving"])) and not self._slow:
+            self._slow = True
+            self._progress.note(slow)
 
     def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
         """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""
@@ -225,12 +262,26 @@ class Run:
         if due and all(row["step"] != step for row in self.state.evaluations):
             self.evaluated(interruptible()(evaluate))
 
+    @contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        """Writes FAILURE where the block raises FloatingPointError: {"step": the one under way, "why"}."""
+        try:
+            yield
+        except FloatingPointError as error:
+            failure = {"step": self.state.step, "why": str(error)}
+            write_text(self.workdir / FAILURE, json.dumps(failure))
+            raise
+
+    def _forget_failure(self) -> None:
+        (self.workdir / FAILURE).unlink(missing_ok=True)
+        self._failed = None
+
     def close(self) -> None:
         self._progress.close()
         self._logs.close()
 
-    def finish(self) -> dict:
-        """Writes summary.json, ledger.json and report.html; returns the summary."""
+    def finish(self, versions: Mapping[str, str]) -> dict:
+        """Writes summary.json, ledger.json and report.html; returns the summary. versions: of what a score depends on."""
         c, state = self.config, self.state
         sets = {row["set"]: row for row in state.evaluations}  # the last row of each
         first = {row["set"]: row for row in reversed(state.evaluations)}
@@ -261,8 +312,11 @@ class Run:
             "seed": c.seed,
             "strategy": c.strategy.name,
             "config_digest": configs.digest(c),
-            "versions": versions(),
+            "versions": versions,
+            "notes": config_idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
+        if served := recorded_model(self.workdir):
+            summary["explorer_model"] = served["model"]
         counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}
         if counts:
             summary["serving"] = serving(counts)
@@ -276,6 +330,7 @@ class Run:
             "seconds": state.seconds.get("evolution", 0.0),
             "costs": dict(sorted(state.ledger.items())),
         }
+        self._forget_failure()
         # The summary comes last: where it is, the run is finished.
         for name, content in (("ledger.json", ledger), ("summary.json", summary)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
@@ -318,9 +373,13 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
             raise ValueError(
                 f"Another process goes on with the run in {workdir}: wait for its end, or choose another --workdir."
             ) from None
-        except OSError:
-            pass  # a file system without locks
+        except OSError as error:
+            print(
+                f"{workdir} lies on a file system without locks ({error.strerror}): start no second process that writes there.",
+                file=sys.stderr,
+            )
         if not _begun(workdir, config):
+            (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
         if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
             try:
@@ -330,6 +389,23 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
                     f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
                 ) from None
         yield
+
+
+def recorded_model(workdir: Path) -> dict | None:
+    """Who answers the run's explorer (Roles.served), as it is recorded; None where it is not yet, or nobody is asked."""
+    path = workdir / MODEL
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+
+
+def record_model(workdir: Path, served: Mapping | None) -> None:
+    """served: Roles.served of the explorer; None where nobody is asked."""
+    if served is not None:
+        write_text(workdir / MODEL, json.dumps(served, indent=1))
 
 
 def _begun(workdir: Path, config: ConfigDict) -> bool:
@@ -376,7 +452,8 @@ def fork(
         )
     if not (run / "config.json").is_file():
         raise ValueError(f"{run} holds no run (no config.json): name the workdir of a run.")
-    config, folder = configs.of_run(run), checkpoints(configs.of_run(run), run)
+    config = theirs = configs.of_run(run)
+    folder = checkpoints(theirs, run)
     if step not in (there := checkpoint.steps(folder)):
         steps = ", ".join(map(str, there)) or "none"
         raise ValueError(
@@ -385,6 +462,8 @@ def fork(
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
+    # What the run has grown by is the fork's, if it goes on with the same strategy.
+    configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)
     # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
     workdir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:
@@ -393,6 +472,8 @@ def fork(
         checkpoint.copy(folder, step, checkpoints(config, half))
         for path in run.glob("*.jsonl"):
             shutil.copyfile(path, half / path.name)
+        if (served := recorded_model(run)) and not ANSWERING & set(overrides or {}):
+            record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
         os.replace(half, workdir)

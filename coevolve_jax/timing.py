@@ -23,13 +23,29 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
+SLOW = 0.01  # share of messages; more retries of slow ones than this are told
+
+
 def serving(counts: Mapping[str, float]) -> dict[str, float]:
     """For metrics.jsonl and summary.json, as far as the engine counts it (Engine.counts); queue_seconds: of a message, on
     average; paused_seconds: beside rollouts, so only where they run ahead."""
     told = {n: counts[n] for n in ("prefill_tokens", "decode_tokens", "paused_seconds") if n in counts}
+    if counts.get("messages"):
+        told |= {n: counts.get(n, 0) for n in ("messages", "slow_retries")}
     if counts.get("queued"):
         told["queue_seconds"] = counts["queue_seconds"] / counts["queued"]
     return told
+
+
+def slow_note(told: Mapping[str, float]) -> str:
+    """A sentence where more than SLOW of the messages were sampled anew for taking too long; else "". told: by `serving`."""
+    retries, messages = told.get("slow_retries", 0), told.get("messages", 0)
+    if retries <= SLOW * messages:
+        return ""
+    return (
+        f"serving: {retries:g} slow messages were sampled anew, for {messages:g} asked for, more than {SLOW:.0%}: this "
+        "favours short messages; raise config.engine.timeout, or lower config.engine.max_concurrency."
+    )
 
 
 def throughput(

@@ -16,6 +16,7 @@ config.rollout.max_staleness is 0.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,19 +25,19 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, plan
+from coevolve_jax import build, config_idle, plan
 from coevolve_jax import config as configs
 from coevolve_jax.begin import begin, leak_guard
 from coevolve_jax.collect import Collector, Roller
 from coevolve_jax.distributed import hosts, sharding
-from coevolve_jax.evaluate import evaluate_held_out
+from coevolve_jax.evaluate import evaluate_held_out, versions
 from coevolve_jax.evolve import Evolver
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.lab import Laboratory
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState, checkpoints, claimed
+from coevolve_jax.run import Run, RunState, checkpoints, claimed, record_model, recorded_model
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
 from coevolve_jax.timing import timed
@@ -52,14 +53,17 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
-      FloatingPointError: an update is not finite; the last checkpoint is intact.
-      EngineError: nothing generates any more; every finished step is in the last checkpoint, but where a strategy asks
-        for rollouts while D_t evolves (`Lab.probe`): then those up to the last one that was due.
+      FloatingPointError: an update is not finite; the last checkpoint is intact, and failure.json says when and why.
+      EngineError: nothing generates any more; every update is in the last checkpoint.
       Preempted: the run was asked to end (preemption.py); likewise.
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
+    configs.check_evolution(c)
     mesh = sharding.make_mesh(**c.mesh)
+    if jax.process_index() == 0:
+        for note in config_idle.notes(c, fresh=not (workdir / "config.json").exists()):
+            print(note, file=sys.stderr)
     if c.learner.moments_on == "host":
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
@@ -82,8 +86,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)
+        used = versions(build.family(c).versions(), getattr(engine, "versions", {}))
         # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
-        roles = build.explorer(c, policy, engine)
+        roles = build.explorer(c, policy, engine, recorded_model(workdir))
+        record_model(workdir, roles.served() if roles.served else None)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
@@ -97,45 +103,47 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
         # ---- The loop ------------------------------------------------------------------------------
         last = c.steps if until is None else min(c.steps, until)
-        with closing(Run(c, workdir, begun, saved, trackers)) as run:
+        with closing(Run(c, workdir, begun, saved, trackers)) as run, run.noting_divergence():
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
             held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
-            # What fails here fails between two steps: the run is saved as it is.
+            # What fails here fails between two updates: the run is saved as it is.
             kept = partial(saved_where_it_fails, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the beginning, for others to fork
                 run.save(learner, state, evolve.to_json())
             with kept():
                 run.evaluate_if_due(held_out)  # where a run ended in it
             for step in range(run.state.step, last):
-                seconds: dict[str, float] = {}
+                seconds = run.seconds_so_far()
                 with timed(seconds, "step"):
-                    # 1. K rollouts for each of a batch of tasks from D_t
-                    with timed(seconds, "rollout"), kept():
-                        collected = collect(step)
-                        if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
-                            sleep()
-                    groups = collected.groups
+                    if run.state.pending is None:  # else it is at its evolution already
+                        # 1. K rollouts for each of a batch of tasks from D_t
+                        with timed(seconds, "rollout"), kept():
+                            collected = collect(step)
+                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                                sleep()
+                        groups = collected.groups
 
-                    # 2. GRPO update of the policy
-                    with timed(seconds, "update"):
-                        samples = strategy.credit(groups)
-                        state, learned = learn(c, learner, state, samples)
-                    with timed(seconds, "push"):
-                        engine.update_weights(learner.policy(state), step + 1)
+                        # 2. GRPO update of the policy
+                        with timed(seconds, "update"):
+                            samples = strategy.credit(groups)
+                            state, learned = learn(c, learner, state, samples, step)
+                        with timed(seconds, "push"):
+                            engine.update_weights(learner.policy(state), step + 1)
 
-                    # 3. Weakness signals from these rollouts
-                    found = strategy.observe(step, groups)
-                    tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        # 3. Weakness signals from these rollouts
+                        found = strategy.observe(step, groups)
+                        tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves
-                    with timed(seconds, "evolution"):
+                    with timed(seconds, "evolution"), kept(only_if=lambda: evolve.given_up):
                         grown = evolve(step)
 
-                run.log(collected, samples, learned, found, grown, seconds, policy.chat)
+                run.log(grown, seconds)
                 with kept():
                     run.evaluate_if_due(held_out)
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
@@ -146,20 +154,23 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- What the policy has become ------------------------------------------------------------
         if last < c.steps:
             return {}
-        with interruptible():
+        with interruptible(), run.noting_divergence():
             run.evaluated(partial(held_out, greedy=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
-    return run.finish()
+    return run.finish(used)
 
 
 @contextmanager
-def saved_where_it_fails(save: Callable[[], object]) -> Iterator[None]:
+def saved_where_it_fails(
+    save: Callable[[], object], only_if: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Saves before it raises what the block raises, but for FloatingPointError: that policy is of no use."""
     try:
         yield
     except FloatingPointError:
         raise
     except (Exception, Preempted):
-        save()
+        if only_if():
+            save()
         raise

@@ -132,14 +132,17 @@ class Observation:
     """What the environment answers to one call.
 
     text: JSON text as the policy will read it. error: the tool refused or
-    failed. valid: False when our own infrastructure failed (timeout, crash);
+    failed. valid: False when our own infrastructure failed;
     the whole rollout is then invalid and text says why. ends: the call has ended the user turn.
+    fatal: the call took too long or killed its worker, which is the caller's failure and no fault of ours. text says
+    how. Its world is gone: no later call of the session is made, and each is answered alike.
     """
 
     text: str
     error: bool = False
     valid: bool = True
     ends: bool = False
+    fatal: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,8 +210,9 @@ class Trajectory:
     token; -1 for tokens that it was never fed, such as the last.
     turn_starts: index in ids of the first token of each user turn.
     hints: (number of steps before it, text) of each hint that the policy was given; its tokens are masked.
-    stop: "done", "token_limit", "step_limit", "context_limit", "environment" or "engine"; the last two where
-    our own infrastructure failed, and the outcome is invalid.
+    stop: "done", "token_limit", "step_limit", "context_limit", "call_failed", "environment" or "engine". call_failed: the
+    last call took too long or killed its worker, and the outcome is a valid failure. The last two: our own
+    infrastructure failed, and the outcome is invalid.
     """
 
     task_id: str

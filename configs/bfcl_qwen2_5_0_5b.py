@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.call_timeout = 5.0
 
     c.data.initial_tasks = 32  # N
+    c.data.new_share = 0.0
     c.rollout.tasks_per_step = 8
     c.rollout.temperature = 0.9
     c.rollout.max_length = 8192  # the schemas of two toolsets are 12,000 characters
@@ -34,9 +35,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999
-    c.learner.clip_high = 0.28
     c.learner.kl_coef = 0.001
-    c.learner.tis_cap = 2.0  # sampler and learner are two programs in bfloat16
+    c.learner.tis_cap = (
+        2.0  # sampler and learner are two programs in bfloat16; it acts, and the clip does not
+    )
     c.learner.row_length = 8192
     c.learner.rows_per_microbatch = 1
     c.learner.logprob_chunk = 1024

@@ -44,6 +44,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.call_timeout = 5.0  # ours
 
     c.data.initial_tasks = 100  # N
+    c.data.new_share = 0.0  # D_t is sampled uniformly
     c.rollout.tasks_per_step = 32
     c.rollout.group_size = 8  # K
     c.rollout.temperature = 0.9  # ours
@@ -58,9 +59,10 @@ def get_config(arg: str = "") -> ConfigDict:
 
     c.learner.learning_rate = 1e-6
     c.learner.adam_b2 = 0.999  # ours
-    c.learner.clip_high = 0.28  # ours
     c.learner.kl_coef = 0.001  # ours
-    c.learner.tis_cap = 2.0  # ours: sampler and learner are two programs in bfloat16
+    # Ours: sampler and learner are two programs in bfloat16. This bound acts in the place of the clip: one update on fresh rollouts
+    # has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and clip_high = 0.28 is AgentEvolver's.
+    c.learner.tis_cap = 2.0
     c.learner.skip_dead_groups = False
     c.learner.row_length = 25600
     c.learner.rows_per_microbatch = 8
@@ -74,5 +76,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evolution.tasks = 64  # ours
     c.evolution.contexts = 64  # ours
 
+    c.evaluation.every = 0
     c.evaluation.temperature = 0.9
     return c

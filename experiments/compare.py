@@ -7,7 +7,8 @@
 
 Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells; the arms of a seed share their beginning (D_0, held-out
 sets, first evaluation). The same command again goes on where it was stopped. WORKDIR/outcomes.csv has every raw number,
-comparison.json the statistics, report.html shows both. --arms=help lists the arms. SIGTERM or SIGUSR1 asks it to end: its
+comparison.json the statistics, report.html shows both. A run that diverges is a result, is named, and is not tried again but with
+--retry_diverged. --arms=help lists the arms. SIGTERM or SIGUSR1 asks it to end: its
 runs save, and it exits with status 75.
 """
 
@@ -40,7 +41,10 @@ _SEARCH = flags.DEFINE_multi_string(
 )
 _SAMPLES = flags.DEFINE_integer("samples", 8, "Settings of --search.", lower_bound=1)
 _PLANNED = flags.DEFINE_list(
-    "planned", [], "Differences to test, such as oracle-random, in each setting; none: the usual ones."
+    "planned",
+    [],
+    "Differences to test, such as oracle-random, in each setting; none: the usual ones. Those of the first command "
+    "stand; what is added later is dated in plan.json.",
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 _SHARD = flags.DEFINE_string(
@@ -48,6 +52,11 @@ _SHARD = flags.DEFINE_string(
 )
 _ONLY_READ = flags.DEFINE_bool(
     "only_read", False, "Run nothing: write the tables of what is finished; of a part of it, only print them."
+)
+_RETRY = flags.DEFINE_bool(
+    "retry_diverged",
+    False,
+    "Go on with runs that diverged; without another machine or code they diverge again.",
 )
 
 
@@ -108,13 +117,17 @@ def run() -> list:
         "settings": settings,
         "strategies": {c.column: plan.cell_config(config, c).strategy.to_dict() for c in chosen},
         "planned": plan.pairs(_PLANNED.value, chosen),
+        "primary": plan.primary(config),
         "reads": config.environment.eval_split,
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
         "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
     }
     theirs, whole = plan.written(folder, made), True
+    made |= plan.fixed(theirs, made, bool(_PLANNED.value))
     plan.check(folder, config, chosen)
+    if not _ONLY_READ.value:
+        plan.check_configs(config, chosen, changes)
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
@@ -131,19 +144,22 @@ def run() -> list:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"Another process runs the comparison in {folder}.") from None
-            finished = sum(cells.finished(c.workdir(folder)) for c in mine)
-            with tqdm(total=len(mine), initial=finished, unit="run") as bar:
+            ended = cells.finished if _RETRY.value else cells.ended
+            there = sum(ended(c.workdir(folder)) for c in mine)
+            with tqdm(total=len(mine), initial=there, unit="run") as bar:
 
                 def on_done(cell, failure):
                     bar.update(failure is None)
+                    lost = cells.diverged(cell.workdir(folder))
+                    said = f"diverged at step {lost['step']}: {lost['why']}" if lost else "done"
                     bar.write(
-                        f"{cell.column}, seed {cell.seed}: {failure.why if failure else 'done'}",
+                        f"{cell.column}, seed {cell.seed}: {failure.why if failure else said}",
                         file=sys.stderr,
                     )
                     if count == 1:  # of several machines none writes for the others
                         results.read(folder, made, chosen, keep=True)
 
-                failures = cells.run_all(folder, config, mine, _JOBS.value, on_done)
+                failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
     print(table(results.read(folder, made, chosen, keep=whole)))
     if whole:
         report.write_report(folder)

@@ -51,7 +51,9 @@ _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant mess
 _CALLS = flags.DEFINE_enum(
     "calls", "json", ["json", "python"], "How calls are written: config.rollout.calls."
 )
-_TIMEOUT = flags.DEFINE_float("call_timeout", 5.0, "Seconds that one call may take.", lower_bound=0.1)
+_TIMEOUT = flags.DEFINE_float(
+    "call_timeout", 5.0, "Seconds of processor time that one call may take.", lower_bound=0.1
+)
 _STEPS = flags.DEFINE_integer(
     "max_steps", 20, "Messages with calls per user turn; 20 is the benchmark's limit.", lower_bound=1
 )
@@ -98,6 +100,7 @@ def run() -> None:
         )
     from coevolve_jax import build
     from coevolve_jax import config as configs
+    from coevolve_jax.envs import base
     from coevolve_jax.evaluate import evaluate, scores, table, versions
 
     if _OUTPUT.value:  # before anything is computed
@@ -140,6 +143,10 @@ def run() -> None:
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
     by_task = counted.get("by_task", result.by_task)
     rows = scores(by_task, _SAMPLES.value, parts, alike)
+    solved, trials = (sum(count[i] for count in by_task.values()) for i in (0, 1))
+    success = base.share(solved, trials, len(trajectories) - trials)
+    if checked:  # the family may count in another way
+        success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
     report = {
         "model": str(folder),
         "protocol": {
@@ -159,19 +166,20 @@ def run() -> None:
             "max_observation": config.rollout.max_observation,
             "malformed_calls": MALFORMED[config.rollout.malformed],
         },
-        "success": checked["success"] if checked else result.success,
+        **success,
         "scores": rows,
         "official": checked,
         "environment": result.to_json(),
-        "versions": versions(),
+        "versions": versions(family.versions(), getattr(engine, "versions", {})),
     }
     for name, value in report["protocol"].items():
         print(f"{name:>16}  {value}")
-    if "bfcl-eval" in report["versions"]:
-        print(f"{'bfcl-eval':>16}  {report['versions']['bfcl-eval']}")
+    for name, version in family.versions().items():
+        print(f"{name:>16}  {version}")
     success = "unknown" if report["success"] is None else f"{report['success']:.1%}"
-    invalid = len(trajectories) - sum(trials for _, trials in by_task.values())
-    print(f"{'success':>16}  {success} of {len(trajectories)} rollouts, {invalid} invalid left out")
+    print(f"{'success':>16}  {success} of {trials} rollouts; {report['invalid']} invalid ones left out")
+    if "success_if_invalid_failed" in report:
+        print(f"{'':>16}  {report['success_if_invalid_failed']:.1%} with these as failures")
     print(table(rows, _SAMPLES.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))

@@ -275,7 +275,8 @@ class Learner:
 
 
 def unpack(batch):
-    """(token ids, what the policy wrote, its advantages, its log-probabilities) of each trajectory, sorted by the ids."""
+    """(token ids, what the policy wrote, its advantages, its log-probabilities, its ages where the batch has them) of each
+    trajectory, sorted by the ids."""
     found = []
     for r in np.ndindex(batch.tokens.shape[:2]):
         for segment in range(1, batch.segment_ids[r].max(initial=0) + 1):
@@ -287,6 +288,7 @@ def unpack(batch):
                     (False, *mask[:-1].tolist()),  # a batch has what predicts a token one place before it
                     batch.advantages[r][here][mask].tolist(),
                     batch.sampler_logprobs[r][here][mask].tolist(),
+                    batch.ages[r][here][mask].tolist() if batch.ages.size else [],
                 )
             )
     return sorted(found)

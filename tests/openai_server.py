@@ -105,6 +105,7 @@ FAULTS = {
     "wrong schema": ("wrong_schema", False, replied(text='{"action": 7}')),
     "no JSON": ("no_json", False, replied(text="Sure! I would call ls.")),
     "half a JSON": ("no_json", False, replied(text='{"tool": "ls", "arguments": {"a": }')),
+    "half a character": ("no_json", False, replied(text="\ud800")),
     "lone surrogate": ("no_json", False, replied(text='{"tool": "\\ud800", "arguments": {}}')),
     "deep": ("no_json", False, replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
     "html": ("no_protocol", False, html),
@@ -123,11 +124,16 @@ FAULTS = {
 }  # fmt: skip
 
 
+SERVES = {"scripted-1": "the/scripted-one"}
+
+
 class OpenAIServer:
     """A context manager; url is its base URL. seen: bodies of the requests. delay: seconds before each answer.
-    always: done to every request, a name of FAULTS. wrap: what it does to the texts of its answers. model: who answers."""
+    always: done to every question, a name of FAULTS. wrap: what it does to the texts of its answers. model: who answers.
+    serves: the models that it lists, id -> root; None: it has no list. port: 0 for a free one."""
 
-    def __init__(self, delay=0.0):
+    def __init__(self, delay=0.0, serves=SERVES, port=0):
+        self.serves, self.port = serves, port
         self.faults: list[str] = []
         self.seen: list[dict] = []
         self.keys: set[str] = set()
@@ -146,10 +152,20 @@ class OpenAIServer:
     async def _start(self):
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._handle)
+        app.router.add_get("/v1/models", self._list)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    async def _list(self, request):
+        if self.serves is None:
+            return web.json_response({"error": {"message": "no such path"}}, status=404)
+        rows = [
+            {"id": id, "object": "model", **({"root": root} if root else {})}
+            for id, root in self.serves.items()
+        ]
+        return web.json_response({"object": "list", "data": rows})
 
     async def _handle(self, request):
         body = await request.json()

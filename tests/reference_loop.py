@@ -7,6 +7,7 @@ the roles (families/lamps.py, loop_fakes.py); no logic. What it asks of the worl
 
 import copy
 import dataclasses
+import math
 from collections import Counter
 from statistics import fmean
 
@@ -93,8 +94,10 @@ class Loop:
             # 2. GRPO update of the policy.
             self.events.append(("credit", [task.id for task, _ in groups]))
             learned = self.credit(groups)
+            stale = c.rollout.max_staleness > 0 and c.learner.tis_cap > 0 and c.learner.epochs == 1
+            told = sorted(as_learned(t, a, step if stale else None) for t, a in learned)
             for _ in range(c.learner.epochs):
-                self.events.append(("update", sorted(as_learned(t, a) for t, a in learned)))
+                self.events.append(("update", told))
                 self.s.weights = next_weights(self.s.weights, [ids(t) for t, _ in learned])
             self.version = step + 1
             self.events.append(("engine", self.s.weights, self.version))
@@ -191,7 +194,7 @@ class Loop:
 
         order = sorted(by_id, key=rank)
         new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
-        first = new[: round(self.c.data.new_share * rest)]
+        first = new[: math.ceil(round(self.c.data.new_share * rest, 6))]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
@@ -255,7 +258,10 @@ class Loop:
             born, times, first, last, alike = s.records[task.id]
             alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
             s.records[task.id] = born, times + 1, score if first is None else first, score, alike
-        s.evidence = [*s.evidence, *found]
+        if any(
+            self.evolves(later) for later in range(step, self.c.steps)
+        ):  # nobody asks for what comes after
+            s.evidence = [*s.evidence, *found]
         return found
 
     # --- 4. How the training set evolves ----------------------------------------------------------------------------

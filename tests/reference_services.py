@@ -53,13 +53,16 @@ def converse(limits, weights, version, task, index, seed, temperature):
             acted, texts = acted + 1, []
             for p in calls:
                 answer = world.step(p.call) if p.call else Observation('{"error": "malformed"}', error=True)
-                stop = stop if answer.valid else "environment"
                 cut = len(answer.text) > limits.max_observation
                 texts.append(answer.text[: limits.max_observation] + "..." * cut)
                 offered = p.call and p.call.name in task.scenario["tools"]
                 pattern = lamps.action_pattern(p.call) if offered else "" if p.call else None
                 steps.append(Step(turn, p.text, p.call, texts[-1], answer.error, pattern))
-            feed(CHAT.observations(texts))
+                if not answer.valid:  # the world is gone: the conversation ends here
+                    stop = "environment"
+                    break
+            if stop is None:
+                feed(CHAT.observations(texts))
     if stop == "context_limit":  # nobody reads what does not fit
         seen, logprobs, versions = (x[: limits.max_length] for x in (seen, logprobs, versions))
     outcome = Outcome(0.0, False, valid=False, reason="gone") if stop == "engine" else world.score()
@@ -210,6 +213,15 @@ def tokens(t):
     )
 
 
-def as_learned(t, advantage):
-    """Token ids, which of them the policy wrote, and the advantage and the sampler's log-probability of each of these."""
-    return ids(t), tuple(t.mask.tolist()), [advantage] * int(t.mask.sum()), t.logprobs[t.mask].tolist()
+def as_learned(t, advantage, step=None):
+    """Token ids, which of them the policy wrote, and the advantage, the sampler's log-probability and, at a step, the age
+    of each of these."""
+    written = t.mask
+    ages = [] if step is None else [step - v for v in t.versions[written].tolist()]
+    return (
+        ids(t),
+        tuple(written.tolist()),
+        [advantage] * int(written.sum()),
+        t.logprobs[written].tolist(),
+        ages,
+    )

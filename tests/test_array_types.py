@@ -25,6 +25,7 @@ CALLS = {
     losses.log_ratio: (FLOATS, FLOATS, MASK, SEGMENTS, "sequence"),
     losses.clipped_surrogate: (FLOATS, FLOATS, 0.2, 0.2),
     losses.truncated_weight: (FLOATS, FLOATS, 2.0),
+    losses.proximal_logprobs: (FLOATS, FLOATS, SEGMENTS),
     losses.kl: (FLOATS, FLOATS, "k3"),
     losses.token_weights: (MASK, SEGMENTS, "sequence"),
     losses.denominator: (MASK[None], SEGMENTS[None], "constant", 3),
@@ -67,14 +68,14 @@ def test_no_function_is_left_out():
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and name[0] != "_"
     }
-    takes_no_array = {logprobs.block_columns, losses.uses_kl}
+    takes_no_array = {logprobs.block_columns, losses.uses_kl, losses.uses_ages}
     assert public - takes_no_array == CALLS.keys() - {advantages.group_advantages}
 
 
 def test_a_batch_is_what_it_says():
     rng = np.random.default_rng(0)
     found = samples([trajectory(rng, 20), trajectory(rng, 30)], [1, 2])
-    batch = pack(found, row_length=32, rows_per_microbatch=2, max_rows=2)
+    batch = pack(found, row_length=32, rows_per_microbatch=2, max_rows=2, version=3)
     hints = typing.get_type_hints(Batch)
     with jaxtyped("context"):
         bad = [name for name, x in batch._asdict().items() if x.size and not isinstance(x, hints[name])]

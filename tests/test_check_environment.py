@@ -115,8 +115,9 @@ FAULTS = {
     "two_tools": ("return [PUT]", "return [PUT, PUT]", "two tools of one name"),
     "slow": (
         "return self.put(self.shelves, call)",
-        "import time; time.sleep(3); return self.put(self.shelves, call)",
-        "timeout",
+        "import time; end = time.process_time() + 3\n        while time.process_time() < end: pass\n"
+        "        return self.put(self.shelves, call)",
+        "timeout: more than 1 s of processor time",
     ),
 }
 

@@ -163,6 +163,7 @@ def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
         roll(tasks, 2, role="probe")
         assert roll.costs["rollouts/policy"] == 12 and roll.costs["rollouts/probe"] == 6
     assert seeds[:3] == seeds[3:] and len({tuple(s) for s in seeds}) == 3
+    assert len({seed for call in seeds[:3] for seed in call}) == 18  # one for each rollout of each task
 
 
 def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
@@ -193,6 +194,8 @@ def test_a_strategy_goes_through_a_checkpoint(name):
             **settings(group_filter=True).to_dict(),
             "strategy": configs.strategy(name),
             "signals": {"window": 3, "rare_percent": 50.0},
+            "steps": 20,
+            "evolution": {"every": 5, "settle_steps": 1},
         }
     )
     strategy = build.strategy(config)
@@ -216,7 +219,8 @@ def test_a_strategy_goes_through_a_checkpoint(name):
         ("dtype", "float16", "one of float32, bfloat16"),
         ("epochs", 0, "at least 1"),
         ("tis_cap", -1.0, "0 or more"),
-        ("learning_rate", float("inf"), "above 0 and finite"),
+        ("learning_rate", float("inf"), "a finite number"),
+        ("learning_rate", 0.0, "above 0 and finite"),
         ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
         ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
     ],

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from hypothesis import given, settings
 
 from coevolve_jax import build
@@ -288,12 +289,17 @@ def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):
 
 
 def test_a_bound_on_the_kl_of_a_token():
-    delta = jnp.asarray([-30.0, -0.5, 0.0, 0.3, 2.0, 10.0])
-    free, bounded = (losses.kl(jnp.zeros(6), delta, "k3", bound) for bound in (0.0, 10.0))
-    assert free[-1] > 20_000 and bounded.max() == 10.0 and bounded[0] == 10.0
-    np.testing.assert_array_equal(free[1:5], bounded[1:5])
-    gradient = jax.grad(lambda x: losses.kl(x, delta, "k3", 10.0).sum())(jnp.zeros(6))
-    assert gradient[0] == gradient[-1] == 0 and (gradient[1:5] == 1 - jnp.exp(delta[1:5])).all()
+    """k3 up to the bound; from there a straight line, so that a token far from the reference is still pulled."""
+    delta = jnp.asarray([-30.0, -0.5, 0.0, 0.3, 2.0, 10.0, 500.0])
+    free, bounded = (losses.kl(jnp.zeros(7), delta, "k3", bound) for bound in (0.0, 10.0))
+    knee = scipy.optimize.brentq(lambda d: np.exp(d) - 1 - d - 10, 0, 10)
+    line = 10 + (np.exp(knee) - 1) * (np.asarray(delta[5:]) - knee)
+    assert free[5] > 20_000
+    np.testing.assert_array_equal(free[:5], bounded[:5])
+    np.testing.assert_allclose(bounded[5:], line, rtol=1e-6)
+    gradient = jax.grad(lambda x: losses.kl(x, delta, "k3", 10.0).sum())(jnp.zeros(7))
+    np.testing.assert_allclose(gradient[:5], 1 - jnp.exp(delta[:5]), rtol=1e-6)
+    np.testing.assert_allclose(gradient[5:], 1 - np.exp(knee), rtol=1e-6)
 
 
 # 8. Development and test are apart.
@@ -423,16 +429,16 @@ def test_solved_since_and_probed_tasks_are_left_out():
         def probe(self, tasks, k, step):
             rewards = {"never": [0.0] * k, "always": [1.0] * k, "some": [1.0] + [0.0] * (k - 1)}
             rng = np.random.default_rng(0)
-            make = lambda task, r: dataclasses.replace(
-                made_up_rollout(rng, task, 0, 0), outcome=Outcome(r, r > 0)
-            )
+            rewards["lost"] = [None] * k  # by our own infrastructure
+            ends = lambda r: Outcome(0.0, False, valid=False) if r is None else Outcome(r, r > 0)
+            make = lambda task, r: dataclasses.replace(made_up_rollout(rng, task, 0, 0), outcome=ends(r))
             return [Group(t, tuple(make(t, r) for r in rewards[t.id])) for t in tasks]
 
-    named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always")]
+    named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always", "lost")]
     lab = Probed(config, tasks)
-    words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0)]
+    words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0), ("environment", None)]
     assert solvable(config, lab, 0, 4)(named) == words
-    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 3
+    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 4
 
 
 # Blame

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from coevolve_jax import build, event_loop
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.engine import EngineError, Request, Sampling
 from coevolve_jax.rollout.native import engine as native_engine
 from coevolve_jax.rollout.native import row_store
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -143,6 +144,45 @@ def test_the_native_engine_repeats_itself_bit_by_bit(policy):
     for i, p in enumerate(prompts):
         (alone,) = generate(engine, [ask(50 + i, p, seed=i)])
         np.testing.assert_array_equal(alone.ids, together[i].ids)
+
+
+HOT = (
+    1e4  # a temperature at which all tokens are alike, so that a token shows the noise that it was drawn with
+)
+
+
+@pytest.mark.parametrize("pages", [0, 3 * 64 * -(-suite.MAX_LENGTH // 64)], ids=["rows", "pages"])
+def test_noise_belongs_to_the_seed_and_to_the_position_in_the_conversation(policy, pages):
+    engine = NativeEngine(policy.config, policy.params, slots=4, cache_tokens=pages, seed=1, **LIMITS)
+    prompt = np.arange(40, 60)
+    hot = lambda session, ids, seed: ask(session, ids, seed=seed, temperature=HOT, new=40, stop=())
+    (first,) = generate(engine, [hot(1, prompt, 5)])
+    assert len(set(first.ids.tolist())) > 35  # each position draws anew
+    (second,) = generate(engine, [hot(1, np.concatenate([prompt, first.ids]), 5)])
+    assert (second.ids == first.ids).mean() < 0.2  # and so does each message
+    (again,) = generate(engine, [hot(2, np.concatenate([prompt, first.ids[:7]]), 5)])
+    np.testing.assert_array_equal(again.ids[:33], first.ids[7:])  # wherever a message begins
+    others = generate(engine, [hot(3 + i, prompt, seed) for i, seed in enumerate((5, 6, 2**32 - 1))])
+    np.testing.assert_array_equal(others[0].ids, first.ids)
+    assert max((o.ids == first.ids).mean() for o in others[1:]) < 0.2
+    (other,) = generate(
+        NativeEngine(policy.config, policy.params, slots=4, seed=2, **LIMITS), [hot(1, prompt, 5)]
+    )
+    assert (other.ids == first.ids).mean() < 0.2  # the engine's own seed counts too
+
+
+def test_noise_under_a_schema_belongs_to_the_position_too(policy):
+    """A string of a schema: its characters are free, so a noise that stands still writes the same one again."""
+    engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, tokenizer=policy.tokenizer, **LIMITS)
+    sampling = Sampling(HOT, 40, (2,), json.dumps({"type": "string", "minLength": 200}))
+    prompts = [np.arange(40, 60), np.arange(40, 60), np.arange(40, 61)]
+    said = generate(
+        engine, [Request(i, p, sampling, seed=s) for i, (p, s) in enumerate(zip(prompts, (5, 6, 5)))]
+    )
+    for c in said:
+        assert len(set(c.ids.tolist())) > 25
+    assert (said[0].ids == said[1].ids).mean() < 0.3
+    np.testing.assert_array_equal(said[0].ids[5:30], said[2].ids[4:29])
 
 
 def test_the_cores_change_no_bit_of_what_is_sampled(tiny_config, monkeypatch):

@@ -1,6 +1,8 @@
 """AppWorld: what code is, real worlds in its own virtual environment on tasks of our own, code that wants out."""
 
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,6 +98,8 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
     found = appworld.report(tasks, [played(t, n) for t in tasks for n in (0, 1)], 2, None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
     assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
+    assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
+    assert (found["trials"], found["invalid"], found["success_if_invalid_failed"]) == (7, 1, 5 / 8)
     assert (found["tasks"], found["scenarios"], found["benchmark"]) == (4, 2, "AppWorld")
 
 
@@ -198,6 +202,35 @@ def test_code_keeps_its_variables_and_is_told_of_its_errors(family, pool):
     assert said[4].endswith("Usage of the following module is not allowed: shutil.")
     assert [o.error for o in run.observations] == [False, False, True, True, True]
     assert run.valid and len(set(run.fingerprints)) == 1
+
+
+@installed
+def test_code_is_judged_by_the_processor_time_that_it_takes(tmp_path):
+    """It may take a second. It is right after a stop of two, and ended where it computes for ever."""
+    script = f"""
+import os, signal, socket, subprocess, sys, threading
+from coevolve_jax.envs.appworld import interpreter
+interpreter.CODE_SECONDS = 1.0
+launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+command = [sys.executable, "-P", "-m", "coevolve_jax.envs.appworld.sandbox", {str(tmp_path / "none")!r}]
+subprocess.Popen(command, stdin=theirs.fileno())
+theirs.close()
+code = interpreter.Interpreter(launcher, "2023-05-18T12:00:00", [("app", "api")])
+os.kill(code._pid, signal.SIGSTOP)
+wake = threading.Timer(2, os.kill, (code._pid, signal.SIGCONT))
+wake.start()
+print(code.run("print(apis.app.api(x=1))", lambda app, name, arguments: {{"value": [app, name, arguments]}}))
+wake.join()
+try:
+    code.run("while True: pass", None)
+except interpreter.Ended as end:
+    print(end)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([PYTHON, "-P", "-c", script], capture_output=True, text=True, env=environ)
+    right, ended = done.stdout.splitlines()
+    assert "app" in right and right.endswith("False)"), done.stderr
+    assert ended == "Execution timed out after 1 seconds. All variables are lost."
 
 
 @installed

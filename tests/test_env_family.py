@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.evaluate import versions
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
@@ -65,6 +67,8 @@ def doors(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "doorworld.py").write_text(DOORWORLD)
+    (packages / "doorworld-3.1.dist-info").mkdir()
+    (packages / "doorworld-3.1.dist-info" / "METADATA").write_text("Name: doorworld\nVersion: 3.1\n")
     return str(folder / "bin" / "python")
 
 
@@ -151,6 +155,14 @@ def test_scenarios_tasks_and_tools_come_from_the_other_interpreter(doors):
     assert family.tools(task)[0]["function"]["name"] == "act"
 
 
+def test_versions_are_those_of_the_familys_interpreter(doors):
+    assert envs.load(DOORS, doors).versions() == {"doorworld": "3.1"}
+    assert envs.load(DOORS).versions() == {}
+    assert envs.load("bfcl").versions() == {"bfcl-eval": metadata.version("bfcl-eval")}
+    told = versions(envs.load(DOORS, doors).versions(), {"sglang": "0.5"})
+    assert told["doorworld"] == "3.1" and told["sglang"] == "0.5" and told["jax"] == metadata.version("jax")
+
+
 def test_tasks_without_references_fill_a_pool_and_are_guarded(doors):
     family = envs.load(DOORS, doors)
     tasks = family.tasks("train", {})
@@ -188,7 +200,8 @@ def test_a_rollout_of_free_text(doors, door_pool):
     assert t.actions == ("act:open", "act:go", "act:go", "act:take")  # there is no tool "jump"
     assert [s.error for s in t.steps] == [False, True, False, False, True]
     report = family.report([task], [t], 1, door_pool.judge)
-    assert report == {"benchmark": "door_game", "scoring": "the environment", "success": 1.0}
+    counts = {"success": 1.0, "trials": 1, "invalid": 0}
+    assert report == {"benchmark": "door_game", "scoring": "the environment", **counts}
 
 
 def test_a_world_that_does_not_say_what_it_would_take_offers_no_options(doors, door_pool):
@@ -211,10 +224,11 @@ def test_a_crash_in_the_other_interpreter_costs_one_session(doors, door_pool):
     calls = [act("open attic")] * 6
     calls[2] = act("open attic", "crash", "take rope")
     observed = door_pool.step(sessions, calls)
-    assert [o.valid for o in observed[2]] == [True, False, False] and "code 7" in observed[2][1].text
-    assert all(o.valid for i in range(6) if i != 2 for o in observed[i])
+    assert [o.fatal for o in observed[2]] == [False, True, True] and "code 7" in observed[2][1].text
+    assert all(o.valid for each in observed for o in each)
+    assert not any(o.fatal for i in range(6) if i != 2 for o in observed[i])
     door_pool.end_turn(sessions)
-    assert [o.valid for o in door_pool.score(sessions)] == [i != 2 for i in range(6)]
+    assert all(o.valid for o in door_pool.score(sessions))
     assert [o.progress for o in door_pool.score(sessions)] == [0.5 * (i != 2) for i in range(6)]
     door_pool.close(sessions)
 
@@ -265,16 +279,24 @@ def test_the_default_report_and_that_by_verdicts():
         trajectory(tasks[1], "done", False, calls=[(1, cd)]),
         trajectory(tasks[1], "environment", False, valid=False),
     ]
+    hung = dataclasses.replace(rollouts[1], stop="call_failed")
     asked = []
 
     def judge(jobs):
         asked.extend(jobs)
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
-    assert base.report(tasks, rollouts, 2, judge)["success"] == 1 / 3 and not asked
-    assert base.success_by("part", tasks, rollouts, 2) == {"a": 1 / 2, "b": 0.0}
+    lost_one = {"success": 1 / 3, "trials": 3, "invalid": 1, "success_if_invalid_failed": 1 / 4}
+    own = base.report(tasks, rollouts, 2, judge)
+    assert {k: own[k] for k in lost_one} == lost_one and not asked
+    assert base.success_by("part", tasks, rollouts, 2) == {
+        "a": {"success": 1 / 2, "trials": 2, "invalid": 0},
+        "b": {"success": 0.0, "trials": 1, "invalid": 1, "success_if_invalid_failed": 0.0},
+    }
+    none = base.success_by("part", tasks[:1], [rollouts[3]] * 2, 2)["a"]
+    assert none == {"success": None, "trials": 0, "invalid": 2, "success_if_invalid_failed": 0.0}
     expected = {
-        "success": 1 / 3,
+        **lost_one,
         "failures": {"force_terminated": 1, "wrong": 1},
         "by_task": {"a": [1, 2], "b": [0, 1]},
     }
@@ -283,9 +305,20 @@ def test_the_default_report_and_that_by_verdicts():
     lost = [{"valid": True, "error_type": ""}, {"valid": False, "error_type": "pool:timeout"}]
     assert base.report_verdicts(tasks, rollouts, 2, lambda _: lost) == {
         "success": 1 / 2,
+        "trials": 2,
+        "invalid": 2,
+        "success_if_invalid_failed": 1 / 4,
         "failures": {"force_terminated": 1, "pool:timeout": 1},
         "by_task": {"a": [1, 2], "b": [0, 0]},
     }
+    counted = base.report_verdicts(tasks, [rollouts[0], hung, *rollouts[2:]], 2, judge)
+    assert counted == {**expected, "failures": {"call_failed": 1, "wrong": 1}}
+
+
+def test_few_lost_rollouts_are_counted_and_many_bound_the_score():
+    assert base.share(50, 99, 1) == {"success": 50 / 99, "trials": 99, "invalid": 1}
+    many = base.share(50, 98, 2)
+    assert many["success_if_invalid_failed"] == 50 / 100 and many["invalid"] == 2
 
 
 def test_the_door_game_conforms_in_its_own_environment(doors):

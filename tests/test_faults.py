@@ -2,11 +2,13 @@
 
 import asyncio
 import dataclasses
+import gc
 import itertools
 import os
 import signal
 import threading
 import time
+import weakref
 
 import jax
 import numpy as np
@@ -202,6 +204,7 @@ def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):
     proxy.faults = [fault]
     (c,) = generate(engine, [ask(0, PROMPT, stop=(), new=12)])
     assert c.finish == "length" and len(c.ids) == 12 and engine.faults == 1
+    assert (engine.counts["messages"], engine.counts["slow_retries"]) == (1, fault == "hang")
     check_completion(Subject(None, policy), PROMPT, c)
     if fault == "abort":  # what the server had sampled is kept: the rest is asked for
         assert len(proxy.seen) == 2 and proxy.seen[1]["sampling_params"]["max_new_tokens"] == 6
@@ -279,6 +282,40 @@ def test_faults_without_end_stop_the_run_although_the_server_is_well(proxies, ma
         generate(engine, [ask(0, PROMPT)])
 
 
+def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, monkeypatch):
+    """One that is answered begins the count anew; a fault that a second attempt mends counts for nothing."""
+    proxy, _ = proxies
+    monkeypatch.setattr(sglang, "GIVEN_UP", 3)
+    engine, session = make(Member(proxy.url), attempts=2), itertools.count()
+    one = lambda: generate(engine, [ask(next(session), PROMPT, new=2)])[0].finish
+    for _ in range(2):
+        proxy.faults = ["garbage"] * 4
+        assert [one(), one()] == ["abort", "abort"]
+        proxy.faults = ["garbage", "pass"]
+        assert one() in ("stop", "length")
+    proxy.faults = ["garbage"] * 6
+    assert [one(), one()] == ["abort", "abort"]
+    with pytest.raises(EngineError, match="3 messages in a row could not be had, each after 2 attempts"):
+        one()
+
+
+def test_every_message_reaches_the_server_with_its_conversations_seed(proxies, make):
+    """The same at each attempt, and never another conversation's; servers take 31 bits."""
+    proxy, _ = proxies
+    engine = make(Member(proxy.url))
+    seeds = {40: 0, 41: 7, 42: 2**31 - 1, 43: 2**31 + 5, 44: 2**32 - 2}  # by the first token of the prompt
+    proxy.faults = ["garbage"]
+    asked = [ask(i, PROMPT + first - 40, seed=seed, new=2) for i, (first, seed) in enumerate(seeds.items())]
+    said = generate(engine, asked)
+    generate(
+        engine,
+        [dataclasses.replace(r, ids=np.concatenate([r.ids, c.ids, [9]])) for r, c in zip(asked, said)],
+    )
+    got = {(b["input_ids"][0], b["sampling_params"]["sampling_seed"]) for b in proxy.seen}
+    assert got == {(40, 0), (41, 7), (42, 2**31 - 1), (43, 5), (44, 2**31 - 2)}
+    assert len(proxy.seen) >= 11
+
+
 def test_what_is_no_server_is_refused_at_once(make, proxies):
     with pytest.raises(EngineError, match="at http://127.0.0.1:9 cannot be reached .*experiments/serve.py"):
         make(Member("http://127.0.0.1:9"))
@@ -299,6 +336,35 @@ def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
 
     event_loop.run(cancel())
     assert proxy.aborted == [body["rid"] for body in proxy.seen]
+
+
+def test_what_tells_a_server_to_stop_outlives_a_collection_of_garbage(monkeypatch):
+    """An event loop holds its tasks weakly, so an abort that nobody else holds may vanish before it is sent."""
+    engine, collected = SGLangEngine.__new__(SGLangEngine), []
+    engine._timeout, engine._probe_timeout, engine._record_routing = 1.0, 1.0, False
+    engine._aborts = set()
+
+    async def call(self, member, method, path, *arguments, **named):
+        if path == "/generate":
+            raise Fault("no")
+        waits = asyncio.get_running_loop().create_future()  # that nobody else holds either
+        weakref.finalize(waits, collected.append, path)
+        await waits
+
+    async def ask_and_collect():
+        with pytest.raises(Fault):
+            await engine._ask(Member("http://s"), ask(0, PROMPT), PROMPT, 0)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert not collected
+        (abort,) = engine._aborts
+        abort.cancel()
+        await asyncio.wait([abort])
+        await asyncio.sleep(0)
+        assert not engine._aborts
+
+    monkeypatch.setattr(SGLangEngine, "_call", call)
+    event_loop.run(ask_and_collect())
 
 
 async def until(holds, seconds=120.0):

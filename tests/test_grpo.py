@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import flatten_dict
 from grpo_cases import MODEL, init_params, learner_config, make_learner, moved, samples, trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from coevolve_jax.grpo import logprobs, losses
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.layout import assign_rows
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.qwen import Qwen
 
@@ -406,41 +404,6 @@ def test_precision_of_weights_moments_and_computation(params):
     state, _ = learner.update(learner.init(params), batch)
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
     assert {x.dtype for x in jax.tree.leaves(state.opt_state)} == {jnp.dtype("float32"), jnp.dtype("int32")}
-
-
-def test_schedules_follow_their_formulas():
-    rate = lambda step, **changes: float(learning_rate(learner_config(learning_rate=0.1, **changes))(step))
-    shape = dict(warmup_steps=10, decay_steps=110, final_rate=0.2)
-    for step in (0, 5, 10, 60, 110, 500):
-        part = min(max(step - 10, 0) / 100, 1)
-        cosine = 0.2 + 0.8 * (1 + np.cos(np.pi * part)) / 2
-        for schedule, after in (("cosine", cosine), ("linear", 1 - 0.8 * part), ("constant", 1)):
-            want = 0.1 * (step / 10 if step < 10 else after)
-            assert rate(step, schedule=schedule, **shape) == pytest.approx(want, rel=1e-5, abs=1e-9)
-    assert learning_rate(learner_config(learning_rate=0.1)) == 0.1
-
-
-@pytest.mark.parametrize("limit", [0.5, 5.0, 50.0])
-def test_clipping_is_optaxs(limit):
-    trees = [{"a": jnp.full(9, x), "b": jnp.full((4, 4), x)} for x in (0.0, 1.0, 1e-9)]  # norms 0, 5, 5e-9
-    ours, theirs = clip_by_global_norm(limit), optax.clip_by_global_norm(limit)
-    for tree in trees:
-        got, want = (clip.update(tree, clip.init(tree))[0] for clip in (ours, theirs))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
-    assert optax.tree.norm(ours.update(trees[1], ours.init(trees[1]))[0]) == pytest.approx(min(5, limit))
-
-
-def test_only_matrices_decay_and_embeddings_on_request(params):
-    zero = jax.tree.map(jnp.zeros_like, params)
-    for embeddings in (False, True):
-        optimizer = make_optimizer(
-            learner_config(learning_rate=0.1, weight_decay=0.5, decay_embeddings=embeddings)
-        )
-        updates, _ = optimizer.update(zero, optimizer.init(params), params)
-        for path, update in flatten_dict(updates).items():
-            decays = path[-1] == "kernel" or (embeddings and path[-1] == "embedding")
-            want = -0.05 * flatten_dict(params)[path] if decays else 0
-            np.testing.assert_allclose(update, want + jnp.zeros_like(update), rtol=1e-5)
 
 
 def test_reward_moves_the_policy_towards_what_was_rewarded(params):

@@ -27,7 +27,7 @@ THREADS = {"NPROC": "16"}
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"
 # Batches are scored, and sent once for two updates.
 HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
-SMALL = {"steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
+SMALL = {"strategy.name": "static", "steps": 2, "mesh.fsdp": 2, "learner.tis_cap": 2.0, "learner.epochs": 2}
 
 
 def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
@@ -122,7 +122,7 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
     on one device does, until they are asked to end. Each generates its part of the conversations (weights in parts, exchanged
     for each token over TCP, are in test_multiprocess.py)."""
     together = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
-    changes = {**together, "checkpoint.every": 999, "steps": 999, "evolution.settle_steps": 999}
+    changes = {**together, "checkpoint.every": 999, "steps": 999}
     done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0
     both = start(tmp_path, quick, changes=(changes, changes))
     kill_when(both[1], lambda: done() >= SMALL["steps"], signal.SIGTERM)

@@ -353,11 +353,11 @@ def test_copies_of_the_benchmark_with_an_idle_call_in_other_words_are_refused():
         if idle := sorted(offered & {"pwd", "ls", "message_get_login_status", "ticket_get_login_status"}):
             calls = (*task.calls[:1], Call(idle[0], {}), *task.calls[1:])
             copies.append(dataclasses.replace(task, id="copy", turns=(Turn("Do all of it.", calls),)))
-    assert len(copies) >= 20
+    assert len(copies) == 57
     guard = leak_guard(config, [])
     assert all(guard.check(copy) for copy in copies)
     off = leak_guard(configs.override(config, {"data.leak_call_threshold": 0.0}), [])
-    assert sum(off.check(copy) is None for copy in copies) > len(copies) // 2  # the features do not see them
+    assert not any(off.check(copy) for copy in copies)  # the features do not see them
 
 
 def test_a_run_that_began_before_a_key_was_there_goes_on_with_it_off(tmp_path):

@@ -179,7 +179,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
-        m.setattr(run, "versions", dict)
+        m.setattr(training, "versions", lambda *others: {})
         m.setattr(os, "fsync", lambda descriptor: None)  # no kill here takes the machine with it
         try:
             end = training.train(config, workdir, until)
@@ -317,7 +317,10 @@ def compare(config, stops=(), batches=True, soon=True):
         {"steps": 6, "environment.eval_split": "test", **config, "environment.name": "tests.families.lamps"},
     )
     overlap = min(config.evolution.overlap, config.evolution.every)
-    config = override(config, {"evolution.overlap": overlap})
+    settle = max(config.evolution.settle_steps, config.rollout.max_staleness + 1)
+    config = override(config, {"evolution.overlap": overlap, "evolution.settle_steps": settle})
+    if overlap + config.evolution.every + settle > config.steps:  # it could not evolve, and would be refused
+        config = override(config, {"strategy.name": "static"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
     with tempfile.TemporaryDirectory() as folder:
         workdir, start = Path(folder) / "run", None
@@ -352,7 +355,7 @@ def compare(config, stops=(), batches=True, soon=True):
 
 SETTINGS = {
     "seed": st.integers(0, 10**6),
-    "steps": st.integers(2, 8),
+    "steps": st.integers(2, 10),
     "strategy.name": st.sampled_from(["coevolve"] * 5 + ["random", "static"]),
     "rollout.tasks_per_step": st.integers(1, 4),
     "rollout.group_size": st.integers(2, 4),
@@ -384,6 +387,7 @@ SETTINGS = {
     "signals.window": st.integers(1, 4),
     "signals.rare_percent": st.sampled_from([3.0, 10.0, 30.0]),
     "learner.epochs": st.sampled_from([1, 1, 2]),
+    "learner.tis_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "learner.dynamic_sampling": st.sampled_from([0, 0, 1, 3]),
     "learner.group_filter": st.booleans(),
     "learner.skip_dead_groups": st.booleans(),
@@ -419,6 +423,18 @@ EXAMPLES = (
     ),
     ({**SMALL, "data.max_tasks": 10}, [("until", 1), ("no engine", 0.5)], False),
     ({**SMALL, "steps": 18, "evolution.every": 9, "learner.group_filter": True}, [("until", 12)], True),
+    # Rollouts that run ahead, in an objective that asks for the ages of their tokens; also after a resume.
+    (
+        {
+            **SMALL,
+            "steps": 6,
+            "rollout.max_staleness": 2,
+            "learner.tis_cap": 2.0,
+            "evolution.settle_steps": 3,
+        },
+        [("until", 3)],
+        False,
+    ),
     # Evolutions that are under way when the run ends, in the ways in which it can.
     (
         {**SMALL, "steps": 12, "evolution.every": 3, "evolution.overlap": 2},

@@ -1,5 +1,7 @@
 """Each loss, advantage and filter against numpy written from the paper's formula, trajectory by trajectory."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,12 +140,59 @@ def test_the_gradients_of_the_kl_terms_are_what_the_docstring_says():
     np.testing.assert_allclose(term("k3"), forward, atol=1e-6)
 
 
-def test_a_token_beyond_the_bound_has_no_gradient_however_far_it_is():
-    for estimator in ("k1", "k2", "k3"):
-        pulled = jax.vmap(jax.grad(lambda p: losses.kl(p, 0.0, estimator, 10.0)))(
-            jnp.array([-60.0, -1e3, -1e9])
+def bounded(d, estimator, bound):
+    """(value, slope by d) of the bounded estimate, in float64: the line begins where bisection finds the bound."""
+    value = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}[estimator]
+    slope = {"k1": lambda d: -1.0, "k2": lambda d: d, "k3": lambda d: math.exp(d) - 1}[estimator]
+    low, high = 0.0, bound + 10
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if value(middle) < bound else (low, middle)
+    if estimator == "k1" or abs(d) < low or (estimator == "k3" and d < 0):
+        return value(d), slope(d)
+    sign = math.copysign(1, d)
+    return bound + slope(low) * (abs(d) - low), sign * slope(low)
+
+
+@pytest.mark.parametrize("bound", [0.01, 1.0, 10.0])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_beyond_the_bound_the_estimate_is_a_line_that_still_pulls(estimator, bound):
+    for d in (-1e9, -60.0, -3.0, -0.05, 0.0, 0.05, 1.0, 2.5, 2.7, 5.0, 60.0, 1e3, 1e9):
+        got = jax.value_and_grad(lambda p, d=d: losses.kl(p, p * 0 + d, estimator, bound))(0.0)
+        value, slope = bounded(d, estimator, bound)
+        assert np.isfinite(got).all()
+        assert got[0] == pytest.approx(value, rel=1e-5, abs=1e-6), d
+        assert got[1] == pytest.approx(-slope, rel=1e-5, abs=1e-6), d
+
+
+def test_a_policy_far_below_the_reference_is_pulled_back():
+    """The farther, the more or as much: a token is never let go."""
+    for estimator in ("k2", "k3"):
+        pull = -jax.vmap(jax.grad(lambda p: losses.kl(p, 0.0, estimator, 10.0)))(
+            -jnp.linspace(0.1, 40.0, 200)
         )
-        np.testing.assert_array_equal(pulled, 0)
+        assert (np.diff(pull) >= 0).all() and pull[0] > 0
+        assert float(pull[-1]) == pytest.approx({"k2": 20**0.5, "k3": 12.61}[estimator], rel=1e-3)
+
+
+def test_without_a_bound_nothing_is_bent():
+    d = np.linspace(-20, 20, 41)
+    np.testing.assert_allclose(losses.kl(-d, 0 * d, "k3"), np.exp(d) - 1 - d, rtol=1e-5, atol=1e-6)
+
+
+def test_the_proximal_policy_lies_between_sampler_and_learner():
+    new, sampler, _, _ = draws()
+    ages = np.arange(24).reshape(2, 12) % 5
+    want = new.copy()
+    for row, t in np.argwhere(ages > 0):
+        d = ages[row, t]
+        want[row, t] = sampler[row, t] / d + new[row, t] * (d - 1) / d
+    got = np.asarray(losses.proximal_logprobs(new, sampler, ages))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_array_equal(got[ages == 0], new[ages == 0])
+    np.testing.assert_array_equal(got[ages == 1], sampler[ages == 1])
+    slope = jax.grad(lambda lp: jnp.sum(losses.proximal_logprobs(lp, sampler, ages)))(new)
+    np.testing.assert_array_equal(slope, 0)
 
 
 def test_truncated_importance_weights():

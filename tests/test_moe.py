@@ -105,6 +105,35 @@ def test_statistics_count_every_choice_and_no_padding(config, logits):
     assert routing.tokens == real.sum()
 
 
+def test_the_router_of_a_bfloat16_model_computes_in_float32(config):
+    """Experts whose logits differ by less than bfloat16 tells apart are chosen, and weighed, as float64 says."""
+    rng, experts, hidden = np.random.default_rng(4), 8, 64
+    config = dataclasses.replace(config, hidden_size=hidden, num_experts=experts)
+    layer = moe.MoE(config, jnp.bfloat16, jnp.float32)
+    x = jnp.asarray(rng.normal(0, 1, (200, hidden)), jnp.bfloat16)
+    gate = np.tile(rng.normal(0, 1, (hidden, 1)), experts) + rng.normal(0, 1e-3, (hidden, experts))
+    params = jax.tree.map(
+        jnp.zeros_like, jax.jit(layer.init)(jax.random.key(0), x, jnp.ones(200, bool))["params"]
+    )
+    params["gate"]["kernel"] = jnp.asarray(gate, jnp.float32)
+    _, routing = apply(layer, params, x, np.ones(200, bool))
+
+    logits = np.asarray(x, np.float64) @ gate.astype(np.float32).astype(np.float64)
+    best = np.sort(logits, axis=1)[:, ::-1]
+    clear = best[:, 1] - best[:, 2] > 1e-4  # of float32's sums
+    chosen = np.sort(np.argsort(-logits, axis=1)[:, :2])
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(np.sort(routing.experts)[clear], chosen[clear])
+    probs = np.exp(logits - best[:, :1])
+    probs /= probs.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(routing.probability, probs.sum(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(routing.entropy, -(probs * np.log(probs)).sum(), rtol=1e-5)
+
+    rounded = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in (x, gate)]
+    coarse = np.sort(np.argsort(-(rounded[0] @ rounded[1]), axis=1)[:, :2])
+    assert (coarse != chosen).any(axis=1).mean() > 0.3  # the test would see a router in bfloat16
+
+
 def test_load_balancing_loss_is_that_of_transformers(config, logits):
     torch = pytest.importorskip("torch")
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func

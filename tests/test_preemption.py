@@ -80,7 +80,7 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, mom
 
 
 def test_rollouts_that_run_ahead_are_given_up(tmp_path):
-    config = settings("coevolve", **RARE, **{"rollout.max_staleness": 1})
+    config = settings("static", **RARE, **{"rollout.max_staleness": 1})
     saved = asked(config, tmp_path / "run", ROLLOUTS)  # while step 1 waits for them, or while it learns
     assert saved in (1, 2) and len(rows(tmp_path / "run", "metrics.jsonl")) == saved
 

@@ -269,6 +269,64 @@ def test_a_server_that_answers_nonsense_is_told_so_and_gets_nothing(
     assert set(posted) == {"GET"}
 
 
+SENT = {"a": "0" * 16, "b": "1" * 16, "c": "2" * 16}
+OTHER = SENT | {"b": "f" * 16}
+MISSING = {name: digest for name, digest in SENT.items() if name != "b"}
+MORE = SENT | {"lora.b": "3" * 16}
+
+
+@pytest.mark.parametrize(
+    "ranks, wrong",
+    [
+        ([SENT], None),
+        ([SENT, SENT], None),
+        ([OTHER], "1 of 3 parameters .* checksums: b[.]"),
+        ([MISSING], "1 of 3 parameters .* checksums: b[.]"),
+        ([MORE], "1 of 4 parameters .* checksums: lora.b[.]"),
+        ([SENT, MORE], "1 of 4 parameters .* checksums: lora.b[.]"),
+        ([MISSING, SENT], "1 of 3 parameters .* checksums: b[.]"),
+        ([OTHER | {"lora.b": ""}, SENT], "2 of 4 parameters .* checksums: b, lora.b[.]"),
+        ([{}], "3 of 3 parameters .* checksums: a, b, c[.]"),
+    ],
+)
+def test_a_server_holds_the_tensors_that_were_sent_and_no_others(tiny_config, tmp_path, ranks, wrong):
+    """On every rank: one that lacks a tensor, and one that has another besides, have not taken the weights."""
+
+    async def handle(request):
+        assert request.path == "/weights_checker"
+        return web.json_response(
+            {"per_engine_checksum": "total", "ranks": [{"checksums": rank} for rank in ranks]}
+        )
+
+    async def verified(url):
+        pusher = push.Pusher(tiny_config, tmp_path, root=tmp_path)
+        prepared = pusher.write(random_params(tiny_config), 4)
+        known = push.Server({}, "cpu", (), len(ranks), True, None, "3", "before")
+        async with aiohttp.ClientSession() as session:
+            return await pusher._verify(session, url, known, prepared, SENT)
+
+    if wrong:
+        with pytest.raises(EngineError, match=wrong):
+            asyncio.run(beside(handle, verified))
+    else:
+        server = asyncio.run(beside(handle, verified))
+        assert (server.version, server.checksum) == ("4", "total") and server.content is not None
+
+
+async def beside(handle, body):
+    """What `body` gives for the address of a server that answers by `handle`."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return await body(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+
+
 def test_a_server_that_is_not_there(tiny_config, tmp_path):
     async def run():
         pusher = push.Pusher(tiny_config, tmp_path / "version-1", root=tmp_path)

@@ -1,17 +1,20 @@
 """Workers on a Ray cluster: three nodes on this machine, of which one is killed in the middle of a run."""
 
 import dataclasses
+import os
+import sys
 import threading
 import time
 
 import pytest
 import ray
 from clock import cpu_seconds
+from families import fragile
 from ray.cluster_utils import Cluster
 from test_env_pool import ADD, ALL, BASE, HANG, SUM, alive
 
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.types import Call
+from coevolve_jax.types import Call, Task, Turn
 
 SLOW = Call("power", {"base": 10, "exponent": 10**6})  # 0.1 to 0.3 s
 
@@ -21,13 +24,15 @@ NODE = {"num_cpus": 0, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def started():
-    made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
-    try:
-        made.connect()
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
+    with pytest.MonkeyPatch.context() as patch:  # the nodes find the families of the tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(os.path.abspath(p) for p in sys.path if p))
+        made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
+        try:
+            made.connect()
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
 
 
 @pytest.fixture
@@ -61,14 +66,27 @@ def test_a_hang_on_a_node_costs_one_session_and_the_rest_is_as_on_this_machine(c
         assert pool.execute(jobs) == here.execute(jobs)
         sessions = pool.reset([ALL] * 6)
         observations = pool.step(sessions, [[ADD[0], HANG] if i == 1 else [ADD[0]] for i in range(6)])
-        assert [o.valid for o in observations[1]] == [True, False] and "timeout" in observations[1][1].text
-        assert all(o.valid for i in range(6) if i != 1 for o in observations[i])
+        assert all(o.valid for each in observations for o in each)
+        assert [o.fatal for o in observations[1]] == [False, True] and "timeout" in observations[1][1].text
         again = pool.step(sessions, [[ADD[1]]] * 6)
-        assert [o[0].valid for o in again] == [i != 1 for i in range(6)]
+        assert [o[0].fatal for o in again] == [i == 1 for i in range(6)]
+        (outcome,) = pool.score(sessions[1:2])
+        assert outcome.valid and not outcome.reward and "processor time" in outcome.reason
         with pytest.raises(ValueError, match="'nowhere'"):
             pool.reset([dataclasses.replace(ALL, environment="nowhere")])
         pids = pool.pids
     assert all(map(gone, pids))
+
+
+def test_a_call_that_kills_its_worker_on_a_node_is_the_callers_failure(cluster):
+    tasks = [
+        Task("t", "fragile", {"fails_in": op, "how": "crash"}, (Turn("do"),)) for op in ("step", "score")
+    ]
+    with ProcessPool("families.fragile", workers=1, backend="ray") as pool:
+        sessions = pool.reset(tasks)
+        observations = pool.step(sessions, [[fragile.FRAGILE]] * 2)
+        assert [o.fatal for (o,) in observations] == [True, False] and pool.restarts == 2
+        assert [o.valid for o in pool.score(sessions)] == [True, False]
 
 
 def test_a_lost_node_costs_no_session(cluster):

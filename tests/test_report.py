@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_cases import fake_comparison, fake_workdir
 
-from coevolve_jax.analysis import page, report
+from coevolve_jax.analysis import page, report, stats
+from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.analysis.task_map import coordinates
 from coevolve_jax.health import RULES
 from coevolve_jax.types import SIGNAL_KINDS
@@ -281,9 +282,139 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
     assert [p["step"] for p in iid["points"]] == [0, 1, 2]
     first, second = iid["points"][:2]
     assert 0 <= first["low"] < first["value"] == 0.5 < first["high"] <= 1
-    assert balanced["points"][0] == {"step": 0, "value": 0.5, "low": 0.5, "high": 0.5}
+    one = balanced["points"][0]  # one scenario says next to nothing
+    assert one["value"] == 0.5 and one["low"] < 0.01 and one["high"] > 0.99
     assert weak == {"name": "iid, test: weak tools", "points": [{**second, "value": 0.125}]}
     assert second == {"step": 1, "value": 0.25, "low": None, "high": None}
+
+
+def lossy_workdir(path):
+    """A run whose last evaluation lost trials: two of each third task, and all of the last one."""
+    fake_workdir(path)
+    summary = json.loads((path / "summary.json").read_text())
+    by_task = summary["held_out"]["after"]["by_task"]
+    for i, (task, (solved, _)) in enumerate(by_task.items()):
+        if i % 3 == 0:
+            by_task[task] = [min(solved, 2), 2]
+    by_task[task] = [0, 0]
+    rate = sum(s for s, _ in by_task.values()) / sum(n for _, n in by_task.values())
+    summary["held_out"]["after"] |= {"success": rate, "invalid": 4 * 20 - sum(n for _, n in by_task.values())}
+    for side in summary["held_out"].values():
+        side["scenarios"] = {t: f"s{i % 7}" for i, t in enumerate(side["by_task"])}
+    (path / "summary.json").write_text(json.dumps(summary))
+    rows = [
+        {"step": step, "set": "iid", "split": "test", **summary["held_out"][when]}
+        for step, when in ((0, "before"), (12, "after"))
+    ]
+    (path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return summary
+
+
+def test_lost_trials_stand_in_the_cards_the_table_and_the_curves(tmp_path):
+    summary = lossy_workdir(tmp_path / "run")
+    by_task = summary["held_out"]["after"]["by_task"]
+    lost = sum(4 - n for _, n in by_task.values())
+    solved = sum(s for s, _ in by_task.values())
+    both = [t for t, (_, n) in by_task.items() if n]
+    before = summary["held_out"]["before"]["by_task"]
+    rates = [sum(side[t][0] for t in both) / sum(side[t][1] for t in both) for side in (before, by_task)]
+    view = build(tmp_path / "run").view
+    cards = {title: (value, note) for title, value, note in view["headline"]["cards"]}
+    value, note = cards["Held-out success"]
+    assert lost == 18 and value == f"{rates[0]:.0%} → {rates[1]:.0%}"
+    told = f"of 80 trials ({lost / 80:.1%}); success {solved / 80:.1%} if all of them are failures"
+    assert note.endswith(f"; {lost} lost after {told}")
+    worst = solved / 80 - sum(s for s, _ in before.values()) / 80
+    assert cards["Gain"][0] == f"{100 * (rates[1] - rates[0]):+.1f} points"
+    assert cards["Gain"][1].endswith(f"; {100 * worst:+.1f} points if lost trials are failures")
+    known, failed = view["evaluations"]
+    assert (known["name"], failed["name"]) == ("iid, test", "iid, test: lost trials as failures")
+    first, last = known["points"]
+    assert "lost" not in first and (last["lost"], last["asked"]) == (lost, 80)
+    assert last["value"] == pytest.approx(solved / (80 - lost), abs=1e-4)
+    (point,) = failed["points"]
+    assert point["step"] == 12 and point["value"] == pytest.approx(solved / 80, abs=1e-4)
+    assert point["low"] < point["value"] < point["high"]
+    lines_ = [line.split("  ") for line in summary_table(summary).splitlines() if "lost" in line]
+    shown = {words[1]: " ".join(w.strip() for w in words[2:] if w) for words in lines_}
+    assert shown["lost after, i.i.d. set"] == f"{lost} {told}"
+    assert shown["gain, lost as failures"].startswith(f"{100 * worst:+.1f} points 95% interval")
+    assert list(shown) == [
+        "before, lost as failures", "after, lost as failures", "gain, lost as failures",
+        "paired permutation test, lost as failures", "lost after, i.i.d. set",
+    ]  # fmt: skip
+
+
+def test_held_out_success_by_calls_is_that_of_the_tasks_with_as_many(tmp_path):
+    summary = lossy_workdir(tmp_path / "run")
+    shown = build(tmp_path / "run").view["held_out"]
+    calls = {
+        t["id"]: sum(len(u["calls"]) for u in t["turns"]) for t in lines(tmp_path / "run/held_out.jsonl")
+    }
+    assert shown["calls"] == sorted(set(calls.values()))
+    for when in ("before", "after"):
+        side = summary["held_out"][when]
+        for n, point in zip(shown["calls"], shown["by_calls"][when], strict=True):
+            own = {t: c for t, c in side["by_task"].items() if calls[t] == n and c[1]}
+            if not own:
+                assert point is None
+                continue
+            e = stats.share(*zip(*own.values()), [side["scenarios"][t] for t in own])
+            assert [point[key] for key in ("value", "low", "high")] == pytest.approx(
+                [e.value, e.low, e.high], abs=1e-4
+            )
+    result = stats.held_out(summary)
+    for when, e in (("before", result.before), ("after", result.after)):
+        assert [shown[when][key] for key in ("value", "low", "high")] == pytest.approx(
+            [e.value, e.low, e.high], abs=1e-4
+        )
+
+
+def test_a_run_whose_every_trial_was_lost_says_so(tmp_path):
+    summary = lossy_workdir(tmp_path / "run")
+    after = summary["held_out"]["after"]
+    after |= {"by_task": {t: [0, 0] for t in after["by_task"]}, "success": None}
+    (tmp_path / "run/summary.json").write_text(json.dumps(summary))
+    cards = {title: (value, note) for title, value, note in build(tmp_path / "run").view["headline"]["cards"]}
+    told = "of 80 trials (100.0%); success 0.0% if all of them are failures"
+    assert cards["Held-out success"] == ("—", f"80 lost after {told}")
+    text = summary_table(summary)
+    assert "not measured" in text and told in text and "after, lost as failures" in text
+
+
+def test_cards_of_a_run_say_what_its_files_hold(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    view, summary = build(path).view, json.loads((path / "summary.json").read_text())
+    cards = {title: (value, note) for title, value, note in view["headline"]["cards"]}
+    born = Counter(t["lineage"]["signal"] or "initial" for t in lines(path / "tasks.jsonl"))
+    new = sum(n for kind, n in born.items() if kind != "initial")
+    value, note = cards["Training set"]
+    assert value == f"{born['initial']} → {born['initial'] + new} tasks"
+    assert note.startswith(f"{born['initial']} initial tasks, {new} from evolution: ")
+    assert dict(part.split()[::-1] for part in note.partition(": ")[2].split(", ")) == {
+        kind: str(n) for kind, n in born.items() if kind != "initial"
+    }
+    assert cards["Time"][1] == "10.8% of it on evolution"
+    result = stats.held_out(summary)
+    sides = [f"{side.low:.0%} to {side.high:.0%}" for side in (result.before, result.after)]
+    assert cards["Held-out success"][1] == f"95% intervals {sides[0]} and {sides[1]}"
+    d = result.paired.difference
+    assert cards["Gain"][1].startswith(f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}; p ")
+    assert "strategy coevolve · seed 0 · 12 steps" in view["headline"]["facts"]
+
+
+def test_a_gain_that_is_the_same_for_every_task_has_no_interval(tmp_path):
+    path = fake_workdir(tmp_path / "run")
+    summary = json.loads((path / "summary.json").read_text())
+    for when, solved in (("before", 0), ("after", 4)):
+        summary["held_out"][when]["by_task"] = {f"held_{i:03d}": [solved, 4] for i in range(20)}
+    (path / "summary.json").write_text(json.dumps(summary))
+    cards = {title: note for title, _, note in build(path).view["headline"]["cards"]}
+    assert cards["Gain"] == "no interval: all tasks alike; p < 0.001, paired over tasks"
+    assert cards["Held-out success"] == "95% intervals 0% to 17% and 83% to 100%"
+    assert "+100.0 points" in summary_table(summary) and "no interval: all tasks alike" in summary_table(
+        summary
+    )
 
 
 def test_alerts_are_told_by_how_long_they_lasted(tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from coevolve_jax import build, logs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
+from coevolve_jax.evaluate import tally
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
@@ -292,12 +293,37 @@ def test_long_observations_are_cut(policy, env_pool):
     assert t.steps[0].observation.endswith("...") and len(t.steps[0].observation) == 13
 
 
-def test_a_hanging_tool_makes_the_rollout_invalid(policy):
-    task = dataclasses.replace(TASK, scenario=bfcl.scenario(["MathAPI"]))
-    hang = render_call(Call("power", {"base": 10, "exponent": 10**9}))
-    with ProcessPool("bfcl", workers=1, timeout=1.0) as pool:
-        t, _ = play(policy, pool, [hang, "Done.", "Done."], task=task)
-    assert t.stop == "environment" and not t.outcome.valid
+SUM = Task("sum", "bfcl", bfcl.scenario(["MathAPI"]), (Turn("Add.", (Call("add", {"a": 1, "b": 2}),)),))
+HANG = Call("power", {"base": 10, "exponent": 10**9})
+
+
+def test_a_call_that_hangs_ends_the_rollout_as_the_policys_failure(policy):
+    with ProcessPool("bfcl", workers=1, timeout=0.5) as pool:
+        message = render_call(HANG) + render_call(SUM.calls[0])
+        t, engine = play(policy, pool, [message, "Done."], task=SUM)
+    assert t.stop == "call_failed" and t.outcome.valid
+    assert (t.outcome.reward, t.outcome.success) == (0.0, False)
+    assert (
+        t.outcome.reason.startswith("timeout: more than 0.5 s of processor time")
+        and "power" in t.outcome.reason
+    )
+    ((step,), last) = t.steps, policy.chat.parse(t.ids[t.mask])
+    assert step.call == HANG and step.error and "timeout" in step.observation
+    assert [p.call for p in last] == [HANG, SUM.calls[0]] and t.mask[-1]  # the policy reads no answer to it
+
+
+def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
+    """A policy that is right in three rollouts of eight. What it does in the others must not move its success."""
+    right, wrong = ([render_call(call), "Done."] for call in (SUM.calls[0], Call("add", {"a": 7, "b": 7})))
+    found = []
+    with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
+        for failing in (wrong, [render_call(HANG), "Done."]):
+            rolled = [play(policy, pool, right if n < 3 else failing, task=SUM)[0] for n in range(8)]
+            found.append(tally([SUM], rolled, 8, 1.0))
+    merely, hanging = found
+    assert hanging.success == merely.success == 3 / 8 and hanging.invalid == merely.invalid == 0
+    assert hanging.by_task == merely.by_task == {"sum": [3, 8]}
+    assert (merely.stops, hanging.stops) == ({"done": 8}, {"call_failed": 5, "done": 3})
 
 
 class Ending:

@@ -15,7 +15,10 @@ ALL = ("",)
 # "envs.*" is one room for each family.
 ROOMS = {
     "types": (),
-    "config": ("names",),
+    "config": ("names", "schedule", "config_kinds"),
+    "config_kinds": (),
+    "config_idle": ("config",),
+    "schedule": (),
     "checkpoint": (),
     "seeding": (),
     "names": (),
@@ -43,6 +46,7 @@ ROOMS = {
     "strategies": (
         "types",
         "seeding",
+        "schedule",
         "envs.base",
         "explorers.evidence",
         "synthesis",
@@ -53,8 +57,8 @@ ROOMS = {
     "collect": ("types", "seeding", "preemption", "rollout", "strategies.base", "synthesis.task_pool"),
     "lab": ("types", "seeding", "collect", "strategies.base", "synthesis", "explorers.base"),
     "dialogues": ("explorers.base",),
-    "evolve": ("build", "lab", "strategies.base", "synthesis"),
-    "evaluate": ("types", "seeding", "rollout", "analysis.stats"),
+    "evolve": ("build", "config", "schedule", "lab", "preemption", "strategies.base", "synthesis"),
+    "evaluate": ("types", "seeding", "envs.base", "rollout", "analysis.stats"),
     "topologies": (),
     "timing": ("types", "collect", "topologies"),
     "plan": ("config", "topologies", "grpo", "models", "rollout.native", "distributed.sharding"),
@@ -82,7 +86,16 @@ ROOMS = {
     "run": ALL,
     "begin": ALL,
     "health": ("types",),
-    "comparison": ("types", "config", "names", "checkpoint", "preemption", "run", "analysis.stats"),
+    "comparison": (
+        "types",
+        "config",
+        "config_idle",
+        "names",
+        "checkpoint",
+        "preemption",
+        "run",
+        "analysis.stats",
+    ),
     "train": ALL,
     "testing": ALL,
 }

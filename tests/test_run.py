@@ -1,8 +1,10 @@
 """A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
 
+import errno
 import json
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from ml_collections import ConfigDict
@@ -16,6 +18,7 @@ from coevolve_jax.run import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
+from coevolve_jax.types import Observation, Outcome
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
@@ -94,6 +97,37 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
         first, stats = given(config, config.data.initial_file, made_by)
     assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
     assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
+
+
+class Losing:
+    """A pool that loses the world of each session `lost` in its first call."""
+
+    def __init__(self, pool, lost):
+        self._pool, self._lost = pool, lost
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def step(self, sessions, calls):
+        gone = Observation("gone", error=True, valid=False)
+        answers = self._pool.step(sessions, calls)
+        return [[gone] * len(a) if s in self._lost else a for s, a in zip(sessions, answers, strict=True)]
+
+    def score(self, sessions):
+        outcomes = self._pool.score(sessions)
+        return [Outcome(0.0, False, False) if s in self._lost else o for s, o in zip(sessions, outcomes)]
+
+
+def test_a_given_task_whose_world_is_lost_is_no_task_that_failed(whole):
+    made = list(TaskPool.read(whole / "tasks.jsonl"))
+    config = settings("static", **{"data.initial_file": str(whole / "tasks.jsonl")})
+    with build.env_pool(config) as pool:
+        pool = Losing(pool, {0})
+        made_by = Synthesizer(
+            build.explorer(config), build.family(config).tools, pool, config, None, lambda *_: True
+        )
+        first, stats = given(config, config.data.initial_file, made_by)
+    assert (len(first), stats.refused) == (len(made) - 1, {"environment": 1})
 
 
 @pytest.mark.parametrize(
@@ -226,6 +260,25 @@ def test_costs_are_booked(whole):
         == len(tasks) - 8
         == sum(m["evolution"]["added"] for m in metrics if m["evolution"])
     )
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def none(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("coevolve_jax.run.fcntl.flock", none)
+    claim(tmp_path / "run", settings("static"))
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second process that writes there."
+    )
+
+
+def test_a_summary_names_what_its_scores_depend_on_and_what_had_no_effect(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["versions"]["bfcl-eval"] == metadata.version("bfcl-eval")
+    assert summary["versions"]["jax"] == metadata.version("jax")
+    assert summary["notes"] == []
 
 
 def test_override_copies_and_names_what_is_wrong():

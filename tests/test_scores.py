@@ -29,7 +29,12 @@ def test_scores_are_means_of_what_each_rollout_came_to(rolled, data):
         chosen = [r for r, part in zip(rolled, parts) if name in ("all", part)]
         valid = [x for r in chosen for x in r if x is not None]
         whole = [any(r) for r in chosen if None not in r]
-        assert row["trials"] == len(valid)
+        assert row["trials"] == len(valid) and row["invalid"] == sum(r.count(None) for r in chosen)
+        as_failures = [x is True for r in chosen for x in r], [True in r for r in chosen]
+        assert ("avg_if_invalid_failed" in row) == (row["invalid"] > 0.01 * 3 * len(chosen))
+        for kind, values in zip(("avg", "best"), as_failures):
+            if worst := row.get(f"{kind}_if_invalid_failed"):
+                assert worst["value"] == pytest.approx(np.mean(values)) and worst["low"] <= worst["high"]
         for kind, values in (("avg", valid), ("best", whole)):
             if not values:
                 assert row[kind] is None
@@ -39,7 +44,8 @@ def test_scores_are_means_of_what_each_rollout_came_to(rolled, data):
                 row[kind]["low"] <= row[kind]["value"] + 1e-9
                 and row[kind]["value"] - 1e-9 <= row[kind]["high"]
             )
-    assert len(table(list(rows.values()), 3).splitlines()) == 1 + len(rows)
+    bounded = sum("avg_if_invalid_failed" in row for row in rows.values())
+    assert len(table(list(rows.values()), 3).splitlines()) == 1 + len(rows) + bounded
 
 
 def test_tasks_that_are_alike_count_as_one_in_the_interval():
@@ -61,9 +67,24 @@ def test_an_interval_of_nothing_but_failures_is_not_empty():
 
 
 def test_a_table_of_no_valid_rollout_says_so():
-    rows = scores({"t": [0, 0]}, 2, {}, {})
-    assert rows == [{"category": "all", "tasks": 0, "trials": 0, "avg": None, "best": None}]
-    assert "no valid rollout" in table(rows, 2)
+    (row,) = scores({"t": [0, 0]}, 2, {}, {})
+    worst = row.pop("avg_if_invalid_failed"), row.pop("best_if_invalid_failed")
+    assert row == {"category": "all", "tasks": 0, "trials": 0, "invalid": 2, "avg": None, "best": None}
+    assert [estimate["value"] for estimate in worst] == [0.0, 0.0]
+    assert "no valid rollout" in table([row], 2)
+
+
+def test_a_table_counts_what_was_lost_and_bounds_the_score():
+    """Of 4 tasks x 5 rollouts 2 are invalid: 9 of 18 are right, or 9 of 20."""
+    rows = scores({"a": [5, 5], "b": [0, 5], "c": [3, 4], "d": [1, 4]}, 5, {}, {})
+    header, found, worst = table(rows, 5).splitlines()
+    assert found.split()[:3] == ["all", "4", "50.0%"] and worst.split()[:4] == [
+        "with",
+        "2",
+        "invalid",
+        "45.0%",
+    ]
+    assert "75.0%" in worst and "50.0%" in found  # best@5: 3 of 4 tasks, 1 of the 2 that are whole
 
 
 def test_where_no_rollout_is_valid_success_is_unknown_and_not_nought():

@@ -7,7 +7,7 @@ import forked
 import numpy as np
 import pytest
 from faults import Proxy
-from test_train import command, rows
+from test_train import ROOT, command, rows
 
 from coevolve_jax import checkpoint, collect
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
@@ -41,6 +41,8 @@ def test_the_loop_runs_on_a_server_and_what_changed_are_its_weights(sglang_serve
     assert sorted(p.name for p in (tmp_path / "run" / "weights").iterdir()) == ["version-2", "version-3"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["held_out"]["after"]["invalid"] == 0
+    (folder,) = ROOT.glob(".sglang/lib/python3*/site-packages/sglang-*.dist-info")
+    assert summary["versions"]["sglang"] == folder.name.removeprefix("sglang-").removesuffix(".dist-info")
     for name in ("prefill_tokens", "decode_tokens"):
         assert summary["serving"][name] == sum(m["serving"][name] for m in metrics)
 
@@ -74,6 +76,7 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
 def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, quick, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,
+        "evolution.settle_steps": 2,
         "learner.tis_cap": 2.0,
         "steps": 4,
         "learner.skip_dead_groups": False,
@@ -83,6 +86,9 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, qui
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1
+    # Fresh tokens have ratio 1; stale ones are compared with the policy before the last update.
+    assert [m["ratio_max"] == 1 for m in metrics] == [True, False, False, False]
+    assert all(0 <= m["tis_capped"] < 1 and 0.5 < m["tis_weight_mean"] < 2 for m in metrics)
     paused = [m["serving"].get("paused_seconds", 0) for m in metrics]
     assert any(paused) == (engine == "sglang")
 

@@ -72,7 +72,40 @@ def test_permutation_on_darwins_maize():
 
 def test_no_change_is_no_evidence():
     result = stats.paired_by_task([0.5, 0.25], [0.5, 0.25])
-    assert result.p == 1 and result.difference == stats.Estimate(0, 0, 0)
+    assert result.p == 1 and result.difference == stats.Estimate(0, None, None)
+
+
+def test_data_without_spread_give_no_interval_of_width_zero():
+    """0 of 40 in 5 scenarios: as much as 0 of 5 independent trials says."""
+    tasks = {f"t{i}": [0, 1] for i in range(40)}
+    scenarios = {f"t{i}": i // 8 for i in range(40)}
+    side = {"by_task": tasks, "scenarios": scenarios}
+    solved = {"by_task": {t: [1, 1] for t in tasks}}
+    found = stats.held_out({"held_out": {"before": side, "after": solved}})
+    exact = binomtest(0, 5).proportion_ci(0.95)
+    assert (found.before.low, found.before.high) == pytest.approx((exact.low, exact.high))
+    assert (found.after.low, found.after.high) == pytest.approx((1 - exact.high, 1.0))
+    assert found.paired.difference == stats.Estimate(1.0, None, None) and found.paired.p == 2 / 2**5
+    # Alike but for rounding, and half a success of each of two scenarios or of one.
+    assert stats.clustered_ratio([0.1 + 0.2, 0.3], [1, 1]).low is None
+    half = stats.share([1, 1], [2, 2])
+    assert (half.low, half.high) == pytest.approx(tuple(binomtest(1, 2).proportion_ci(0.95)))
+    one = stats.share([1, 2, 0], [2, 2, 2], ["x"] * 3)
+    assert one.low < 0.01 and one.high > 0.99 and one.value == 0.5
+
+
+def test_lost_trials_of_a_run_are_counted_and_may_count_as_failures():
+    before = {"by_task": {"a": [1, 2], "b": [1, 2], "c": [0, 2]}, "samples": 2}
+    after = {"by_task": {"a": [1, 1], "b": [1, 2], "c": [0, 0]}, "samples": 2}
+    assert stats.lost_trials(before) == (0, 6) and stats.lost_trials(after) == (3, 6)
+    assert stats.lost_trials({"by_task": {"a": [0, 1], "b": [0, 4]}}) == (3, 8)  # a row that does not say
+    assert stats.lost_trials({"by_task": {"a": [0, 0]}, "samples": 4}) == (4, 4)
+    assert stats.lost_trials({}) == (0, 0)
+    summary = {"held_out": {"before": before, "after": after}}
+    found, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
+    assert (found.before.value, found.after.value, found.paired.tasks) == (2 / 4, 2 / 3, 2)
+    assert (worst.before.value, worst.after.value, worst.paired.tasks) == (2 / 6, 2 / 6, 3)
+    assert stats.held_out_at_worst({"held_out": {"before": before, "after": before}}) is None
 
 
 def test_t_interval_over_seeds():

@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.config import load_file, override, strategy
+from coevolve_jax.strategies.blame import tool_weights
 from coevolve_jax.testing.strategy import check_strategy
 from coevolve_jax.train import train
 from tests.strategies import faulty
@@ -42,12 +44,28 @@ def test_every_strategy_passes_the_suite(name, learner):
         ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
         ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
         ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
+        ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
     ],
 )  # fmt: skip
 def test_the_suite_catches_faults(monkeypatch, fault, why):
     monkeypatch.setitem(faulty.DEFAULTS, "fault", fault)
     with pytest.raises(AssertionError, match=why):
-        check_strategy("tests.strategies.faulty", settings("static", **{"learner.group_filter": True}))
+        # So many steps that some made-up rollout, of which one in twenty is, is invalid.
+        check_strategy(
+            "tests.strategies.faulty", settings("static", **{"learner.group_filter": True}), steps=20
+        )
+
+
+def test_weights_of_tools_do_not_depend_on_the_order_in_which_they_were_met():
+    """A strategy that goes on has them by name."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        attempts = rng.uniform(0.1, 40, 12).tolist()
+        tools = {
+            f"tool_{i}": (n, float(n * rng.random())) for i, n in zip(rng.permutation(12).tolist(), attempts)
+        }
+        again = {name: tools[name] for name in sorted(tools)}
+        assert tool_weights(tools) == tool_weights(again), seed
 
 
 def rows(workdir: Path, name: str) -> list[dict]:

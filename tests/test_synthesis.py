@@ -21,6 +21,7 @@ from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.shorten import shorten
+from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
 from coevolve_jax.types import Call, Observation, Task, Turn
@@ -256,6 +257,37 @@ def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool):
     p = proposal(pool, [[Call("ls", {}), Call("pwd", {})]])
     (verdict,) = verdicts_on(roles, Down(), [p], ids=["x"], kind="random", step=0)
     assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "environment", None)
+
+
+def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused(roles):
+    """In exploration, in shortening, in validation and where the explorer solves a task."""
+    scenario = Task("math", "bfcl", bfcl.scenario(["MathAPI"]))
+    add, hang = Call("add", {"a": 1, "b": 2}), Call("power", {"base": 10, "exponent": 10**9})
+
+    class Careless:
+        """It adds, then hangs, then would add again."""
+
+        def act(self, episodes):
+            return [[add, hang, add][len(e.history)] for e in episodes]
+
+    context = unguided(scenario, "c")
+    with ProcessPool("bfcl", workers=1, timeout=0.5) as quick:
+        (found,) = explore(
+            Careless(), bfcl.tools, quick, [context], rounds=2, steps=3, rng=np.random.default_rng(0)
+        )
+        assert [(t.round, t.call) for t in found.triplets] == [(0, add), (1, add)]
+        hung = dataclasses.replace(found.triplets[1], index=2, round=0, call=hang)
+        lost = dataclasses.replace(found, triplets=(found.triplets[0], hung))
+        assert shorten(quick, [Goal(lost, (0, 2))]) == [None]
+        answers = found.triplets[0].observation, Observation('{"result": 0}')
+        proposed = Proposal(context, "goal", (Turn("q", (add,)), Turn("r", (hang,))), (0, 1), answers, ())
+        (verdict,) = verdicts_on(roles, quick, [proposed], ids=["x"], kind="random", step=0)
+        assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "step_failed", None)
+        task = dataclasses.replace(scenario, turns=(Turn("q", (add,)),))
+        (attempt,) = solve(
+            Careless(), bfcl.tools, quick, [task], attempts=1, steps=3, rng=np.random.default_rng(0)
+        )
+        assert attempt.steps == 2 and attempt.outcome.valid and not attempt.outcome.success
 
 
 def test_a_call_left_out_fails_the_task(roles, pool, proposals):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
+from fractions import Fraction
 
 import hypothesis.strategies as st
 import numpy as np
@@ -142,6 +143,17 @@ def test_weights_by_record_and_tasks_that_are_left_out():
     assert pool.sample(2, rng, apart_from={"t0", "t1", "t2", "t3"}) == []
 
 
+@pytest.mark.parametrize(
+    "share, of, least", [(0.5, 5, 3), (0.1, 10, 1), (0.1, 30, 3), (0.3, 4, 2), (0.7, 10, 7)]
+)
+def test_new_share_is_at_least_that_fraction(share, of, least):
+    """0.1 * 30 and 0.7 * 10 are not whole in floating point."""
+    pool = evolved(of, 100, filled(1000))  # so few of so many that chance draws none
+    draws = (pool.sample(of, np.random.default_rng(seed), new_share=share) for seed in range(20))
+    found = [sum(t.lineage.kind == "signal" for t in batch) for batch in draws]
+    assert min(found) == least
+
+
 def slow_sample(pool, n, rng, new_share, weight, apart_from):
     """The draw as it is meant: all tasks in the order of their times, each weighed by its record alone."""
     ids = [t.id for t in pool if t.id not in apart_from]
@@ -150,7 +162,7 @@ def slow_sample(pool, n, rng, new_share, weight, apart_from):
     noise = rng.exponential(size=len(ids))
     order = [ids[i] for i in np.lexsort((noise, noise / weights))]
     new = [i for i in order if pool[i].lineage.kind != "initial" and weight(pool.records[i]) > 0]
-    reserved = new[: round(new_share * rest)]
+    reserved = new[: next(k for k in range(rest + 1) if k >= Fraction(str(new_share)) * rest)]
     others = [i for i in order if i not in reserved]
     batch = ids * rounds + reserved + others[: rest - len(reserved)]
     return [batch[i] for i in rng.permutation(len(batch))]
@@ -178,7 +190,7 @@ TASK = st.tuples(
 @given(
     st.lists(TASK, min_size=1, max_size=30),
     st.integers(1, 40),
-    st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),
     st.sets(st.integers(0, 32), max_size=12),
     st.booleans(),
     st.none() | st.integers(0, 2**32),

@@ -90,3 +90,14 @@ def test_speeds_are_of_the_step_and_mfu_only_where_the_peak_is_known(monkeypatch
 def test_peaks_of_devices_are_those_of_their_topologies():
     published = {t.operations for t in topologies.TOPOLOGIES.values() if t.operations}
     assert published <= set(topologies.PEAKS.values())
+
+
+def test_slow_messages_are_told_where_they_are_more_than_one_in_a_hundred():
+    told = timing.serving(Counter(messages=200, slow_retries=3, prefill_tokens=5))
+    assert told == {"prefill_tokens": 5, "messages": 200, "slow_retries": 3}
+    assert "3 slow messages were sampled anew, for 200 asked for" in timing.slow_note(told)
+    few = timing.serving(Counter(messages=200, slow_retries=2))
+    assert few["slow_retries"] == 2 and not timing.slow_note(few)
+    none = timing.serving(Counter(messages=200))  # what Usage drops is zero
+    assert none["slow_retries"] == 0 and not timing.slow_note(none)
+    assert timing.serving(Counter(decode_tokens=1)) == {"decode_tokens": 1} and not timing.slow_note({})

@@ -295,12 +295,16 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
 
 
 # The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
-BREAKING = {"learner.max_grad_norm": 1e30, "learner.warmup_steps": 2, "checkpoint.every": 1, "steps": 30}
+# The first update has the rate 1e-5, and every later one final_rate times as much.
+BREAKING = {
+    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear", "learner.decay_steps": 1,
+    "checkpoint.every": 1, "steps": 30,
+}  # fmt: skip
 
 
 def test_an_update_that_overflows_stops_the_run_and_keeps_the_checkpoint(tmp_path, quick):
     workdir = tmp_path / "run"
-    done = forked.run(command(workdir, **BREAKING, **{"learner.learning_rate": 1e30}), quick)
+    done = forked.run(command(workdir, **BREAKING, **{"learner.final_rate": 1e35}), quick)
     assert done.returncode != 0 and "not finite" in done.stderr and "Traceback" not in done.stderr
     assert any((workdir / "checkpoints").glob("step_*"))
 
@@ -309,7 +313,7 @@ def test_a_policy_that_overflows_in_the_next_rollouts_does_too(tmp_path):
     changes = {
         **SMALL,
         **BREAKING,
-        "learner.learning_rate": 1e15,
+        "learner.final_rate": 1e20,
         "model": str(ROOT / "models" / "tiny_qwen3"),
     }
     config = override(load_file(ROOT / "configs" / "bfcl_tiny.py"), changes)

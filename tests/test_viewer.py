@@ -517,3 +517,52 @@ def test_a_comparison_shows_differences_curves_and_the_way_to_each_run(visit, tm
         found.url.endswith("cells/random/seed_1/report.html")
         and "seed 1" in found.locator("#headline").inner_text()
     )
+
+
+def test_lost_trials_and_diverged_seeds_stand_in_a_comparison(visit, tmp_path):
+    path = fake_comparison(tmp_path / "compare", seeds=(0, 1))
+    result = json.loads((path / "comparison.json").read_text())
+    arm, _, static = result["arms"]
+    arm |= {"lost": 96, "lost_share": 0.12, "diverged": [7], "low": None, "high": None}
+    arm["if_lost_failed"] = {"n": 2, "mean": 0.123, "low": 0.1, "high": 0.146, "iqm": 0.12, "values": {}}
+    arm["if_diverged_failed"] = {"n": 3, "mean": 0.456, "iqm": 0.45, "values": {}}
+    static |= {"lost": 0, "lost_share": 0.0}
+    first, last = result["planned"]
+    first |= {"p": None, "p_holm": None, "low": None, "high": None, "lost": 97, "lost_share": 0.06}
+    last |= {"planned_later": "2026-11-24", "if_lost_failed": {**last, "difference": -0.031}}
+    result["curves"]["iid"][arm["arm"]]["if_lost_failed"] = [None, 0.2, 0.3]
+    (path / "comparison.json").write_text(json.dumps(result))
+    (path / "cells/random/seed_1/summary.json").unlink()
+    (path / "cells/random/seed_1/failure.json").write_text('{"step": 5, "why": "not finite"}')
+    report.write_report(path)
+    found = visit(address(path))
+    planned, arms = (found.locator("section.group").nth(1).locator("table").nth(k) for k in (0, 1))
+    rows = [row.locator("td").all_inner_texts() for row in planned.locator("tbody tr").all()]
+    assert [row[0] for row in rows] == [
+        "coevolve − random", "coevolve − static (planned on 2026-11-24)", "lost trials as failures",
+    ]  # fmt: skip
+    assert rows[0][2] == "no interval" and rows[0][4:6] == ["not testable"] * 2 and rows[0][-1] == "97 (6.0%)"
+    assert rows[2][1] == "−3.1"
+    rows = [row.locator("td").all_inner_texts() for row in arms.locator("tbody tr").all()]
+    assert rows[0][:6] == ["coevolve", "2", "96 (12.0%)", "7", "80.0%", "no interval"]
+    assert rows[1][:6] == ["lost trials as failures", "2", "", "", "12.3%", "10.0% to 14.6%"]
+    assert rows[2][:6] == ["diverged seeds as 0", "3", "", "", "45.6%", "—"]
+    assert [row[2] for row in rows[3:]] == ["—", "0"]
+    assert "coevolve, lost trials as failures" in found.locator("#panels").inner_text()
+    runs = found.locator("table").last.get_by_role("row", name=re.compile("^random"))
+    assert "diverged at step 5" in runs.inner_text()
+
+
+def test_lost_trials_of_a_run_stand_under_its_curves(visit, tmp_path):
+    path = fake_workdir(tmp_path / "run", steps=3)
+    row = {"set": "iid", "split": "test", "success": 0.5, "samples": 2}
+    rows = [
+        {**row, "step": 0, "by_task": {"a": [1, 2], "b": [1, 2]}},
+        {**row, "step": 2, "by_task": {"a": [1, 2], "b": [0, 0]}},
+    ]
+    (path / "evaluations.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report.write_report(path)
+    plot = visit(address(path)).locator("figure", has_text="Held-out success").first
+    told = "Lost trials, neither success nor failure: iid, test, step 2: 2 of 4."
+    expect(plot).to_contain_text(told)
+    expect(plot).to_contain_text("iid, test: lost trials as failures")

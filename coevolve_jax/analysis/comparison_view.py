@@ -27,6 +27,7 @@ def comparison_view(comparison: Comparison) -> dict:
                 "seed": seed,
                 "success": summary.get("held_out_success_after"),
                 "done": bool(summary),
+                "diverged": comparison.failures.get((arm, seed), {}).get("step"),
             }
             for (arm, seed), summary in comparison.summaries.items()
         ],
@@ -53,13 +54,23 @@ def headline(comparison: Comparison) -> dict:
     lead = f"{len(arms)} arms over {len(seeds)} seeds, compared by {_metric(result)}."
     if not result:
         lead = f"The comparison is not finished: {finished} of {wanted} runs are."
-    cards = [("Runs", f"{finished} of {max(len(cells), wanted)}", "have finished")]
+    ended = f", {len(comparison.failures)} diverged" if comparison.failures else ""
+    cards = [("Runs", f"{finished} of {max(len(cells), wanted)}", f"have finished{ended}")]
     for row in [row for row in result.get("planned") or () if row.get("difference") is not None][:3]:
-        spread = "one seed: no interval"
-        if row.get("low") is not None:
-            spread = f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, {row['n']} seeds"
-        cards.append((f"{row['a']} − {row['b']}", f"{100 * row['difference']:+.1f} points", spread))
+        cards.append((f"{row['a']} − {row['b']}", f"{100 * row['difference']:+.1f} points", _spread(row)))
     return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+
+
+def _spread(row: Mapping[str, Any]) -> str:
+    """The note under a difference: its interval, and what it would be if what is left out had failed."""
+    text = "one seed: no interval" if row["n"] == 1 else f"{row['n']} seeds, all alike: no interval"
+    if row.get("low") is not None:
+        text = f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, {row['n']} seeds"
+    for key, name in (("if_lost_failed", "lost trials"), ("if_diverged_failed", "diverged seeds")):
+        worst = row.get(key) or {}
+        if worst.get("difference") is not None:
+            text += f"; {100 * worst['difference']:+.1f} with {name} as failures"
+    return text
 
 
 def _metric(table: Mapping[str, Any]) -> str:

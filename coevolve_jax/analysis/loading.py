@@ -17,12 +17,13 @@ from coevolve_jax.logs import TRAJECTORIES
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The files of a workdir; what is not there yet is empty. rows: of metrics.jsonl. trajectories: (step, rows) in
-    order of step. dialogues: as the file packs them (dialogues.py)."""
+    """The files of a workdir; what is not there yet is empty. failure: where and why the run diverged. rows: of
+    metrics.jsonl. trajectories: (step, rows) in order of step. dialogues: as the file packs them (dialogues.py)."""
 
     name: str
     config: dict
     summary: dict
+    failure: dict
     rows: list[dict]
     tasks: list[dict]
     held_out: list[dict]
@@ -73,6 +74,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
         name=workdir.absolute().name,
         config=_values(workdir / "config.json"),
         summary=_values(workdir / "summary.json"),
+        failure=_values(workdir / "failure.json"),
         rows=_lines(workdir / "metrics.jsonl"),
         trajectories=trajectories,
         written=written,
@@ -83,12 +85,13 @@ def load_run(workdir: str | os.PathLike) -> Run:
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """The files of a comparison's folder. plan, result: plan.json, comparison.json. summaries: summary.json by (arm, seed) of its cells; a cell that has not
-    finished has {}."""
+    finished has {}. failures: failure.json of those that diverged."""
 
     name: str
     plan: dict
     result: dict
     summaries: dict[tuple[str, str], dict]
+    failures: dict[tuple[str, str], dict]
     written: datetime.datetime
 
 
@@ -101,12 +104,18 @@ def load_comparison(folder: str | os.PathLike) -> Comparison:
         name=folder.absolute().name,
         plan=_values(folder / "plan.json"),
         result=_values(folder / "comparison.json"),
-        summaries={
-            (path.parent.name, path.name.removeprefix("seed_")): _values(path / "summary.json")
+        summaries={_cell(path): _values(path / "summary.json") for path in cells},
+        failures={
+            _cell(path): failure
             for path in cells
+            if (failure := _values(path / "failure.json")) and not (path / "summary.json").exists()
         },
         written=datetime.datetime.fromtimestamp(written),
     )
+
+
+def _cell(workdir: pathlib.Path) -> tuple[str, str]:
+    return workdir.parent.name, workdir.name.removeprefix("seed_")
 
 
 def is_comparison(folder: str | os.PathLike) -> bool:

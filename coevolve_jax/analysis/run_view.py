@@ -12,7 +12,7 @@ from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.costs import cost_view
 from coevolve_jax.analysis.loading import Run, asked_for
 from coevolve_jax.analysis.origins import by_task, refused
-from coevolve_jax.analysis.summary import clock, p_value
+from coevolve_jax.analysis.summary import clock, interval, lost_text, p_value
 from coevolve_jax.envs import base, family
 from coevolve_jax.health import RULES
 from coevolve_jax.logs import flatten
@@ -64,6 +64,8 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
     ]
     lead = "The run is not finished: what is here is what its files hold so far"
     lead += f" ({len(run.rows)} of {wanted} steps)." if wanted else "."
+    if run.failure and not summary:
+        lead = f"The run diverged at step {run.failure.get('step')}. {run.failure.get('why')}"
     success = gain = ("—", "known at the end of the run")
     if result:
         before, after = result.before, result.after
@@ -73,10 +75,16 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
             f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
         )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]
-        success = (f"{before.value:.0%} → {after.value:.0%}", f"95% intervals {spans[0]} and {spans[1]}")
-        d, p = result.paired.difference, p_value(result.paired.p)
-        test = f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}; {p}, paired over tasks"
+        note = "; ".join([f"95% intervals {spans[0]} and {spans[1]}", *lost_sides(summary)])
+        success = (f"{before.value:.0%} → {after.value:.0%}", note)
+        span, p = interval(result.paired.difference, "{:+.1f}", 100), p_value(result.paired.p)
+        test = f"{span}; {p}, paired over tasks"
+        if worst := stats.held_out_at_worst(summary):
+            moved = worst.after.value - worst.before.value
+            test += f"; {100 * moved:+.1f} points if lost trials are failures"
         gain = (f"{100 * (after.value - before.value):+.1f} points", test)
+    elif summary and (lost := lost_sides(summary)):
+        success = ("—", "; ".join(lost))
     origins = Counter(asked_for(task) for task in run.tasks)
     new = sum(n for kind, n in origins.items() if kind != "initial")
     grown = ", ".join(f"{n} {kind}" for kind, n in origins.most_common() if kind != "initial")
@@ -93,6 +101,14 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         ("Time", clock(total), f"{share:.1%} of it on evolution"),
     ]
     return {"lead": lead, "facts": " · ".join(facts), "cards": cards}
+
+
+def lost_sides(summary: Mapping) -> list[str]:
+    """What the held-out evaluations before and after lost, if anything."""
+    sides = (summary.get("held_out") or {}).items()
+    return [
+        f"{n} lost {when} {lost_text(row)}" for when, row in sides if row and (n := stats.lost_trials(row)[0])
+    ]
 
 
 def columns(rows: Sequence[Mapping]) -> dict[str, list]:
@@ -150,14 +166,20 @@ def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
 
 
 def evaluations(rows: Iterable[Mapping]) -> list[dict]:
-    """Curves of evaluations.jsonl by set and split, with 95% intervals that resample scenarios: {"name", "points"}, a point being
-    {"step", "value", "low", "high"}."""
+    """Curves of evaluations.jsonl by set and split, with 95% intervals that resample scenarios: {"name", "points"}, a point
+    being {"step", "value", "low", "high"}, and "lost" and "asked" where trials were lost. Where these are many, a
+    second curve counts them as failures."""
     curves = defaultdict(dict)
     for row in rows:
         name = ", ".join(filter(None, (row["set"], row.get("split"))))
         bare = {"value": _rounded(row["success"]), "low": None, "high": None}
-        if row["success"] is not None:  # else no rollout was valid
-            curves[name][row["step"]] = {"step": row["step"], **(_success(row) or bare)}
+        lost, asked = stats.lost_trials(row)
+        told = {"lost": lost, "asked": asked} if lost else {}
+        if row["success"] is not None or lost:
+            curves[name][row["step"]] = {"step": row["step"], **(_success(row) or bare), **told}
+        if lost > stats.LOST * asked:
+            worst = _success(stats.lost_as_failures(row)) or bare
+            curves[f"{name}: lost trials as failures"][row["step"]] = {"step": row["step"], **worst}
         weak = row.get("macro_weak", row.get("weak_success"))
         if weak is not None:
             curves[f"{name}: weak tools"][row["step"]] = {
@@ -177,7 +199,7 @@ def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) ->
         return None
     successes, trials = zip(*counts.values())
     where = row.get("scenarios") or {}
-    return _estimate(stats.clustered_ratio(successes, trials, [where.get(task, task) for task in counts]))
+    return _estimate(stats.share(successes, trials, [where.get(task, task) for task in counts]))
 
 
 def task_map(run: Run) -> tuple[list[dict], list[dict], float]:

@@ -8,6 +8,7 @@ the scenario. Over runs it is the seed.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -16,16 +17,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 RESAMPLES = 10_000
+LOST = 0.01  # share of lost trials above which a rate is also told with all of them counted as failures
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A value with its confidence interval, all in the value's own unit."""
+    """A value with its confidence interval, all in the value's own unit; low and high are None where the data show no
+    spread, which is no evidence that there is none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,9 @@ def clustered_ratio(
     """sum(parts) / sum(wholes) over n tasks with a percentile interval that resamples clusters of them.
 
     parts: such as successes [n]. wholes: such as trials [n], all above 0. clusters: a label of each task [n]; by
-    default each is one of its own. Source: cluster bootstrap, Davison and Hinkley (1997), section 3.8; Miller, "Adding
-    Error Bars to Evals" (arXiv 2411.00640), section 2.2. Raises ValueError on unequal lengths, or no task.
+    default each is one of its own. No interval where all clusters are alike. Source: cluster bootstrap, Davison and
+    Hinkley (1997), section 3.8; Miller, "Adding Error Bars to Evals" (arXiv 2411.00640), section 2.2. Raises ValueError
+    on unequal lengths, or no task.
     """
     p, w = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
     labels = range(p.size) if clusters is None else clusters
@@ -65,23 +69,35 @@ def clustered_ratio(
             f"{w.shape} and {len(labels)} clusters."
         )
     p, w = by_cluster(p, labels), by_cluster(w, labels)
+    value = float(p.sum() / w.sum())
+    if alike(p / w):
+        return Estimate(value, None, None)
     drawn = resample(len(p), np.random.default_rng(seed))
     rates = (drawn @ p) / (drawn @ w)
     low, high = np.quantile(rates, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return Estimate(float(p.sum() / w.sum()), float(low), float(high))
+    return Estimate(value, float(low), float(high))
+
+
+def alike(values: ArrayLike) -> bool:
+    """Whether all values are the same, but for rounding."""
+    x = np.asarray(values, np.float64)
+    return bool(np.ptp(x) <= 1e-12 * max(1.0, float(np.abs(x).max())))
 
 
 def share(parts: ArrayLike, wholes: ArrayLike, clusters: Sequence[object] | None = None) -> Estimate:
     """clustered_ratio of successes and trials; where all clusters are alike, so that resampling shows no spread, the
-    exact interval of as many independent trials (Clopper and Pearson, Biometrika 26, 1934): 0 of 100 is 0 to 3.6%."""
+    exact interval of as many independent trials as there are clusters (Clopper and Pearson, Biometrika 26, 1934, by
+    quantiles of the beta distribution, which also take a fraction of a success): 0 of 100 is 0 to 3.6%."""
     found = clustered_ratio(parts, wholes, clusters)
-    if found.low < found.high:
+    if found.low is not None:
         return found
     from scipy import stats
 
     n = len(np.ravel(parts)) if clusters is None else len(set(clusters))
-    exact = stats.binomtest(round(found.value * n), n).proportion_ci(0.95)
-    return Estimate(found.value, float(exact.low), float(exact.high))
+    s = found.value * n
+    low = stats.beta.ppf(0.025, s, n - s + 1) if s > 0 else 0.0
+    high = stats.beta.ppf(0.975, s + 1, n - s) if s < n else 1.0
+    return Estimate(found.value, float(low), float(high))
 
 
 def by_cluster(values: ArrayLike, clusters: Sequence[object]) -> np.ndarray:
@@ -119,15 +135,15 @@ def paired_by_task(
 
 
 def over_seeds(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean over seeds [n] with Student's t interval. Raises ValueError below two seeds: one run has no spread."""
+    """Mean over seeds [n] with Student's t interval; none where all seeds are alike. Raises ValueError below two seeds."""
     from scipy import stats
 
     x = np.asarray(values, np.float64)
     if x.size < 2:
         raise ValueError(f"A t interval needs at least 2 seeds, got {x.size}; run more seeds.")
     mean = float(x.mean())
-    if np.ptp(x) == 0:
-        return Estimate(mean, mean, mean)
+    if alike(x):
+        return Estimate(mean, None, None)
     low, high = stats.ttest_1samp(x, 0.0).confidence_interval(confidence)
     return Estimate(mean, float(low), float(high))
 
@@ -147,22 +163,26 @@ def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
     return float(stats.mannwhitneyu(x, y).statistic / (x.size * y.size))
 
 
-def paired_p(differences: ArrayLike) -> float:
-    """Two-sided p value of a paired t test, from the differences by seed; 1 where there is none."""
+def paired_p(differences: ArrayLike) -> float | None:
+    """Two-sided p value of a paired t test, from the differences by seed. None where they cannot be tested: fewer than
+    three, or all alike."""
     from scipy import stats
 
     d = np.asarray(differences, np.float64)
-    if np.ptp(d) == 0:
-        return 1.0 if d[0] == 0 else 0.0
+    if d.size < 3 or alike(d):
+        return None
     t = d.mean() / (d.std(ddof=1) / math.sqrt(d.size))
     return float(2 * stats.t.sf(abs(t), d.size - 1))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values adjusted for the family (Holm, Scandinavian Journal of Statistics 6, 1979)."""
-    adjusted, least = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        least = max(least, min(1.0, (len(p_values) - rank) * p_values[i]))
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """p values adjusted for the family (Holm, Scandinavian Journal of Statistics 6, 1979). None, a test that could not be
+    made, stays None and counts in the size of the family."""
+    made = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    least = 0.0
+    for rank, (p, i) in enumerate(made):
+        least = max(least, min(1.0, (len(p_values) - rank) * p))
         adjusted[i] = least
     return adjusted
 
@@ -176,12 +196,13 @@ def seeds_needed(
 
     if not (effect > 0 and math.isfinite(sd)):
         raise ValueError(f"The effect is {effect}, which must be above 0, and sd {sd}, which must be finite.")
-    for n in range(2, most):
+
+    def enough(n: int) -> bool:  # from some n on
         shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
         found = stats.nct.sf(bound, n - 1, shift)
-        if found >= power or not np.isfinite(found):
-            return n
-    return most
+        return bool(found >= power or not np.isfinite(found))
+
+    return bisect.bisect_left(range(most), True, lo=2, key=enough)
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
@@ -207,16 +228,38 @@ class HeldOut:
     paired: Paired
 
 
+def samples_of(row: Mapping) -> int:
+    """Trials that an evaluation asked for of each task: its "samples"; where it does not say, the most that a task has."""
+    return max([row.get("samples") or 0, *(n for _, n in (row.get("by_task") or {}).values())])
+
+
+def lost_trials(row: Mapping) -> tuple[int, int]:
+    """How many trials an evaluation lost (their rollouts are invalid), and how many it asked for."""
+    by_task = row.get("by_task") or {}
+    asked = samples_of(row) * len(by_task)
+    return asked - sum(n for _, n in by_task.values()), asked
+
+
+def lost_as_failures(row: Mapping) -> dict:
+    """An evaluation with each lost trial counted as a failure."""
+    samples = samples_of(row)
+    by_task = {task: [s, samples] for task, (s, _) in (row.get("by_task") or {}).items() if samples}
+    return {**row, "by_task": by_task}
+
+
 def held_out(summary: Mapping) -> HeldOut | None:
     """Intervals and test from a run's summary; None where it holds no held-out success.
 
     `held_out.before` and `held_out.after` hold by_task {task id: [successes, trials]} and scenarios {task id:
-    scenario}, which are the clusters.
+    scenario}, which are the clusters. A task whose every trial was lost on a side is out of both.
     """
     details = summary.get("held_out") or {}
-    before, after = (details.get(when) or {} for when in ("before", "after"))
+    return before_and_after(*(details.get(when) or {} for when in ("before", "after")))
+
+
+def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
+    """`held_out` of two evaluations of the same tasks."""
     counts = [side.get("by_task") or {} for side in (before, after)]
-    # A task whose every rollout was invalid says nothing.
     both = [
         task
         for task in sorted(counts[0].keys() & counts[1].keys())
@@ -227,5 +270,13 @@ def held_out(summary: Mapping) -> HeldOut | None:
     where = before.get("scenarios") or {}
     labels = [where.get(task, task) for task in both]
     (s0, n0), (s1, n1) = (np.array([c[task] for task in both], np.float64).T for c in counts)
-    sides = clustered_ratio(s0, n0, labels), clustered_ratio(s1, n1, labels)
-    return HeldOut(*sides, paired_by_task(s0 / n0, s1 / n1, labels))
+    return HeldOut(share(s0, n0, labels), share(s1, n1, labels), paired_by_task(s0 / n0, s1 / n1, labels))
+
+
+def held_out_at_worst(summary: Mapping) -> HeldOut | None:
+    """`held_out` with each lost trial counted as a failure; None where neither side lost more than LOST of its trials."""
+    details = summary.get("held_out") or {}
+    sides = [details.get(when) or {} for when in ("before", "after")]
+    if all(lost <= LOST * asked for lost, asked in map(lost_trials, sides)):
+        return None
+    return before_and_after(*map(lost_as_failures, sides))

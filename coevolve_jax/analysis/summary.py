@@ -117,6 +117,9 @@ def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, s
 def _serving_block(told: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """What the engine has computed, where it counts it."""
     lines = [(n, f"{told[f'{n}_tokens']:>10,}", "") for n in ("prefill", "decode") if f"{n}_tokens" in told]
+    if retries := told.get("slow_retries"):
+        share = f"{retries / told['messages']:.1%}"
+        lines.append(("slow messages", f"{retries:>10,}", f"sampled anew, {share} of those asked for"))
     return [("Rollouts (tokens)", lines)] if lines else []
 
 
@@ -126,22 +129,48 @@ def _paid(own: Mapping[str, float]) -> str:
 
 
 def _held_out_lines(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    result = stats.held_out(summary)
-    if result is None:
-        return [("not measured", "", "")]
+    result, worst = stats.held_out(summary), stats.held_out_at_worst(summary)
+    lines = _result_lines(result) if result else [("not measured", "", "")]
+    if worst:
+        lines += [(f"{name}, lost as failures", value, note) for name, value, note in _result_lines(worst)]
+    for name, sides in (("i.i.d.", summary.get("held_out")), ("balanced", summary.get("balanced"))):
+        for when, row in (sides or {}).items():
+            if (lost := stats.lost_trials(row))[0]:
+                lines.append((f"lost {when}, {name} set", f"{lost[0]:>6}", lost_text(row)))
+    return lines
+
+
+def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
     lines = [
-        (when, f"{e.value:>6.1%}", f"95% interval {e.low:.1%} to {e.high:.1%}")
+        (when, f"{e.value:>6.1%}", interval(e, "{:.1%}"))
         for when, e in (("before", result.before), ("after", result.after))
     ]
-    points, d = 100 * (result.after.value - result.before.value), result.paired.difference
+    points = 100 * (result.after.value - result.before.value)
     return lines + [
-        ("gain", f"{points:>+5.1f} points", f"95% interval {100 * d.low:+.1f} to {100 * d.high:+.1f}"),
+        ("gain", f"{points:>+5.1f} points", interval(result.paired.difference, "{:+.1f}", 100)),
         (
             "paired permutation test",
             f" {p_value(result.paired.p)}",
             f"over {result.paired.tasks} tasks in {result.paired.clusters} scenarios",
         ),
     ]
+
+
+def interval(e: stats.Estimate, form: str, scale: float = 1) -> str:
+    """The interval of an estimate as text, which may have none."""
+    if e.low is None or e.high is None:
+        return "no interval: all tasks alike"
+    return f"95% interval {form.format(scale * e.low)} to {form.format(scale * e.high)}"
+
+
+def lost_text(row: Mapping[str, Any]) -> str:
+    """Of how many trials an evaluation lost some; where these are many, its success with them counted as failures."""
+    lost, asked = stats.lost_trials(row)
+    text = f"of {asked} trials ({lost / asked:.1%})"
+    if lost <= stats.LOST * asked:
+        return text
+    solved = sum(s for s, _ in row["by_task"].values())
+    return f"{text}; success {solved / asked:.1%} if all of them are failures"
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -20,7 +20,7 @@ from coevolve_jax.aot import work as works
 from coevolve_jax.aot.batches import Load
 from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import logprobs, moments
+from coevolve_jax.grpo import logprobs, losses, moments
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import exchange, hf_io
@@ -92,7 +92,9 @@ def compile_programs(
     rows = size.rows * sharding.row_parts(mesh)
     micros = -(-config.rollout.tasks_per_step * config.rollout.group_size // rows)
     shape = micros, rows, size.length
-    batch = abstract_batch(shape, learner.routing, share_prompts=config.learner.share_prompts)
+    batch = abstract_batch(
+        shape, learner.routing, share_prompts=config.learner.share_prompts, ages=losses.uses_ages(config)
+    )
     programs = {"update": learner.lower}
     if learner.scores:
         programs["score"] = learner.lower_score
@@ -133,11 +135,12 @@ def compile_programs(
 
 
 def abstract_batch(
-    shape: tuple[int, int, int], routing: tuple[int, int], *, share_prompts: bool = False
+    shape: tuple[int, int, int], routing: tuple[int, int], *, share_prompts: bool = False, ages: bool = False
 ) -> Batch[Any]:
     """A batch of micro-batches, rows and tokens of that number, without numbers. routing: as of `Learner`."""
-    shared = {"parents": jax.ShapeDtypeStruct(shape, jnp.int32)} if share_prompts else {}
-    array = lambda dtype, *more: jax.ShapeDtypeStruct((*shape, *more), dtype)
+    wanted = {"parents": share_prompts, "ages": ages}
+    more = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, wants in wanted.items() if wants}
+    array = lambda dtype, *axes: jax.ShapeDtypeStruct((*shape, *axes), dtype)
     return Batch(
         tokens=array(jnp.int32),
         positions=array(jnp.int32),
@@ -148,7 +151,7 @@ def abstract_batch(
         advantages=array(jnp.float32),
         used=jax.ShapeDtypeStruct((), jnp.int32),
         routing=array(jnp.int16, *routing),
-        **shared,
+        **more,
     )
 
 

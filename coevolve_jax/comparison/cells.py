@@ -15,7 +15,15 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import checkpoint, preemption, run
-from coevolve_jax.comparison.plan import Cell, changes, start_config
+from coevolve_jax.comparison.plan import (
+    Cell,
+    changes,
+    diverged,
+    ended,
+    finished,
+    forget_divergence,
+    start_config,
+)
 
 MAIN = Path(__file__).parents[2] / "experiments" / "main.py"
 
@@ -31,10 +39,6 @@ class Failure(NamedTuple):
 def command(workdir: Path, *flags: str) -> list[str]:
     """What goes on with the run in `workdir`."""
     return [sys.executable, str(MAIN), f"--workdir={workdir}", *flags]
-
-
-def finished(workdir: Path) -> bool:
-    return (workdir / "summary.json").exists()
 
 
 def begun(start: Path) -> bool:
@@ -54,15 +58,19 @@ def run_all(
     cells: Sequence[Cell],
     jobs: int,
     on_done: Callable[[Cell, Failure | None], object] = lambda cell, failure: None,
+    retry: bool = False,
 ) -> list[Failure]:
     """Begins each seed, then runs its cells; `jobs` processes at once, which share the processor's cores evenly.
 
-    Returns what failed; a cell whose beginning failed is not run and is among them. Where this process is asked to end
+    Returns what failed; a cell whose beginning failed is not run and is among them. A cell that diverges has a result and
+    is not among them; a run that is deterministic diverges again, so it is only run again with `retry`. Where this process is asked to end
     (`preemption.heeded`), so are the runs under way, and Preempted is raised when they have saved.
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:
-        if not finished(cell.workdir(folder)):
+        if retry and diverged(cell.workdir(folder)):
+            forget_divergence(cell.workdir(folder))
+        if not ended(cell.workdir(folder)):
             starts.setdefault(cell.start(folder), []).append(cell)
     failures: list[Failure] = []
     running: set[subprocess.Popen] = set()
@@ -145,6 +153,8 @@ def _run(workdir: Path, folder: Path, running: set[subprocess.Popen], *flags: st
         if preemption.asked() or (status >= 0 and status != preemption.STATUS):
             break
     if status == 0 and (begun(workdir) if flags else finished(workdir)):
+        return None
+    if not flags and diverged(workdir):
         return None
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     why = lines[-1] if lines else "its log is empty"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from coevolve_jax.analysis.stats import LOST
 from coevolve_jax.comparison.arms import arm
 
 FEW = 5  # seeds, below which the spread between them is not known
@@ -16,22 +17,31 @@ BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "
 
 def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
     """What a reader must know before believing the table."""
-    said = [f"Read on the {plan['reads']} set."]
+    said = [f"Read on the {plan['reads']} set.", *_planned_later(plan)]
     if missing:
         said.append(
             f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
         )
+    if ended := [r for r in budget if r.get("diverged") is not None]:
+        runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {r['diverged']:g})" for r in ended)
+        said.append(
+            f"Diverged, which is a result: {runs}. The means leave these runs out; the rows below count each as success "
+            "0. They are not run again, for they would end alike; --retry_diverged runs them."
+        )
+    budget = [r for r in budget if r.get("diverged") is None]
     seeds = len({r["seed"] for r in budget})
     if seeds < FEW:
         said.append(
-            f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Two that happen to agree "
-            f"give a narrow interval and a small p; {FEW} or more are needed."
+            f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to "
+            f"agree give a narrow interval, and two give no p; {FEW} or more are needed."
         )
     by_seed = {seed: [r for r in budget if r["seed"] == seed] for seed in sorted({r["seed"] for r in budget})}
     for key in BOUND:
         ends = {}  # by seed: the rows with the least and the most of it, where these differ
         for seed, rows in by_seed.items():
-            bound = [r for r in rows if r[key] is not None and (key == "rollouts" or not _static(r["arm"]))]
+            bound = [
+                r for r in rows if r.get(key) is not None and (key == "rollouts" or not _static(r["arm"]))
+            ]
             low, high = (end(bound, key=lambda r: r[key], default={key: 0}) for end in (min, max))
             if high[key] - low[key] > EQUAL * max(abs(high[key]), abs(low[key])):
                 ends[seed] = low, high
@@ -44,7 +54,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
             )
     for setting in dict.fromkeys(r["arm"].partition("+")[2] for r in budget):
         own = {
-            s: {r["initial_digest"] for r in rows if r["arm"].partition("+")[2] == setting}
+            s: {r.get("initial_digest") for r in rows if r["arm"].partition("+")[2] == setting}
             for s, rows in by_seed.items()
         }
         if apart := [seed for seed, digests in own.items() if len(digests) > 1]:
@@ -59,7 +69,89 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
                 f"The {name} held-out tasks are not the same in {_seeds(apart)}: those of {a} and {b} differ, "
                 "for one, and what is compared between them differs in its tasks too."
             )
+    for name in dict.fromkeys(r["arm"] for r in budget):
+        shares = [r["rollouts_lost_share"] for r in budget if r["arm"] == name and "rollouts_lost_share" in r]
+        if shares and (mean := sum(shares) / len(shares)) > LOST:
+            said.append(f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these.")
     return said
+
+
+def lost_notes(lost: Mapping[str, Mapping[str, Mapping[int, tuple[int, int]]]]) -> list[str]:
+    """A sentence for each held-out set of which an evaluation lost trials. lost: of `lost_by_evaluation`."""
+    said = []
+    for name, arms in lost.items():
+        told = []
+        for column, steps in arms.items():
+            own = [
+                f"{n} of {of} ({n / of:.1%}) at step {step}" for step, (n, of) in sorted(steps.items()) if n
+            ]
+            told += [f"{column} {', '.join(own)}"] if own else []
+        none = [column for column, steps in arms.items() if not any(n for n, _ in steps.values())]
+        told += [f"{', '.join(none)} none"] if told and none else []
+        if told:
+            said.append(
+                f"Lost trials of the {name} held-out set, neither success nor failure: {'; '.join(told)}."
+            )
+    return said
+
+
+def worst_notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What lost trials hide: where many are lost, the means and planned differences with each counted as a failure. And
+    what the bootstrap leaves out."""
+    said = []
+    for table in tables:
+        name = table["metric"]["name"]
+        for a in table["arms"]:
+            whole = f", of {a['lost_tasks']} tasks all" if a["lost_tasks"] else ""
+            if worst := a.get("if_lost_failed"):
+                said.append(
+                    f"{a['arm']} lost {a['lost_share']:.1%} of the trials of {name}{whole}: {_rate(a)} without them, "
+                    f"{_rate(worst)} if all of them are failures."
+                )
+            elif whole:
+                said.append(f"{a['arm']} lost {a['lost']} trials of {name}{whole}.")
+        for d in table["planned"]:
+            if (worst := d.get("if_lost_failed")) and worst["n"]:
+                said.append(
+                    f"{d['a']} - {d['b']}, {name}: {_points(d)} without the lost trials, {_points(worst)} if all of them "
+                    f"are failures{_verdict(d, worst)}."
+                )
+            if d.get("boot_empty", 0) > LOST:
+                said.append(
+                    f"{d['a']} - {d['b']}, {name}: {d['boot_empty']:.1%} of the bootstrap samples hold no task of it and "
+                    "are left out."
+                )
+    return said
+
+
+def _verdict(d: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
+    """What counting lost trials does to the answer."""
+    if d["difference"] is None:
+        return ""
+    if d["difference"] * worst["difference"] < 0:
+        return ": THE SIGN CHANGES"
+    return ": the interval then holds 0" if _clear(d) and not _clear(worst) else ""
+
+
+def _clear(d: Mapping[str, Any]) -> bool:
+    """Whether the t interval does not hold 0."""
+    return d.get("low") is not None and d["low"] * d["high"] > 0
+
+
+def _rate(arm: Mapping[str, Any]) -> str:
+    return f"{arm['mean']:.1%}" if "mean" in arm else "no value"
+
+
+def _points(d: Mapping[str, Any]) -> str:
+    return "no value" if d["difference"] is None else f"{100 * d['difference']:+.1f} points"
+
+
+def _planned_later(plan: Mapping[str, Any]) -> list[str]:
+    return [
+        f"Planned after the run began, on {entry['date']}: {', '.join(f'{a} - {b}' for a, b in entry['planned'])}. Holm's "
+        "correction of these is over those planned before as well."
+        for entry in plan.get("planned_later", ())
+    ]
 
 
 def _static(column: str) -> bool:

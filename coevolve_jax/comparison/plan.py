@@ -6,13 +6,14 @@ import ast
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
+from coevolve_jax import config_idle
 from coevolve_jax.comparison.arms import PLANNED, arm
 
 
@@ -40,6 +41,25 @@ class Cell(NamedTuple):
         """Workdir of the beginning that it shares with the other arms."""
         setting = "+".join(f"{key}={_text(value)}" for key, value in self.shared.items()) or "common"
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
+
+
+def finished(workdir: Path) -> bool:
+    return (workdir / "summary.json").exists()
+
+
+def diverged(workdir: Path) -> dict[str, Any] | None:
+    """The step and why, as a run that diverged has noted it (run.py); None where it has not, or has ended well since."""
+    path = workdir / "failure.json"
+    return json.loads(path.read_text()) if path.exists() and not finished(workdir) else None
+
+
+def forget_divergence(workdir: Path) -> None:
+    (workdir / "failure.json").unlink()
+
+
+def ended(workdir: Path) -> bool:
+    """Whether a run has a result: it is finished, or has diverged."""
+    return finished(workdir) or diverged(workdir) is not None
 
 
 def _text(value: Any) -> str:
@@ -193,6 +213,34 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
     return found
 
 
+def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool) -> dict[str, Any]:
+    """The planned differences, which stand from the first command on: "planned", and "planned_later" with the date and
+    command of each change since.
+
+    theirs: the plan that the folder has. made: the new command's. asked: whether it names differences itself; else it adds
+    only the usual ones of columns that were not there.
+    """
+    pairs = [list(pair) for pair in made["planned"]]
+    if theirs is None or "planned" not in theirs:
+        return {"planned": pairs, "planned_later": []}
+    later = list(theirs.get("planned_later", ()))
+    known = [list(pair) for entry in (theirs, *later) for pair in entry["planned"]]
+    columns = {c.column for c in cells(theirs["arms"], [0], theirs["settings"])}
+    new = [pair for pair in pairs if pair not in known and (asked or not columns.issuperset(pair))]
+    if new:
+        later.append({"planned": new, "date": made["date"], "command": made["command"]})
+    return {"planned": theirs["planned"], "planned_later": later}
+
+
+def primary(config: ConfigDict) -> str:
+    """Name of the metric that comes first (differences.METRICS), known before any run."""
+    known = (
+        bool(config.get("testbed", {}).get("weak_tools", ()))
+        and config.evaluation.get("balanced_tasks", 0) > 0
+    )
+    return "weak" if known else "iid"
+
+
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     """Of the beginning: no arm's own. ValueError where all would share one folder of checkpoints."""
     if folder := config.checkpoint.get("folder"):
@@ -215,6 +263,33 @@ def changes(config: ConfigDict, cell: Cell) -> dict[str, Any]:
 def cell_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     """Of the whole cell."""
     return configs.override(start_config(config, cell), changes(config, cell))
+
+
+def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[str] = ()) -> None:
+    """Raises ValueError for a value that cannot be, an arm whose training set never grows, and a key that is set or varied
+    without effect in all arms: that would compare equal runs. Where one arm heeds a key, those that do not are what it is compared
+    with at that setting.
+
+    given: keys set for all cells (--set).
+    """
+    once = {(c.arm, c.setting): c for c in reversed(cells)}  # the seed is none of their matters
+    without: dict[tuple, list[dict[str, str]]] = {}
+    for c in reversed(once.values()):
+        made = cell_config(config, c)
+        try:
+            configs.check(made)
+            configs.check_evolution(made)
+        except ValueError as error:
+            raise ValueError(f"{c.column} cannot run: {error}") from None
+        without.setdefault(c.setting, []).append(config_idle.idle(made))
+    for setting, arms in without.items():
+        for key in (*given, *dict(setting)):
+            if all(key in idle for idle in arms):
+                at = ", ".join(f"{k}={_text(v)}" for k, v in setting if k != key)
+                raise ValueError(
+                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so runs with and "
+                    "without it would be equal: leave it out, or set what it needs."
+                )
 
 
 def _strategy_settings(config: ConfigDict) -> dict[str, Any]:

@@ -49,8 +49,8 @@ class Execution:
     """Calls run one after the other in a fresh world.
 
     observations[i] answers calls[i]. fingerprints[i] is the state before
-    calls[i] and fingerprints[-1] the final one: len(calls) + 1 entries.
-    valid is False when the infrastructure failed on the way.
+    calls[i] and fingerprints[-1] the final one: len(calls) + 1 entries, "" where the world was gone.
+    valid is False when the infrastructure failed on the way. After a fatal call it is True.
     """
 
     observations: tuple[Observation, ...]
@@ -61,8 +61,9 @@ class Execution:
 class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
-    A session is an integer handle. A call that hangs or kills its worker
-    costs its own session (which answers valid=False from then on) and no other.
+    A session is an integer handle. A call that takes too long or kills its worker
+    costs its own session and no other: it answers fatal=True from then on, and its outcome is a valid failure.
+    Where our infrastructure fails it answers valid=False, and its outcome is invalid.
     Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
 
@@ -96,6 +97,8 @@ class EnvPool(Protocol):
 CATEGORIES: Sequence[str] = ()  # parts of the benchmark that `tasks` takes as settings["categories"]
 # What its named protocols fix of config.rollout; `tasks` takes the name as settings["protocol"].
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {}
+# Distributions of the family's interpreter whose versions a score depends on.
+PACKAGES: Sequence[str] = ()
 
 
 def warm_up() -> None:
@@ -109,38 +112,58 @@ def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
     )
 
 
+LOST = 0.01  # share of the rollouts: where more are invalid, success with them as failures is told too
+
+
+def share(successes: int, trials: int, invalid: int) -> dict:
+    """A success rate as reports give it, with what dropped out of it.
+
+    trials: valid rollouts. Returns {"success": None where there are no trials, "trials", "invalid"} and, where more than
+    LOST of all rollouts are invalid, "success_if_invalid_failed".
+    """
+    found = {"success": successes / trials if trials else None, "trials": trials, "invalid": invalid}
+    if invalid > LOST * (trials + invalid):
+        found["success_if_invalid_failed"] = successes / (trials + invalid)
+    return found
+
+
+def share_of(outcomes: Sequence[Outcome]) -> dict:
+    """`share` of outcomes."""
+    valid = [outcome.success for outcome in outcomes if outcome.valid]
+    return share(sum(valid), len(valid), len(outcomes) - len(valid))
+
+
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge) -> dict:
-    """The environment's own score: {"benchmark", "scoring", "success": share of the valid trajectories, or None where none is}."""
-    valid = [t for t in trajectories if t.outcome.valid]
+    """The environment's own score: "benchmark", "scoring", and `share` of the trajectories."""
     return {
         "benchmark": tasks[0].environment if tasks else "",
         "scoring": "the environment",
-        "success": sum(t.outcome.success for t in valid) / len(valid) if valid else None,
+        **share_of([t.outcome for t in trajectories]),
     }
 
 
 def success_by(
     part: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
-) -> dict[str, float]:
-    """Share of the valid trajectories that succeed, by what the tasks have under the name `part` in their scenarios:
+) -> dict[str, dict]:
+    """`share` of the trajectories, by what the tasks have under the name `part` in their scenarios:
     trajectories[i] belongs to tasks[i // samples]."""
-    outcomes: dict[str, list[bool]] = defaultdict(list)
+    outcomes: dict[str, list[Outcome]] = defaultdict(list)
     for i, t in enumerate(trajectories):
-        if t.outcome.valid:
-            outcomes[str(tasks[i // samples].scenario[part])].append(t.outcome.success)
-    return {value: sum(found) / len(found) for value, found in sorted(outcomes.items())}
+        outcomes[str(tasks[i // samples].scenario[part])].append(t.outcome)
+    return {value: share_of(found) for value, found in sorted(outcomes.items())}
 
 
 def report_verdicts(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge
 ) -> dict:
-    """The score by a family's `judge`: {"success": None where no rollout is valid, "failures": verdicts by error_type, "by_task": task id ->
-    [successes, trials]}.
+    """The score by a family's `judge`: `share`, "failures": verdicts by error_type, "by_task": task id ->
+    [successes, trials].
 
-    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails; an invalid one is left out, and
-    so is one on which the workers reached no verdict ("pool:timeout" and "pool:crash" among the failures).
+    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails ("force_terminated"), and so does
+    one that its own call ended ("call_failed"). An invalid rollout is left out, and so is one on which the workers
+    reached no verdict ("pool:timeout" and "pool:crash" among the failures): "invalid" counts both.
     """
-    jobs, by_task = [], {task.id: [0, 0] for task in tasks}
+    jobs, by_task, reasons = [], {task.id: [0, 0] for task in tasks}, Counter()
     for i, t in enumerate(trajectories):
         turns = len(tasks[i // samples].turns)
         calls = [
@@ -149,16 +172,16 @@ def report_verdicts(
         by_task[t.task_id][1] += t.outcome.valid
         if t.outcome.valid and t.stop == "done":
             jobs.append((t.task_id, calls))
+        elif t.outcome.valid:
+            reasons["call_failed" if t.stop == "call_failed" else "force_terminated"] += 1
     verdicts = judge(jobs)
     for (task_id, _), verdict in zip(jobs, verdicts, strict=True):
         by_task[task_id][0] += verdict["valid"]
         by_task[task_id][1] -= verdict["error_type"].startswith("pool:")
+    reasons.update(v["error_type"] for v in verdicts if not v["valid"])
     trials = sum(n for _, n in by_task.values())
-    reasons = Counter(v["error_type"] for v in verdicts if not v["valid"])
-    reasons["force_terminated"] = sum(t.outcome.valid for t in trajectories) - len(jobs)
-    passed = sum(v["valid"] for v in verdicts)
     return {
-        "success": passed / trials if trials else None,
+        **share(sum(v["valid"] for v in verdicts), trials, len(trajectories) - trials),
         "failures": dict(sorted(reasons.items())),
         "by_task": by_task,
     }

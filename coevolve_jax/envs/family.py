@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,7 @@ class Family:
     task.environment and task.scenario only; do not change them.
     report(tasks, trajectories, samples, judge): the official score; judge: ProcessPool.judge.
     action_pattern, wording, task_key, features, categories, protocols: see envs/base.py.
+    versions(): of PACKAGES, as far as its interpreter has them.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Family:
     features: Callable[[Task], Counter[str]]
     categories: Sequence[str]
     protocols: Mapping[str, Mapping[str, Any]]
+    versions: Callable[[], dict[str, str]]
 
     def settings(self, categories: Sequence[str] = (), protocol: str = "") -> dict:
         """For `tasks`: some of the benchmark's categories (none: the family's choice) under a named protocol ("": as in
@@ -65,7 +69,8 @@ def load(name: str, python: str = "") -> Family:
     a family that lacks a function, and one whose module needs packages that this interpreter does not have.
     """
     family = module(name)
-    heavy = {k: getattr(family, k) for k in ("scenarios", "tasks", "tools")}
+    heavy: dict[str, Callable] = {k: getattr(family, k) for k in ("scenarios", "tasks", "tools")}
+    heavy["versions"] = functools.partial(versions, family)
     if python:
         from coevolve_jax.envs.remote import Remote  # here: it starts processes, and workers import this file
 
@@ -86,6 +91,15 @@ def function(family: ModuleType, name: str) -> Callable:
     return getattr(family, name, None) or getattr(base, name)
 
 
+def versions(family: ModuleType) -> dict[str, str]:
+    """Of the family's PACKAGES, as far as this interpreter has them."""
+    found = {}
+    for name in getattr(family, "PACKAGES", base.PACKAGES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def ask_here(family: ModuleType, kind: str, *args: Any) -> Any:
     """One of a family's functions with JSON arguments and a JSON answer, in the process of a worker."""
     if kind in ("scenarios", "tasks"):
@@ -94,6 +108,8 @@ def ask_here(family: ModuleType, kind: str, *args: Any) -> Any:
         return function(family, kind)(Task.from_json(args[0]))
     if kind == "action_pattern":
         return function(family, kind)(Call.from_json(args[0]))
+    if kind == "versions":
+        return versions(family)
     if kind == "imported":
         return [name for name in args if name in sys.modules]
     raise ValueError(f"A worker cannot be asked for {kind!r}.")

@@ -39,17 +39,17 @@ class _Node:
     def kill(self, number: int) -> None:
         self._processes[number].kill()
 
-    def request(self, number: int, session: int, ops: Sequence[str]) -> tuple[list, str, bool]:
-        """The answers, and why there are no more: "" where all are there. True: the process was dead before."""
+    def request(
+        self, number: int, session: int, ops: Sequence[str], scale: float
+    ) -> tuple[list, Gone | Lost | None]:
+        """The answers, and why there are no more: None where all are there."""
         replies = []
         try:
-            for reply in self._processes[number].request(session, ops):
+            for reply in self._processes[number].request(session, ops, scale):
                 replies.append(reply)
-        except Gone as gone:
-            return replies, str(gone), True
-        except Lost as lost:
-            return replies, str(lost), False
-        return replies, "", False
+        except (Gone, Lost) as lost:
+            return replies, lost
+        return replies, None
 
 
 class Cluster:
@@ -119,16 +119,16 @@ class RayWorker:
     def wait_until_ready(self) -> None:
         """It is."""
 
-    def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
-        """As of `WorkerProcess`; all answers come at once."""
+    def request(self, session: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
+        """Like `WorkerProcess.request`; all answers come at once. A lost node raises Gone: no call is to blame."""
         try:
-            replies, why, gone = ray.get(self._actor.request.remote(self._number, session, list(ops)))
+            replies, lost = ray.get(self._actor.request.remote(self._number, session, list(ops), scale))
         except exceptions.RayActorError:
             self._cluster.lose(self.node, self._actor)
             raise Gone(f"the node {self.node} is lost") from None
         yield from replies
-        if why:
-            raise (Gone if gone else Lost)(why)
+        if lost is not None:
+            raise lost
 
     def restart(self) -> None:
         self.kill()

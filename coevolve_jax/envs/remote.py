@@ -12,7 +12,7 @@ from typing import Any
 from coevolve_jax.envs.worker_process import Lost, WorkerProcess
 from coevolve_jax.types import Task
 
-ASK_SECONDS = 600.0  # a family may read a large data set before it names its scenarios
+ASK_SECONDS = 600.0  # of processor time: a family may read a large data set before it names its scenarios
 
 
 class Remote:
@@ -26,7 +26,12 @@ class Remote:
         self._tools: dict[str, list[dict]] = {}
 
     def functions(self) -> dict[str, Callable]:
-        return {"scenarios": self.scenarios, "tasks": self.tasks, "tools": self.tools}
+        return {
+            "scenarios": self.scenarios,
+            "tasks": self.tasks,
+            "tools": self.tools,
+            "versions": lambda: self.ask("versions"),
+        }
 
     def scenarios(self, split: str, settings: Mapping[str, Any], apart_from: str = "") -> list[Task]:
         return [Task.from_json(t) for t in self.ask("scenarios", split, dict(settings), apart_from)]

@@ -1,25 +1,32 @@
 """The process behind one worker: holds worlds of one environment family and answers over pipes, one JSON line at a
 time.
 
-Request: [session, [op, ...]]; each op is answered by its own line as soon as it is done:
-["ok", value], or ["refused", why] where the caller's request makes no sense (ValueError), as are then the ops after it.
-Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY TIMEOUT_SECONDS MEMORY_GIB [warm]`, perhaps
+Request: [session, processor seconds of an op, wall seconds, [op, ...]]. One line answers each op as soon as it is done:
+["ok", value]; ["refused", why] where the caller's request makes no sense (ValueError); ["broken", why] where the
+environment says that it has failed itself, which costs the world. The ops after the last two get the same answer.
+Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`, perhaps
 under an interpreter that has the family's packages and the standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, BinaryIO
 
 from coevolve_jax.envs import family as families
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.types import Call, Task
+
+
+class Broken(Exception):
+    """The environment itself has failed, and says so: neither the call nor this process is to blame."""
 
 
 def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kind: str, *args: Any) -> Any:
@@ -56,30 +63,46 @@ def step(world: Environment, call: Call) -> list:
     except ValueError as error:
         raise RuntimeError(f"step raised for {call.name[:60]!r}") from error
     if not observation.valid:
-        raise RuntimeError(f"The environment itself failed: {observation.text[:200]}")
+        raise Broken(observation.text[:200])
     return [observation.text, observation.error, observation.ends]
 
 
-def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO, timeout: float) -> None:
-    """Answers until `requests` ends. A call that hangs although nobody is left to kill this process meets
-    the alarm, whose default action ends the process even inside a C function that never returns."""
+def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answers until `requests` ends. Each op meets SIGPROF when it has used up its processor time. SIGALRM comes far
+    later, where nobody is left to kill this process. Their default action ends it even inside a C function."""
     worlds: dict[int, Environment] = {}
     for line in requests:
-        session, ops = json.loads(line)
-        refused = None
+        session, seconds, wall_seconds, ops = json.loads(line)
+        stopped = None
         for op in ops:
-            signal.setitimer(signal.ITIMER_REAL, 2 * timeout + 1)
-            try:
-                reply = refused or ["ok", answer(family, worlds, session, *op)]
-            except ValueError as error:
-                reply = refused = ["refused", str(error)]
-            text = json.dumps(reply)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            with _limits(seconds, 2 * wall_seconds):
+                try:
+                    reply = stopped or ["ok", answer(family, worlds, session, *op)]
+                except ValueError as error:
+                    reply = stopped = ["refused", str(error)]
+                except Broken as broken:
+                    reply = stopped = ["broken", str(broken)]
+                    with contextlib.suppress(Exception):
+                        worlds.pop(session).close()
+                text = json.dumps(reply)
             answers.write(text.encode() + b"\n")
             answers.flush()
 
 
-def main(name: str, timeout: float, memory_gib: float, warm: bool) -> None:
+@contextlib.contextmanager
+def _limits(processor_seconds: float, wall_seconds: float) -> Iterator[None]:
+    limits = {signal.ITIMER_PROF: processor_seconds, signal.ITIMER_REAL: wall_seconds}
+    for timer, seconds in limits.items():
+        signal.setitimer(timer, seconds)
+    yield
+    for timer in limits:
+        signal.setitimer(timer, 0)
+
+
+def main(name: str, memory_gib: float, warm: bool) -> None:
+    for number in (signal.SIGPROF, signal.SIGALRM):  # whatever the parent does with them
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
     if memory_gib:
         limit = int(memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -94,11 +117,11 @@ def main(name: str, timeout: float, memory_gib: float, warm: bool) -> None:
     try:
         answers.write(b'["ready"]\n')
         answers.flush()
-        serve(family, requests, answers, timeout)
+        serve(family, requests, answers)
     except BrokenPipeError:  # nobody is left to hear; what is not flushed yet goes nowhere
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), answers.fileno())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), "warm" in sys.argv[4:])
+    main(sys.argv[1], float(sys.argv[2]), "warm" in sys.argv[3:])

@@ -2,6 +2,10 @@
 
 Every session keeps the log of what changed its world. When a worker is lost, a
 new one starts and a session is replayed from its log when it is used next.
+
+Whose failure is a lost worker? A call that uses up its processor time does so again: it is the caller's failure at once.
+A crash or a wait without end may be the machine's doing: the request is made once more in a new worker. Where
+that one is lost too, a call is the caller's failure; anything else (reset, grading, the replay of the past) is ours.
 """
 
 from __future__ import annotations
@@ -28,21 +32,27 @@ if TYPE_CHECKING:  # needs Ray
     Worker = WorkerProcess | RayWorker
 
 _END_TURN, _SCORE, _FINGERPRINT, _CLOSE = '["end_turn"]', '["score"]', '["fingerprint"]', '["close"]'
-_OPTIONS = '["options"]'
+_OPTIONS, _STEP = '["options"]', '["step"'
 
 
 @dataclasses.dataclass
 class _Session:
-    """log: ops (JSON text) that lead from nothing to the present state. failure: why it is invalid, or ""."""
+    """log: ops (JSON text) that lead from nothing to the present state. failure: why its world is gone, or "".
+    by_call: a call is to blame for that, not our infrastructure."""
 
     id: int
     worker: Worker
     log: list[str] = dataclasses.field(default_factory=list)
     failure: str = ""
+    by_call: bool = False
+
+    def lose(self, reason: str, op: str = "") -> None:
+        """op: that the worker was lost in, where the caller asked for it."""
+        self.failure, self.by_call = reason, op.startswith(_STEP)
 
 
 def _step(call: Call) -> str:
-    return json.dumps(["step", call_checks.to_json(call)])
+    return f"{_STEP}, {json.dumps(call_checks.to_json(call))}]"
 
 
 def _shut_down(workers: Sequence[Worker], threads: ThreadPoolExecutor) -> None:
@@ -55,7 +65,7 @@ class ProcessPool:
     """EnvPool (envs/base.py) over `workers` processes.
 
     family: name of the environment family whose worlds they hold. python: their interpreter, "" for this one.
-    timeout: seconds that one call may take. memory_gib: address space of one worker. backend: "local", children of
+    timeout: seconds of processor time that one call may take. memory_gib: address space of one worker. backend: "local", children of
     this process, or "ray", as many on each node of the Ray cluster that runs here (ray_workers.py).
     A context manager; the processes also end with the interpreter and when this process is killed.
     """
@@ -160,6 +170,7 @@ class ProcessPool:
 
         Returns what its `judge` does; {"valid": False, "error_type": "pool:timeout" or "pool:crash",
         "error_message"} where no verdict was reached. ValueError where the family refuses, as for an unknown task id.
+        A verdict may take as long as all calls that it makes.
         """
         ops = [
             json.dumps(
@@ -172,7 +183,8 @@ class ProcessPool:
             for task_id, turns in jobs
         ]
         sessions = [self._new() for _ in jobs]
-        answers = self._batch([(s, [op]) for s, op in zip(sessions, ops)], log=False)
+        longest = max((sum(len(step) for turn in turns for step in turn) for _, turns in jobs), default=0)
+        answers = self._batch([(s, [op]) for s, op in zip(sessions, ops)], log=False, scale=1 + longest)
         return [
             replies[0]
             if replies
@@ -190,9 +202,11 @@ class ProcessPool:
             raise ValueError(f"Session {closed[0]} is not open: use the handles that reset returned.")
         return [self._sessions[s] for s in sessions]
 
-    def _batch(self, jobs: Sequence[tuple[_Session, Sequence[str]]], log: bool = True) -> list[list[Any]]:
+    def _batch(
+        self, jobs: Sequence[tuple[_Session, Sequence[str]]], log: bool = True, scale: float = 1.0
+    ) -> list[list[Any]]:
         """Values of the answers per job, fewer than its ops where the session was lost. Runs the workers in
-        parallel."""
+        parallel. scale: of the time that one op may take."""
         groups = collections.defaultdict(list)
         for index, (session, _) in enumerate(jobs):
             groups[id(session.worker)].append(index)
@@ -200,7 +214,7 @@ class ProcessPool:
 
         def run(indices: list[int]) -> None:
             for index in indices:
-                self._ask(*jobs[index], answers[index], log)
+                self._ask(*jobs[index], answers[index], log, scale)
 
         if len(groups) == 1:  # here and now: a thread of its own may be one that a hanging worker holds
             run(*groups.values())
@@ -211,31 +225,43 @@ class ProcessPool:
                 raise ValueError(value[1])
         return [[value for _, value in replies] for replies in answers]
 
-    def _ask(self, session: _Session, ops: Sequence[str], answers: list[list], log: bool) -> None:
-        """Appends the answers to `ops`; when the worker is lost on the way, the session is invalid."""
-        worker = session.worker
+    def _ask(
+        self, session: _Session, ops: Sequence[str], answers: list[list], log: bool, scale: float
+    ) -> None:
+        """Appends the answers to `ops`; when the worker is lost on the way, so is the session's world."""
+        worker, known, tried = session.worker, len(session.log), False
         with worker.lock, _adding_to(worker):
             while not session.failure:
                 worker.wait_until_ready()
+                del answers[:], session.log[known:]
                 past = [] if session.id in worker.live else list(session.log)
+                asked = [*past, *ops]
+                replies = 0
                 try:
-                    for index, reply in enumerate(worker.request(session.id, [*past, *ops])):
-                        if index >= len(past):
+                    for reply in worker.request(session.id, asked, scale):
+                        replies += 1
+                        if reply[0] == "broken":
+                            session.lose(f"environment: {reply[1]}")
+                        elif replies > len(past):
                             answers.append(reply)
                             if log and reply[0] == "ok":
-                                session.log.append(ops[index - len(past)])
+                                session.log.append(asked[replies - 1])
                 except Gone:
                     worker.restart()
                     continue
                 except Lost as lost:
-                    session.failure = str(lost)
                     worker.restart()
-                    return
+                    if lost.settled or tried:
+                        session.lose(str(lost), asked[replies] if replies >= len(past) else "")
+                    tried = True
+                    continue
                 except BaseException:  # Ctrl-C: what is still on its way is nobody's answer
-                    session.failure = "interrupted"
+                    session.lose("interrupted")
                     worker.kill()  # who asks it next starts it anew
                     raise
-                if session.log:  # one that will be asked again
+                if session.failure:
+                    worker.live.discard(session.id)
+                elif session.log:  # one that will be asked again
                     worker.live.add(session.id)
                 return
 
@@ -270,7 +296,8 @@ def _resets(tasks: Sequence[Task]) -> list[str]:
 
 
 def _observations(session: _Session, replies: Sequence[list], count: int) -> list[Observation]:
-    lost = Observation(json.dumps({"error": session.failure}), error=True, valid=False)
+    said, ours = json.dumps({"error": f"{session.failure}: the world is gone"}), not session.by_call
+    lost = Observation(said, error=True, valid=not ours, fatal=not ours)
     return [Observation(text, error, ends=ends) for text, error, ends in replies] + [lost] * (
         count - len(replies)
     )
@@ -278,7 +305,7 @@ def _observations(session: _Session, replies: Sequence[list], count: int) -> lis
 
 def _outcome(session: _Session, replies: Sequence[list]) -> Outcome:
     if not replies:
-        return Outcome(0.0, False, valid=False, reason=session.failure)
+        return Outcome(0.0, False, valid=session.by_call, reason=session.failure)
     reward, success, valid, progress, reason = replies[0]
     return Outcome(reward, success, valid, progress, reason)
 
@@ -290,5 +317,5 @@ def _execution(session: _Session, replies: Sequence[Any], count: int) -> Executi
     return Execution(
         tuple(observations),
         tuple(fingerprints) + ("",) * (count + 1 - len(fingerprints)),
-        valid=not session.failure,
+        valid=session.by_call or not session.failure,
     )

@@ -7,6 +7,7 @@ import os
 import pathlib
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,18 @@ from coevolve_jax import names
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
 
+# A call is judged by the processor time of its worker. By the clock it may take so many times as long, and so many
+# seconds more: that catches what waits without computing, and leaves a worker its time on a busy machine.
+WALL_FACTOR, WALL_SECONDS = 10.0, 60.0
+
+
 class Lost(Exception):
-    """The worker hangs or is dead; the message is the reason that the session's outcome carries."""
+    """The worker hangs or is dead; the message is the reason that the session's outcome carries. settled: the op has
+    used up its processor time, and would do so again. Else the machine may be to blame."""
+
+    def __init__(self, reason: str, settled: bool = False):
+        super().__init__(reason)
+        self.settled = settled
 
 
 class Gone(Exception):
@@ -31,7 +42,8 @@ class Gone(Exception):
 
 class WorkerProcess:
     """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
-    busy: seconds for which somebody waited for its answers. restarts: how often it was started anew."""
+    busy: seconds for which somebody waited for its answers. restarts: how often it was started anew.
+    timeout: seconds of processor time that an op may take."""
 
     def __init__(self, family: str, python: str, timeout: float, memory_gib: float, worlds: bool = True):
         """memory_gib: address space, 0 for no bound. worlds: whether it will hold some, and warms up for them. ValueError
@@ -49,7 +61,7 @@ class WorkerProcess:
         self.live: set[int] = set()
         self._buffer = bytearray()
         self._ready = False
-        arguments = [self.family, str(self.timeout), str(self.memory_gib), *(["warm"] if self.worlds else [])]
+        arguments = [self.family, str(self.memory_gib), *(["warm"] if self.worlds else [])]
         # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
         try:
             self.process = subprocess.Popen(
@@ -98,30 +110,34 @@ class WorkerProcess:
                 f"most often a package that the environment needs is not installed for {self.python}."
             ) from None
 
-    def request(self, session: int, ops: Sequence[str]) -> Iterator[list]:
-        """Yields the answer to each op (JSON text). Raises Lost when one takes longer than the timeout, Gone when the
-        process had ended before."""
+    def request(self, session: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
+        """Yields the answer to each op (JSON text). Raises Lost when one takes more than scale * timeout seconds of
+        processor time, or far longer by the clock, and Gone when the process had ended before."""
         if self.process.poll() is not None:
             raise Gone(f"the worker process ended with code {self.process.returncode}")
+        seconds = scale * self.timeout
+        wall_seconds = WALL_FACTOR * seconds + WALL_SECONDS
         try:
-            data = memoryview(f"[{session},[{','.join(ops)}]]\n".encode())
+            data = memoryview(f"[{session},{seconds},{wall_seconds},[{','.join(ops)}]]\n".encode())
             while data:
                 data = data[self._questions.write(data) :]
         except BrokenPipeError:
             raise Lost(f"crash: the worker process ended with code {self.process.wait()}") from None
         for op in ops:
             try:
-                yield json.loads(self._read_line(self.timeout))
+                yield json.loads(self._read_line(wall_seconds))
             except Lost as lost:
-                raise Lost(f"{lost} in {op[:120]}") from None
+                spent = self.process.poll() == -signal.SIGPROF
+                reason = f"timeout: more than {seconds:g} s of processor time" if spent else str(lost)
+                raise Lost(f"{reason} in {op[:120]}", settled=spent) from None
 
-    def _read_line(self, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
+    def _read_line(self, wall_seconds: float) -> bytes:
+        deadline = time.monotonic() + wall_seconds
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if not self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise Lost(f"timeout: no answer within {timeout:g} s")
+                raise Lost(f"timeout: no answer within {wall_seconds:g} s by the clock")
             chunk = os.read(self._answers.fileno(), 1 << 20)
             if not chunk:
                 raise Lost(f"crash: the worker process ended with code {self.process.wait()}")

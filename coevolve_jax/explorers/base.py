@@ -2,7 +2,8 @@
 
 `coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, family) -> Roles` is what
 config.explorer.name = "<name>" (or the module's dotted path) calls. A module with ASKS_POLICY = True asks the policy of
-the run: `make(config, family, chat, engine)` (explorers/policy). A batch may be empty, and what a method
+the run: `make(config, family, chat, engine)` (explorers/policy). One with RECORDS_MODEL = True is told who answered the
+run so far: `make(config, family, recorded)`, see Roles.served. A batch may be empty, and what a method
 returns has one entry per entry of the batch, in its order. What a role gets is shared: it changes none of it.
 All randomness comes from the generators of the episodes and explorations.
 
@@ -198,7 +199,8 @@ class Roles(NamedTuple):
     resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
     in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked. initial: who makes D_0
     and the held-out tasks; None: these as well. unanswered: given what some questions cost, says in one sentence why
-    nobody answers any, "" where that is not so; None: nobody is asked who could be away.
+    nobody answers any, "" where that is not so; None: nobody is asked who could be away. served: names the model that
+    answers, as JSON values that a run records, and raises ValueError where it is away; None: there is none to record.
     """
 
     name: str
@@ -210,3 +212,4 @@ class Roles(NamedTuple):
     dialogues: list[Dialogue] | None = None
     initial: Roles | None = None
     unanswered: Callable[[Mapping[str, float]], str] | None = None
+    served: Callable[[], Mapping[str, Any]] | None = None

@@ -24,6 +24,7 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
 PEAKS = ("mismatch_max", "ratio_max")
 CE = "ce"  # one of the sums, where the batch has cross-entropy weights
+WEIGHTS = ("tis_weight_mean", "tis_capped")  # of the sums, with config.tis_cap
 
 
 class TrainState(NamedTuple):
@@ -123,7 +124,8 @@ class Learner:
 
         old_logprobs: [M, R, L], what the ratio compares with: `score` before the first of several updates on this
         batch where config.tis_cap is above 0. By default the sampler's; with config.tis_cap those of this update's
-        own forward pass, without gradient, which before the first update are what `score` would give.
+        own forward pass, without gradient, which before the first update are what `score` would give. Tokens with
+        an age above 0 (`Batch.ages`) are then compared with a proximal policy (`losses.proximal_logprobs`).
 
         The returned state equals the given one where the loss or the gradient is not finite, and where nothing
         asks for a change: no policy token has an advantage, there is no KL term and no cross-entropy weight
@@ -256,7 +258,7 @@ class _Programs:
         no_grads = jax.lax.with_sharding_constraint(
             jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), self._shardings.params
         )
-        sums = (*SUMS, CE) if learns_ce else SUMS
+        sums = (*SUMS, *(WEIGHTS if c.tis_cap else ()), *((CE,) if learns_ce else ()))
         start = no_grads, zeros(sums), zeros(PEAKS), moe.no_routing(self.model.config)
         grads, sums, peaks, routing = jax.lax.fori_loop(0, batch.used, one_microbatch, start)
         routers = moe.router_metrics(routing) if routing else {}
@@ -339,14 +341,23 @@ class _Programs:
             weights = losses.token_weights(micro.mask, micro.segment_ids, c.aggregate)
             loss_of = lambda x: jnp.sum(jnp.where(micro.mask, x * weights, 0)) / total
 
+        cap = c.tis_cap
         if old_logprobs is None:
             old_logprobs = frozen
+            if micro.ages.size:
+                old_logprobs = losses.proximal_logprobs(frozen, micro.sampler_logprobs, micro.ages)
+                # The ratio starts at pi / pi_prox. Weight and ratio together are tis_cap at most, as for a fresh token.
+                cap = c.tis_cap * jnp.exp(old_logprobs - frozen)
         log_ratio = losses.log_ratio(logprobs, old_logprobs, micro.mask, micro.segment_ids, c.ratio)
         surrogate, ratio, clipped = losses.clipped_surrogate(
             log_ratio, micro.advantages, c.clip_low, c.clip_high
         )
+        weighed = {}
         if c.tis_cap:
-            surrogate *= losses.truncated_weight(old_logprobs, micro.sampler_logprobs, c.tis_cap)
+            weight = losses.truncated_weight(old_logprobs, micro.sampler_logprobs, cap)
+            surrogate *= weight
+            capped = jnp.exp(old_logprobs - micro.sampler_logprobs) > cap
+            weighed = dict(zip(WEIGHTS, (share(weight), share(capped))))
         policy_loss, kl = loss_of(surrogate), jnp.zeros(())
         if self.uses_kl:
             pulled_to = micro.ref_logprobs
@@ -371,6 +382,7 @@ class _Programs:
             "clip_fraction": share(clipped),
             "mismatch_mean": share(mismatch),
             "mismatch_k3": share(losses.kl(micro.sampler_logprobs, frozen, "k3")),
+            **weighed,
         }
         if ce is not None:
             sums[CE] = ce

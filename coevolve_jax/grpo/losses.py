@@ -10,16 +10,20 @@ Which settings of `config.learner` are which paper's method:
 | method | advantage | ratio | aggregate | clip_low, clip_high | kl | also |
 |---|---|---|---|---|---|---|
 | GRPO, arXiv 2402.03300 | group_std | token | sequence | 0.2, 0.2 | k3 | |
-| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length |
-| DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling |
+| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length, skip_dead_groups=False |
+| DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling; no overlong filtering, no soft punishment |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
 | RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 |
 | CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
 
 RLOO's clip is never reached in one update on fresh rollouts; the KL that it puts into the reward is not there.
+Dr. GRPO divides by all trajectories: with skip_dead_groups N counts those of live groups alone. DAPO's treatment of
+truncated answers (section 3.4) is not offered: here a truncated trajectory has reward 0.
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -77,12 +81,44 @@ def clipped_surrogate(
 
 
 def truncated_weight(
-    old_logprobs: Float[Array, "*shape"], sampler_logprobs: Float[Array, "*shape"], cap: float
+    old_logprobs: Float[Array, "*shape"],
+    sampler_logprobs: Float[Array, "*shape"],
+    cap: float | Float[Array, "*shape"],
 ) -> Float[Array, "*shape"]:
-    """min(pi_learner / pi_sampler, cap): truncated importance sampling of tokens whose sampler computes
+    """min(pi_old / pi_sampler, cap): truncated importance sampling of tokens whose sampler computes
     the same policy with other numbers (Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training", 2025). No gradient flows through it."""
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
+
+
+def uses_ages(config: ConfigDict) -> bool:
+    """Whether stale tokens have a proximal policy of their own (`proximal_logprobs`). config: of the run.
+
+    Without tis_cap the ratio compares with the sampler. With several epochs it compares with the policy before the first.
+    """
+    c = config.learner
+    return c.tis_cap > 0 and c.epochs == 1 and config.rollout.max_staleness > 0
+
+
+def proximal_logprobs(
+    logprobs: Float[Array, "*shape"], sampler_logprobs: Float[Array, "*shape"], ages: Int[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """Log-probabilities under the proximal policy of a single update; no gradient flows through them.
+
+    The decoupled objective weighs a token by pi_prox / pi_sampler and clips pi / pi_prox (arXiv 2110.00641;
+    arXiv 2505.24298). A proximal policy that is the update's own start has ratio 1, and its clip never acts. So it
+    is the policy one update earlier, as A-3PO estimates it (arXiv 2512.06547): for a token sampled d updates ago
+
+        log pi_prox = 1/d log pi_sampler + (1 - 1/d) log pi,  and log pi where d = 0.
+
+    The estimate assumes that the log-probability moved by equal steps. It needs no forward pass and no other weights.
+    At d = 1 it is the sampler itself, and the objective is PPO's. The ratio holds 1/d of the change since sampling,
+    and the clip stops a token that the last update alone has moved too far.
+
+    ages: updates between the weights that sampled the token and those of `logprobs`.
+    """
+    moved = (1 - 1 / jnp.maximum(ages, 1)) * (logprobs - sampler_logprobs)
+    return jax.lax.stop_gradient(jnp.where(ages > 0, sampler_logprobs + moved, logprobs))
 
 
 def uses_kl(config: ConfigDict) -> bool:
@@ -95,23 +131,40 @@ def kl(
 ) -> Float[Array, "*shape"]:
     """Estimate of KL(policy || reference) at each sampled token (Schulman, "Approximating KL divergence", 2020).
 
-    bound: nats that one token counts at most, in either direction; beyond it a token has no gradient. 0 is no bound.
-    k3 has an exp(d): without one a single token far from the reference can outweigh a whole batch.
+    bound: nats from which a token's estimate goes on as a straight line, with the slope that it has there; 0: never.
+    k3 has an exp(d): without the line one token far from the reference can outweigh a whole batch. The line keeps
+    the pull on such a token. k1 is straight anyway, and k3 falls no faster than d below 0: the bound changes neither.
 
     With d = ref - policy: "k1" -d, unbiased; "k2" d^2 / 2, biased, never negative; "k3"
     exp(d) - 1 - d, unbiased, never negative. As loss terms on fresh samples they differ in expectation: the
     gradient of k2 is that of KL(policy || reference), that of k3 of KL(reference || policy), that of k1 zero.
     """
     delta = ref_logprobs - logprobs
-    if bound:
-        # exp is infinite from 89 on, and its gradient times the 0 of the clip no number.
-        delta = jnp.minimum(delta, 80.0)
     estimate = {
-        "k1": lambda: -delta,
-        "k2": lambda: 0.5 * delta**2,
-        "k3": lambda: jnp.exp(delta) - 1 - delta,
-    }[estimator]()
-    return jnp.clip(estimate, -bound, bound) if bound else estimate
+        "k1": lambda d: -d,
+        "k2": lambda d: 0.5 * d**2,
+        "k3": lambda d: jnp.exp(d) - 1 - d,
+    }[estimator]
+    if not bound or estimator == "k1":
+        return estimate(delta)
+    if estimator == "k2":  # bends on both sides, k3 above 0 alone
+        delta = jnp.abs(delta)
+    knee, slope = _knee(estimator, bound)
+    curved = estimate(jnp.where(delta > knee, knee, delta))  # exp of what lies beyond may be infinite
+    return jnp.where(delta > knee, bound + slope * (delta - knee), curved)
+
+
+def _knee(estimator: str, bound: float) -> tuple[float, float]:
+    """The d > 0 at which the estimate is `bound`, and its slope by d there."""
+    knee = math.sqrt(2 * bound)
+    if estimator == "k2":
+        return knee, knee
+    knee = math.log1p(
+        bound + knee
+    )  # not below the solution, so Newton's steps on a convex function come down to it
+    for _ in range(20):
+        knee -= (math.expm1(knee) - knee - bound) / math.expm1(knee)
+    return knee, math.expm1(knee)
 
 
 def token_weights(

@@ -11,22 +11,22 @@ from ml_collections import ConfigDict
 
 
 def learning_rate(config: ConfigDict) -> float | optax.Schedule:
-    """The rate by update: linear from 0 over `warmup_steps`, then by `schedule` to the share `final_rate`
-    of `learning_rate` at update `decay_steps`, and constant from there."""
+    """The rate by update: linear from learning_rate / warmup_steps over `warmup_steps` updates, then by `schedule` to
+    the share `final_rate` of `learning_rate` at update `decay_steps`, and constant from there.
+
+    No update has rate 0: the rollouts of a whole step would be learned from in vain.
+    """
     c = config
-    if c.schedule == "constant":
-        return (
-            optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps) if c.warmup_steps else c.learning_rate
-        )
     steps = c.decay_steps - c.warmup_steps
-    decay = {
-        "cosine": optax.cosine_decay_schedule(c.learning_rate, steps, alpha=c.final_rate),
-        "linear": optax.linear_schedule(c.learning_rate, c.final_rate * c.learning_rate, steps),
+    after = {
+        "constant": lambda: optax.constant_schedule(c.learning_rate),
+        "cosine": lambda: optax.cosine_decay_schedule(c.learning_rate, steps, alpha=c.final_rate),
+        "linear": lambda: optax.linear_schedule(c.learning_rate, c.final_rate * c.learning_rate, steps),
     }[c.schedule]
     if not c.warmup_steps:
-        return decay
-    warmup = optax.linear_schedule(0.0, c.learning_rate, c.warmup_steps)
-    return optax.join_schedules([warmup, decay], [c.warmup_steps])
+        return c.learning_rate if c.schedule == "constant" else after()
+    warmup = lambda update: c.learning_rate * ((update + 1) / c.warmup_steps)
+    return optax.join_schedules([warmup, after()], [c.warmup_steps])
 
 
 def decay_mask(params: Any, *, embeddings: bool) -> Any:

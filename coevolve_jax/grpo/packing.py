@@ -33,6 +33,8 @@ class Batch(NamedTuple, Generic[Array]):
     without elements where the learner replays none.
     parents: the segment that is before a token's own in its trajectory: a prompt that it shares with others. Else its
     own. Without elements where every segment is a whole trajectory.
+    ages: of the target, how many updates ago its weights were the newest; 0 where not mask. Without elements where the
+    learner does not ask.
     """
 
     tokens: Int32[Array, "M R L"]
@@ -47,6 +49,7 @@ class Batch(NamedTuple, Generic[Array]):
     ce_weights: Float32[Array, "M R L"] = _none(3, np.float32)
     ref_logprobs: Float32[Array, "M R L"] = _none(3, np.float32)
     parents: Int32[Array, "M R L"] = _none(3, np.int32)
+    ages: Int32[Array, "M R L"] = _none(3, np.int32)
 
 
 def pack(
@@ -58,6 +61,7 @@ def pack(
     row_buckets: Sequence[int] = (),
     routing: tuple[int, int] = (0, 0),
     share_prompts: bool = False,
+    version: int | None = None,
 ) -> Batch[np.ndarray]:
     """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows, and
     with row_buckets rows of the same length.
@@ -72,6 +76,7 @@ def pack(
         longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
       share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
+      version: of the policy that learns, from which `Batch.ages` are counted; None: the batch has none.
 
     Raises:
       ValueError: a trajectory is invalid, longer than row_length or lacks the routing; numbers of a sample are not
@@ -111,6 +116,7 @@ def pack(
         ce_weights=zeros(np.float32, any(s.ce_weights is not None for s in samples)),
         ref_logprobs=zeros(np.float32, any(pulled)),
         parents=zeros(np.int32, share_prompts),
+        ages=zeros(np.int32, version is not None),
     )
     for r, row in enumerate(rows):
         start = segment = 0
@@ -119,7 +125,7 @@ def pack(
             for span in piece:
                 segment += 1
                 here = slice(start, start + layout.length([span]))
-                _write(batch, r, here, samples[span.trajectory], span, segment)
+                _write(batch, r, here, samples[span.trajectory], span, segment, version)
                 if share_prompts:
                     batch.parents[r, here] = parent
                 start = here.stop
@@ -128,7 +134,13 @@ def pack(
 
 
 def _write(
-    batch: Batch[np.ndarray], r: int, here: slice, sample: Sample, span: layout.Span, segment: int
+    batch: Batch[np.ndarray],
+    r: int,
+    here: slice,
+    sample: Sample,
+    span: layout.Span,
+    segment: int,
+    version: int | None,
 ) -> None:
     """Puts a span of a sample into row r of a batch [rows, L, ...], with the targets of its tokens."""
     t = sample.trajectory
@@ -143,6 +155,9 @@ def _write(
         batch.mask[r, predicts] = sampled
         batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[following], 0)
         batch.advantages[r, predicts] = np.where(sampled, sample.advantages[following], 0)
+        if version is not None:  # a sample of another run may be of a later version: it counts as fresh
+            ages = np.maximum(version - t.versions[following], 0)
+            batch.ages[r, predicts] = np.where(sampled, ages, 0)
         if sample.ref_logprobs is not None:
             batch.ref_logprobs[r, predicts] = np.where(sampled, sample.ref_logprobs[following], 0)
     if sample.ce_weights is not None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import TrainState
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.types import Sample
@@ -33,7 +34,11 @@ class Updates(Protocol):
 
 
 def learn(
-    config: ConfigDict, learner: Updates, state: TrainState, samples: Sequence[Sample]
+    config: ConfigDict,
+    learner: Updates,
+    state: TrainState,
+    samples: Sequence[Sample],
+    version: int | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """config.learner.epochs updates on the samples; without any the state stays as it is.
 
@@ -41,6 +46,7 @@ def learn(
       config: of the run.
       learner: `grpo.learner.Learner`, or what stands for it (`distributed.hosts.Leader`).
       state: donated.
+      version: of the policy in `state`, as `Trajectory.versions` counts; None: no token counts as stale.
 
     Returns:
       the state, and the metrics of the last epoch as Python numbers; those of the mismatch are the first epoch's,
@@ -59,6 +65,7 @@ def learn(
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
         share_prompts=c.share_prompts,
+        version=version if version is not None and losses.uses_ages(config) else None,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None
     mismatch: dict[str, float] = {}

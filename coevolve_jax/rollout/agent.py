@@ -409,20 +409,22 @@ class Agent:
             await self._act(r, parsed)
 
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
-        """One call after the other: none after one that ends the turn, which is graded as it was then."""
+        """One call after the other: none after one that ends the turn, which is graded as it was then. One that costs the
+        world is the end of the conversation."""
         texts, ended = [], False
         for p in parsed:
             answer = Observation(f'{{"error": "{p.error}"}}', error=True)
             if p.call:
                 ((answer,),) = await self._in_world(self._pool.step, [r.world], [[p.call]])
-            if not answer.valid:
-                r.stop = "environment"
             text = self._limits.shown(answer.text)
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
+            if answer.fatal or not answer.valid:
+                r.stop = "call_failed" if answer.valid else "environment"
+                return
             if ended := answer.ends:
                 break
-        if ended and r.stop is None:
+        if ended:
             await self._end_turn(r)
             return
         if r.hint and r.hint.before_step:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from coevolve_jax.types import Trajectory
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -34,6 +36,15 @@ class Request:
     ids: np.ndarray
     sampling: Sampling
     seed: int = 0
+
+
+def check_logprobs(trajectories: Sequence[Trajectory]) -> None:
+    """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
+    if not all(np.isfinite(t.logprobs).all() for t in trajectories):
+        raise FloatingPointError(
+            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
+            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+        )
 
 
 def check_requests(
@@ -120,7 +131,10 @@ class Engine(Protocol):
 
     counts: where it has this, a Counter of what it has done so far. prefill_tokens: computed of what it was sent;
     cached_tokens: those that it had cached; decode_tokens: sampled. A server may tell of more: queue_seconds: that requests
-    waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights.
+    waited for their turn, and queued: how many told it; paused_seconds: that each stood still for new weights;
+    messages: asked for, and slow_retries: how often one took too long and was sampled anew.
+
+    versions: where it has this, of the packages that servers compute with, by name.
 
     One that shares devices with the learner may have `sleep()`: it gives back its memory until `update_weights`.
 

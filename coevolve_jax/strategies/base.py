@@ -2,6 +2,9 @@
 
 A method is a module with `make(config, state=None) -> Strategy`, named by config.strategy.name: `coevolve` is
 `coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/add_strategy.md).
+
+A module may name in `READS` those of SHARED that it reads. A run then says which of the others have no effect. One that
+names the keys of schedule.KEYS evolves after the steps of `evolves` and no others, and a run without such a step is refused.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
+from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
+
+SIGNALS = ("signals.window", "signals.rare_percent")
+SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
 
 Rewards = Callable[[Group], Sequence[float]]  # of the valid trajectories of a group, in their order
 
@@ -191,22 +198,23 @@ def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
 
 
 def evolves(config: ConfigDict, step: int) -> bool:
-    """Whether the training set evolves after this step: every config.evolution.every steps, but for the last
-    config.evolution.settle_steps, so that what is born is also trained on."""
-    c = config.evolution
-    born = step + 1 + c.get("overlap", 0)
-    return (step + 1) % c.every == 0 and born <= config.steps - c.settle_steps
+    """Whether the training set evolves after this step (schedule.evolutions)."""
+    return step in evolutions(config)
 
 
 def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
-    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all."""
+    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
+    rollouts are all invalid is refused as "environment": nothing is known about it."""
 
     def admit(tasks: Sequence[Task]) -> list[Admission]:
         words: list[Admission] = []
         for group in lab.probe(tasks, k, step):
             solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
+            if not tried:
+                words.append(Admission("environment", None))
+                continue
             refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
-            words.append(Admission(refusal, solved / tried if tried else None))
+            words.append(Admission(refusal, solved / tried))
         return words
 
     return admit if k else lambda tasks: [Admission(None)] * len(tasks)

@@ -10,21 +10,24 @@ a tool has to call it; a tool that a scenario gives no task for is explored in a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import Findings, Lab, Roll, evolves, grow_for_tools, solvable
+from coevolve_jax.strategies.base import SIGNALS, Findings, Lab, Roll, evolves, grow_for_tools, solvable
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Sample, Trajectory
 
 PRIOR = 4.0  # attempts at the mean rate of all tools that each tool begins with
 
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 DEFAULTS = {
     "first_sight": 1,  # visits to a task that count, the first ones; 0: all
     "memory": 0.95,  # what an attempt counts for after each GRPO step
@@ -120,7 +123,8 @@ def tool_weights(
 ) -> dict[str, float]:
     """Weight of each tool from its [attempts, misses]: p (1 - p), or 1 - p, to the power `sharpness`. p is its rate of
     success, drawn towards that of all tools by PRIOR attempts, so that what was seldom tried is not taken for weak."""
-    attempts, misses = (sum(counts[i] for counts in tools.values()) for i in (0, 1))
+    # fsum: the order of `tools` is another one after a restart.
+    attempts, misses = (math.fsum(counts[i] for counts in tools.values()) for i in (0, 1))
     mean = (1 - misses / attempts) if attempts else 0.5
     rates = {tool: (n - missed + PRIOR * mean) / (n + PRIOR) for tool, (n, missed) in tools.items()}
     return {tool: ((1 - p) * (1.0 if chasing else p)) ** sharpness for tool, p in rates.items()}

@@ -14,8 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.schedule import still_evolves
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
+    SHARED,
     Findings,
     Lab,
     Roll,
@@ -30,6 +32,7 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Evidence, Group, Sample, Signal, Task, Trajectory
 
+READS = SHARED
 DEFAULTS = {
     "signals": "forgetting,boundary,rare",  # kinds that evolution uses; all are counted
     "shuffled": False,  # placebo: the same signals, but on tasks that are drawn at random
@@ -64,7 +67,8 @@ class CoEvolve:
         used = [s for s in found if s.kind in self._kinds]
         if self._config.strategy.shuffled:
             used = signals.shuffle(used, groups, rng_for(self._config.seed, "placebo", step))
-        self._evidence += join_evidence(used, groups)
+        if still_evolves(self._config, step):  # nobody reflects on what comes later
+            self._evidence += join_evidence(used, groups)
         # What evolution is given goes to signals.jsonl: for the placebo that is what it was shown, not what was there.
         return Findings(signals.count_by_kind(found), [s.to_json() for s in used])
 

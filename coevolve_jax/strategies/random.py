@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
+from coevolve_jax import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Lab, evolves, solvable
+from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, solvable
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 DEFAULTS = {
     "scenarios": "train",  # where it explores: all of the training split, or "known": those of tasks in D_t
     "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid

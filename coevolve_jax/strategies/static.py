@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
+    SIGNALS,
     Findings,
     Lab,
     Roll,
@@ -22,6 +23,8 @@ from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Sample
+
+READS = SIGNALS
 
 Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # of a config, after a step
 

@@ -52,8 +52,8 @@ def explore(
 ) -> list[Exploration]:
     """Explores all contexts in lockstep: one `act` and one batch of the pool per step, whatever their number.
 
-    Returns at most rounds * steps triplets for each context. A session whose infrastructure fails ends its round
-    and leaves no triplet for the failed step. A call to a tool that is not offered is not executed and ends the
+    Returns at most rounds * steps triplets for each context. A call that costs its world, whoever is to blame, ends its
+    round and leaves no triplet. A call to a tool that is not offered is not executed and ends the
     round likewise.
     """
     rngs = spawn(rng, len(contexts))
@@ -75,11 +75,11 @@ def explore(
             if not calls:
                 break
             answers = env_pool.step([sessions[i] for i in calls], [[call] for call in calls.values()])
+            active = [i for i, (o,) in zip(calls, answers) if o.valid and not o.fatal]
             for i, (observation,) in zip(calls, answers):
-                if observation.valid:
+                if i in active:
                     index = len(triplets[i]) + len(histories[i])
                     histories[i].append(Triplet(index, round, calls[i], observation))
-            active = [i for i, (observation,) in zip(calls, answers) if observation.valid]
         env_pool.close(sessions)
         for collected, history in zip(triplets, histories):
             collected.extend(history)

@@ -74,7 +74,7 @@ def _attempt(
             answers = env_pool.step([sessions[n] for n in calls], [[call] for call in calls.values()])
             for n, (observation,) in zip(calls, answers):
                 histories[n].append(Triplet(len(histories[n]), turn, calls[n], observation))
-            active = [n for n, (observation,) in zip(calls, answers) if observation.valid]
+            active = [n for n, (o,) in zip(calls, answers) if o.valid and not o.fatal]
         env_pool.end_turn([sessions[n] for n in present])
     outcomes = env_pool.score(sessions)
     env_pool.close(sessions)

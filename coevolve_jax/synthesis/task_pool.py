@@ -153,7 +153,8 @@ class TaskPool:
             times = noise / weights(self.rows)[places] if weights else noise
         drawn = np.isfinite(times)  # for those of weight 0 nothing is reserved
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
-        reserved = evolved[_first(round(new_share * rest), times[evolved], noise[evolved])]
+        least = math.ceil(round(new_share * rest, 9))  # 0.1 * 30 is a little above 3
+        reserved = evolved[_first(least, times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])

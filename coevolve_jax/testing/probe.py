@@ -65,10 +65,10 @@ def require(holds: object, sentence: str) -> None:
 
 def require_valid(execution: Execution, task: Task, calls: Sequence[Call]) -> None:
     for call, observation in zip(calls, execution.observations):
-        if not observation.valid:
+        if observation.fatal or not observation.valid:
             raise AssertionError(
                 f"The call {name_of(call)} lost its world of {task.id!r} ({observation.text[:200]}): step must answer any "
-                "call with an observation, within the timeout."
+                "call with an observation, within `timeout` seconds of processor time."
             )
     require(execution.valid, f"A world of {task.id!r} was lost in reset, fingerprint or close: see above.")
 

@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Findings, Lab, Strategy, trajectories_of
+from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
@@ -54,10 +54,12 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     config.strategy = configs.strategy(name)
     config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
     make = names.module("strategies", name, "strategy.name", ["make"]).make
-    strategy, twin = make(config), make(config)
-    pools = _pool(config), _pool(config)
     count = steps or 2 * config.evolution.every
     config.steps = count + config.evolution.settle_steps
+    read: set[str] = set()
+    config = noting(config, read)
+    strategy, twin = make(config), make(config)
+    pools = _pool(config), _pool(config)
     for step in range(count):
         state = _as_json(twin.to_json(), f"{name}: to_json after step {step - 1}")
         twin = make(config, state)
@@ -69,6 +71,22 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
         assert _as_json(strategy.to_json(), name) == _as_json(twin.to_json(), name), (
             f"{name}: after step {step} the state of a restarted strategy differs from that of one that went on."
         )
+    told = configs.reads(config)
+    unsaid = sorted((read & set(SHARED)) - (told or set(SHARED)))
+    assert not unsaid, f"{name}: it reads config.{unsaid[0]}, which READS of its module does not name."
+
+
+def noting(config: ConfigDict, read: set[str]) -> ConfigDict:
+    """A copy whose sections note in `read` each of their keys that is read."""
+
+    class Section(ConfigDict):
+        def __getitem__(self, key: str) -> Any:
+            read.update(f"{section}.{key}" for section, own in made.items() if own is self)
+            return super().__getitem__(key)
+
+    made: dict[str, ConfigDict] = {}
+    made.update({section: Section(config[section].to_dict()) for section in ("evolution", "signals")})
+    return ConfigDict({**config.to_dict(), **made})
 
 
 def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int) -> Any:

@@ -12,6 +12,8 @@ from coevolve_jax.envs.base import digest
 from coevolve_jax.envs.calls import bind, signatures
 from coevolve_jax.types import Observation, Outcome, Task, Turn
 
+PACKAGES = ("doorworld", "a_package_that_is_not_there")
+
 SEEDS = {"train": range(6), "test": range(4, 10)}
 ACT = {
     "type": "function",

@@ -30,6 +30,8 @@ class Faulty(static.Static):
         return samples
 
     def observe(self, step, groups):
+        if self._config.strategy.fault == "reads":
+            assert self._config.evolution.contexts
         found = super().observe(step, groups)
         if self._config.strategy.fault == "rows":
             return base.Findings(found.counts, [{"task": groups[0].task}])
@@ -47,4 +49,5 @@ class Faulty(static.Static):
 
 
 make = Faulty
+READS = static.READS
 DEFAULTS = {"fault": ""}

@@ -1,7 +1,18 @@
 // A comparison of arms over seeds: notes, planned differences, arms, curves with bands, budgets, and its runs.
 
 const ARM_COLOURS = ["--boundary", "--forgetting", "--rare", "--random", "--initial", "--evaluation"];
-const spanText = (low, high, format) => (low === null || low === undefined ? "—" : `${format(low)} to ${format(high)}`);
+// null: there is none, for all are alike; undefined: too few seeds.
+const spanText = (low, high, format) =>
+  low === undefined ? "—" : low === null ? "no interval" : `${format(low)} to ${format(high)}`;
+// What arms and differences say once more with what they leave out counted as failures: [key, name].
+const AT_WORST = [
+  ["if_lost_failed", "lost trials as failures"],
+  ["if_diverged_failed", "diverged seeds as 0"],
+];
+const withWorst = (rows, line) =>
+  rows.flatMap((row) => [line(row), ...AT_WORST.flatMap(([key, name]) => (row[key] ? [line(row[key], name)] : []))]);
+const lostText = (row) =>
+  row.lost === undefined ? "—" : row.lost ? `${plain(row.lost)} (${percent(row.lost_share, 1)})` : "0";
 
 // Means as points with intervals on one axis, a row for each arm.
 const forest = (rows, format, low, high, colours) =>
@@ -33,10 +44,12 @@ const forest = (rows, format, low, high, colours) =>
 
 const armTable = (arms) =>
   table(
-    ["arm", "seeds", "mean", "95% interval", "interquartile mean", "by seed"],
-    arms.map((a) => [
-      a.arm,
+    ["arm", "seeds", "lost trials", "diverged seeds", "mean", "95% interval", "interquartile mean", "by seed"],
+    withWorst(arms, (a, name) => [
+      name ?? a.arm,
       plain(a.n),
+      name ? "" : lostText(a),
+      name ? "" : (a.diverged ?? []).join(" ") || "0",
       percent(a.mean, 1),
       spanText(a.low, a.high, (x) => percent(x, 1)),
       percent(a.iqm, 1),
@@ -46,7 +59,7 @@ const armTable = (arms) =>
     ]),
   );
 
-const pText = (p) => (!Number.isFinite(p) ? "—" : p < 0.001 ? "< 0.001" : p.toFixed(3));
+const pText = (p) => (p === undefined ? "—" : p === null ? "not testable" : p < 0.001 ? "< 0.001" : p.toFixed(3));
 const plannedTable = (planned) =>
   table(
     [
@@ -58,9 +71,10 @@ const plannedTable = (planned) =>
       "p (Holm)",
       "seeds",
       "P(improvement)",
+      "lost trials",
     ],
-    planned.map((d) => [
-      `${d.a} − ${d.b}`,
+    withWorst(planned, (d, name) => [
+      name ?? `${d.a} − ${d.b}${d.planned_later ? ` (planned on ${d.planned_later})` : ""}`,
       points(d.difference),
       spanText(d.low, d.high, points),
       spanText(d.boot_low, d.boot_high, points),
@@ -68,6 +82,7 @@ const plannedTable = (planned) =>
       pText(d.p_holm),
       plain(d.n),
       percent(d.p_improvement),
+      name ? "" : lostText(d),
     ]),
   );
 
@@ -91,23 +106,32 @@ const cellTable = (view) => {
       ...seeds.map((seed) => {
         const found = cell.get(JSON.stringify([arm, seed]));
         const path = ["cells", arm, `seed_${seed}`, "report.html"].map(encodeURIComponent).join("/");
-        return found ? (found.done ? h("a", { href: path }, found.success === null ? "—" : percent(found.success, 1)) : "under way") : "—";
+        if (!found) return "—";
+        if (Number.isFinite(found.diverged)) return `diverged at step ${found.diverged}`;
+        if (!found.done) return "under way";
+        return h("a", { href: path }, found.success === null ? "—" : percent(found.success, 1));
       }),
     ]),
   );
 };
 
-const curveChart = (host, arms) =>
-  estimateChart(
-    host,
-    Object.entries(arms).map(([arm, c], k) => ({
-      label: arm,
-      colour: ARM_COLOURS[k % ARM_COLOURS.length],
-      at: c.step,
-      estimates: c.step.map((_, i) => ({ value: c.mean[i], low: c.low?.[i] ?? null, high: c.high?.[i] ?? null })),
-    })),
-    { ...FRACTION, sync: "steps", height: 260 },
-  );
+const curveChart = (host, arms) => {
+  const lines = Object.entries(arms).flatMap(([arm, c], k) => {
+    const colour = ARM_COLOURS[k % ARM_COLOURS.length];
+    const estimates = c.step.map((_, i) => ({
+      value: c.mean[i],
+      low: c.low?.[i] ?? null,
+      high: c.high?.[i] ?? null,
+    }));
+    const worst = (c.if_lost_failed ?? []).map((value) => ({ value, low: null, high: null }));
+    const known = worst.some((e) => e.value !== null);
+    return [
+      { label: arm, colour, at: c.step, estimates },
+      ...(known ? [{ label: `${arm}, lost trials as failures`, colour, at: c.step, estimates: worst, dash: [4, 4] }] : []),
+    ];
+  });
+  return estimateChart(host, lines, { ...FRACTION, sync: "steps", height: 260 });
+};
 
 // One metric: the planned differences and the arms.
 const metricSection = ({ metric, arms, planned }, k) => {

@@ -72,6 +72,10 @@ const LEARNING = [
           dash: [4, 4],
         });
       estimateChart(host, groups, { ...FRACTION, xrange: [-0.03 * last, 1.03 * last] });
+      const lost = run.evaluations.flatMap((e) =>
+        e.points.filter((p) => p.lost).map((p) => `${e.name}, step ${p.step}: ${plain(p.lost)} of ${plain(p.asked)}`),
+      );
+      if (lost.length) host.append(h("p", { class: "note" }, `Lost trials, neither success nor failure: ${lost.join("; ")}.`));
     },
   },
   {

@@ -117,6 +117,8 @@ const SPEED = {
   "serving/prefill_tokens": ["Tokens prefilled", "Sent to the engine and not in its cache, in a step."],
   "serving/decode_tokens": ["Tokens decoded", "Sampled in a step."],
   "serving/queue_seconds": ["Seconds in the server's queue", "Of a message, on average."],
+  "serving/messages": ["Messages", "Asked for in a step."],
+  "serving/slow_retries": ["Slow messages", "Sampled anew after engine.timeout, which favours short messages."],
   "serving/paused_seconds": ["Seconds without generation", "For which a server stood still to take new weights."],
 };
 const speedPanels = (run) => {

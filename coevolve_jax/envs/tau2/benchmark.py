@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coevolve_jax.envs.tau2.package import load
@@ -13,8 +13,8 @@ from coevolve_jax.envs.tau2.values import values
 from coevolve_jax.envs.tau2.world import World, begin, environment, original
 from coevolve_jax.types import Call, Task, Turn
 
-SPLITS = ("train", "development", "test")
-FOURTH = 4  # every fourth task of the package's train split is for development
+SPLITS = ("train", "development", "test", "shared")
+FOURTH = 4  # every fourth group of users of the package's train split is for development
 
 
 @functools.cache
@@ -26,15 +26,48 @@ def official(domain: str) -> dict[str, dict]:
 
 @functools.cache
 def ids(domain: str, split: str) -> tuple[str, ...]:
-    """Ids of the tasks of a split. ValueError for an unknown one."""
+    """Ids of the tasks of a split, in the package's order. ValueError for an unknown one."""
     if split not in SPLITS:
         raise ValueError(f"tau2 has no split {split!r}: use one of {', '.join(SPLITS)}.")
+    return tuple(id for id in official(domain) if _split_of(domain).get(id) == split)
+
+
+@functools.cache
+def _split_of(domain: str) -> dict[str, str]:
+    """The split of each task: no two of train, development and test have a user, or an initial state, in common.
+
+    Test is the package's. The tasks of its train split go as groups that share users, directly or through others: what
+    shares one with test is "shared", of the other groups every fourth is for development.
+    """
     sides = load(f"domains.{domain}.environment").get_tasks_split()
-    train = [id for id in official(domain) if id in set(sides["train"])]
-    development = train[::FOURTH]
-    if split == "test":
-        return tuple(id for id in official(domain) if id in set(sides["test"]))
-    return tuple(development if split == "development" else [id for id in train if id not in development])
+    test, train = set(sides["test"]), set(sides["train"])
+    groups = grouped({id: starts(domain, id) for id in official(domain) if id in test | train})
+    apart = [group for group in groups if not test & set(group)]
+    found = {id: "shared" for group in groups for id in group}
+    for n, group in enumerate(apart):
+        found |= dict.fromkeys(group, "train" if n % FOURTH else "development")
+    return found | dict.fromkeys(test, "test")
+
+
+def starts(domain: str, id: str) -> list[str]:
+    """What a task begins with: its users, or in telecom, where all have the same one, the digest of its initial state."""
+    if domain in OWNED:
+        return _users(domain, id)
+    return [begin({"domain": domain, "actions": _actions(domain, id)}).fingerprint()]
+
+
+def grouped(shared: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The keys in groups, so that no two groups have a value in common; in the order of their first keys."""
+    groups: list[tuple[list[str], set[str]]] = []
+    for key, of_key in shared.items():
+        met = [group for group in groups if group[1] & set(of_key)]
+        rest = [group for group in groups if group not in met]
+        keys = [k for known, _ in met for k in known] + [key]
+        groups = [*rest, (keys, set(of_key).union(*(of_group for _, of_group in met)))]
+    place = {key: n for n, key in enumerate(shared)}
+    return sorted(
+        (sorted(keys, key=place.__getitem__) for keys, _ in groups), key=lambda keys: place[keys[0]]
+    )
 
 
 def tasks(domain: str, split: str) -> list[Task]:

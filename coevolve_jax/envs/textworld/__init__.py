@@ -16,6 +16,7 @@ from coevolve_jax.envs.textworld.commands import ACT, verb
 from coevolve_jax.envs.textworld.commands import wording as wording
 from coevolve_jax.types import Call, Task, Trajectory, Turn
 
+PACKAGES = ("textworld", "jericho")
 FIRST_SEED = {"train": 0, "development": 1_000_000, "test": 2_000_000}  # of the generator, by split
 MAX_GAMES = 100_000  # of a split at one level
 MAX_LEVEL = 8

@@ -6,6 +6,9 @@ never executed but as a call to a tool that the environment offers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Family, Roles
@@ -18,7 +21,7 @@ from coevolve_jax.explorers.llm.validator import Validator
 
 DEFAULTS = {
     "base_url": "http://127.0.0.1:30000/v1",  # of the server; SGLang's own, or a hosted one's
-    "model": "default",  # as the server calls it
+    "model": "default",  # as the server calls it; "default": the one that it serves
     "key_variable": "OPENAI_API_KEY",  # environment variable that holds the key; unset: the server needs none
     "temperature": 0.7,
     "max_tokens": 1024,  # of an answer
@@ -45,9 +48,19 @@ DEFAULTS = {
 }
 
 
-def make(config: ConfigDict, family: Family) -> Roles:
-    client = Client(config.explorer)
-    return played_by("llm", client, family)._replace(unanswered=client.unanswered)
+# `make` gets what the run has recorded of the model that answers.
+RECORDS_MODEL = True
+
+
+def make(config: ConfigDict, family: Family, recorded: Mapping[str, Any] | None = None) -> Roles:
+    """Raises ValueError where the server does not say which model it serves, or serves another one than is recorded.
+
+    One that is away says so when it is asked.
+    """
+    client = Client(config.explorer, recorded)
+    served = client.found()
+    roles = played_by(f"llm:{served.name}" if served else "llm", client, family)
+    return roles._replace(unanswered=client.unanswered, served=lambda: client.served._asdict())
 
 
 def played_by(name: str, client: answers.Client, family: Family) -> Roles:

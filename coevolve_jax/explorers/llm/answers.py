@@ -36,6 +36,11 @@ class Client(Protocol):
         ...
 
 
+def whole(text: str) -> str:
+    """Text that can be sent: halves of surrogate pairs, as JSON may hold them, become U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Fault(Exception):
     """Why there is no answer. kind: its name in the ledger. wait: seconds that a server asks for."""
 

@@ -9,26 +9,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-TABLE = (
-    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, request TEXT NOT NULL, reply TEXT NOT NULL)"
+from coevolve_jax.explorers.llm.served import digest
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, request TEXT NOT NULL, reply TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS servers (key TEXT PRIMARY KEY, address TEXT NOT NULL, model TEXT NOT NULL)",
 )
 
 
 class Cache:
-    """A file that several runs may share. It holds requests and replies as JSON text, no keys and no addresses."""
+    """A file that several runs may share. It holds requests and replies as JSON text, and who answered: digests of
+    addresses and ids of models. No API key and no address is in it."""
 
     def __init__(self, path: str):
         """Raises ValueError for a file that is no such cache, or cannot be made."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute(TABLE)
+            for table in TABLES:
+                self._file.execute(table)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(
                 f"config.explorer.cache is {path!r}, which cannot be used ({error}): name another file, or '' for none."
             ) from None
         self._lock = threading.Lock()
+
+    def servers(self) -> list[tuple[str, str, str]]:
+        """Key (Served.key), digest of the address, and model of all that have answered."""
+        with self._lock:
+            return self._file.execute("SELECT key, address, model FROM servers ORDER BY key").fetchall()
+
+    def remember(self, key: str, server: str, model: str) -> None:
+        """Somebody who answers. server: the address."""
+        with self._lock:
+            row = (key, digest(server), model)
+            self._file.execute("INSERT OR IGNORE INTO servers VALUES (?, ?, ?)", row)
 
     def get(self, key: str) -> dict | None:
         with self._lock:

@@ -1,8 +1,7 @@
 """Asks a language model over the OpenAI protocol: many questions at once, each answer checked and paid once.
 
 Nothing that a server does ends a run: what goes wrong is counted in `costs` under its name (FAULTS), and the answer
-is None. The key comes from the environment alone; it is in no message, no log, no cache and no exception that leaves
-this file.
+is None. No answer of another model is taken: the cache keeps answers by server and served model (served.py).
 """
 
 from __future__ import annotations
@@ -11,21 +10,22 @@ import asyncio
 import functools
 import hashlib
 import json
-import math
-import os
+import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-import httpx2
-import openai
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.explorers.llm.cache import Cache
+from coevolve_jax.explorers.llm.endpoint import AGAIN, Endpoint, message
+from coevolve_jax.explorers.llm.served import Served, address, choose, from_cache, going_on
+
+T = TypeVar("T")
 
 FAULTS = {
     "unreachable": "no connection, or it broke off",
@@ -47,13 +47,11 @@ FAULTS = {
     "wrong_schema": "JSON of another form, also when asked again",
     "budget": "not asked: explorer.budget_tokens or explorer.budget_money is spent",
     "offline": "not asked: explorer.offline, and the answer is not in the cache",
+    "cache": "the file explorer.cache could not be read or written; the server was asked, and its answer used",
 }
-AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
 ENDPOINT = (*AGAIN, "unauthorized", "bad_request", "no_protocol")  # nobody is there who knows us
 REPAIRED = ("no_json", "wrong_schema")  # worth saying so to the model, once
 QUOTED = 4000  # characters of a wrong answer that the model is shown again
-SECRET = 16  # characters that a key has at least
-PAUSE = 0.5  # seconds before the second attempt; they double
 
 
 class Client:
@@ -61,13 +59,49 @@ class Client:
 
     costs: those of answers.Client, and money/ROLE and money. An answer from the cache costs what it cost when it was
     given, so that a run which was killed and goes on has the same books; attempts that gave no answer cost nothing.
+
+    recorded: who answered the run so far (a Served as JSON values), where it goes on.
     """
 
-    def __init__(self, config: ConfigDict):
+    def __init__(self, config: ConfigDict, recorded: Mapping[str, Any] | None = None):
         self._config, self.costs = config, Counter()
         self.dialogues: list[Dialogue] = []
         self._cache = Cache(config.cache) if config.cache else None
         self._said: set[str] = set()
+        self._endpoint, self._address = Endpoint(config), address(config.base_url)
+        self._served = Served(**recorded) if recorded else None
+        self._settled, self._away = False, ""  # whether the server was found to serve that, or why not
+
+    def settle(self) -> Served:
+        """Who answers, found out once. Raises ValueError where that cannot be said or is not who answered so far, and Fault
+        where the server is away."""
+        if self._settled and self._served:
+            return self._served
+        c = self._config
+        if c.offline:
+            rows = self._cache.servers() if self._cache else []
+            found = self._served or from_cache(c.base_url, c.model, rows, c.cache)
+        else:
+            now = choose(c.base_url, c.model, event_loop.run(self._endpoint.models()))
+            found = going_on(now, self._served) if self._served else now
+            self._on_disk(lambda cache: cache.remember(found.key, found.server, found.model))
+        self._served, self._settled = found, True
+        return found
+
+    def found(self) -> Served | None:
+        """Who answers, by the server or, where it is away, by the run's record. Raises ValueError as `settle` does."""
+        try:
+            return self.settle()
+        except Fault as fault:
+            self._away = fault.kind
+            return self._served
+
+    @property
+    def served(self) -> Served:
+        """Likewise. Raises ValueError also where nobody says."""
+        if (found := self._served or self.found()) is None:
+            raise ValueError(self._unreached(f"{self._away}: {FAULTS[self._away]}"))
+        return found
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """The answers, in order; None where there is none. role: whom they are booked to.
@@ -85,7 +119,13 @@ class Client:
             return [None] * len(questions)
         # Equal system prompts, which are long, take memory once.
         dialogues = [Dialogue(role, q.about, sys.intern(q.system), q.user) for q in questions]
-        answers = event_loop.run(self._ask_all(questions, dialogues, form)) if questions else []
+        away = None
+        if questions:
+            try:
+                self.settle()
+            except Fault as fault:
+                away = fault  # what the cache knows of a recorded model is answered all the same
+        answers = event_loop.run(self._ask_all(questions, dialogues, form, away)) if questions else []
         for dialogue in dialogues:
             self._book(dialogue)  # in the order of the questions, for the same sums again
         return answers
@@ -97,8 +137,11 @@ class Client:
         if answered or not faults or not set(faults) <= set(ENDPOINT):
             return ""
         met = ", ".join(f"{n} times {kind} ({FAULTS[kind]})" for kind, n in faults.items())
+        return self._unreached(met)
+
+    def _unreached(self, met: str) -> str:
         return (
-            f"No question to config.explorer.base_url = {self._config.base_url!r} was answered ({met}): start the server "
+            f"No question to config.explorer.base_url = {self._address!r} was answered ({met}): start the server "
             "there, or mend its address, config.explorer.model, or the key in the environment variable "
             f"{self._config.key_variable}."
         )
@@ -111,49 +154,34 @@ class Client:
         self.dialogues.append(dialogue)
 
     async def _ask_all(
-        self, questions: Sequence[Question], dialogues: Sequence[Dialogue], form: type[Form]
+        self,
+        questions: Sequence[Question],
+        dialogues: Sequence[Dialogue],
+        form: type[Form],
+        away: Fault | None,
     ) -> list[Form | None]:
-        """The answers; what was said goes into the dialogues."""
-        limit, server = asyncio.Semaphore(self._config.concurrency), self._server
-        under_way: dict[str, asyncio.Task] = {}
+        """The answers; what was said goes into the dialogues. away: why the server cannot be asked, if so."""
+        limit, under_way = asyncio.Semaphore(self._config.concurrency), dict[str, asyncio.Task]()
 
         async def one(question: Question, dialogue: Dialogue) -> Form | None:
             try:
                 async with limit:
-                    return await self._ask(server, under_way, question, form, dialogue)
+                    return await self._ask(under_way, away, question, form, dialogue)
             except Fault as fault:
                 dialogue.fault = fault.kind
                 self._say(
                     fault.kind,
-                    f"The explorer's endpoint, config.explorer.base_url = {self._config.base_url!r}: {fault.kind} "
+                    f"The explorer's endpoint, config.explorer.base_url = {self._address!r}: {fault.kind} "
                     f"({fault.detail or FAULTS[fault.kind]}).",
                 )
                 return None
 
         return list(await asyncio.gather(*map(one, questions, dialogues)))
 
-    @functools.cached_property
-    def _key(self) -> str:
-        return os.environ.get(self._config.key_variable, "")
-
-    @functools.cached_property
-    def _server(self) -> openai.AsyncOpenAI:
-        """Made where it is used, on the event loop; its connections live as long as the process."""
-        c = self._config
-        return openai.AsyncOpenAI(
-            base_url=c.base_url,
-            api_key=self._key or "none",  # a server of one's own asks for none
-            max_retries=0,  # what is retried, and for how long, is decided here
-            timeout=c.timeout,
-            http_client=httpx2.AsyncClient(
-                transport=_Bounded(c.max_bytes), headers={"Accept-Encoding": "identity"}
-            ),
-        )
-
     async def _ask(
         self,
-        server: openai.AsyncOpenAI,
         under_way: dict[str, asyncio.Task],
+        away: Fault | None,
         question: Question,
         form: type[Form],
         dialogue: Dialogue,
@@ -161,7 +189,7 @@ class Client:
         """The answer, asked for again once where it has the wrong form. Raises Fault."""
         c = self._config
         request: dict[str, Any] = {
-            "model": c.model,
+            "model": self._served.model if self._served else c.model,
             "messages": [
                 {"role": "system", "content": question.system},
                 {"role": "user", "content": question.user},
@@ -173,7 +201,7 @@ class Client:
         if c.json_schema:
             request["response_format"] = _response_format(form)
         for again in (False, True):
-            reply = await self._reply(server, under_way, request)
+            reply = await self._reply(under_way, away, request)
             dialogue.answers.append(reply["text"])
             dialogue.tokens_in += reply["tokens_in"]
             dialogue.tokens_out += reply["tokens_out"]
@@ -190,62 +218,38 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _reply(
-        self, server: openai.AsyncOpenAI, under_way: dict[str, asyncio.Task], request: Mapping[str, Any]
+        self, under_way: dict[str, asyncio.Task], away: Fault | None, request: Mapping[str, Any]
     ) -> dict:
         """What the server said, as `condense` has it: from the cache, or from an equal question that is under way."""
-        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-        if self._cache is not None and (known := self._cache.get(key)) is not None:
+        who = self._served.key if self._served else ""
+        key = hashlib.sha256(json.dumps([who, request], sort_keys=True).encode()).hexdigest()
+        if who and (known := self._on_disk(lambda cache: cache.get(key))) is not None:
             return known
         if self._config.offline:
             raise Fault("offline")
+        if away:
+            raise away
         if key not in under_way:
-            under_way[key] = asyncio.ensure_future(self._fetch(server, request, key))
+            under_way[key] = asyncio.ensure_future(self._fetch(request, key))
         return await asyncio.shield(under_way[key])
 
-    async def _fetch(self, server: openai.AsyncOpenAI, request: Mapping[str, Any], key: str) -> dict:
-        """Attempts with growing pauses. What was paid is in the cache before anybody reads it."""
-        c = self._config
-        for attempt in range(c.attempts):
-            try:
-                reply = await self._attempt(server, request)
-                if self._cache is not None:
-                    self._cache.put(key, request, reply)
-                return reply
-            except Fault as fault:
-                if fault.kind not in AGAIN or attempt + 1 == c.attempts:
-                    raise
-                await asyncio.sleep(min(max(fault.wait, PAUSE * 2**attempt), c.patience))
-        raise AssertionError("unreachable")
+    async def _fetch(self, request: Mapping[str, Any], key: str) -> dict:
+        """What was paid is in the cache before anybody reads it."""
+        reply = await self._endpoint.complete(request)
+        self._on_disk(lambda cache: cache.put(key, request, reply))
+        return reply
 
-    async def _attempt(self, server: openai.AsyncOpenAI, request: Mapping[str, Any]) -> dict:
-        # The exceptions of the library hold the request with its key: none of them goes further than here.
-        kind, detail, wait = "unreachable", "", 0.0
+    def _on_disk(self, use: Callable[[Cache], T]) -> T | None:
+        """What the cache says; None where there is none, or where its file fails, which is counted."""
         try:
-            async with asyncio.timeout(self._config.timeout):  # around all of it: bytes may come one by one
-                # As it is: chat.completions.create would look through the schema at every request.
-                reply = await server.post("/chat/completions", body=request, cast_to=httpx2.Response)
-                return condense(self._without_key(reply.text))
-        except Fault:
-            raise
-        except (TimeoutError, openai.APITimeoutError):
-            kind = "deadline"
-        except openai.APIStatusError as error:
-            status = error.status_code
-            kind = {429: "rate_limited", 401: "unauthorized", 403: "unauthorized"}.get(status) or (
-                "server_error" if status >= 500 else "bad_request"
+            return use(self._cache) if self._cache else None
+        except sqlite3.Error as error:
+            self.costs["llm_faults/cache"] += 1
+            self._say(
+                "cache",
+                f"config.explorer.cache = {self._config.cache!r} fails ({error}): answers are not kept.",
             )
-            detail, wait = f"status {status}", _seconds(error.response.headers.get("retry-after"))
-        except openai.APIError as error:
-            kind = "too_large" if isinstance(error.__cause__, _TooLarge) else kind
-        except _TooLarge:
-            kind = "too_large"
-        except (httpx2.HTTPError, UnicodeError, OSError):
-            pass
-        raise Fault(kind, detail, wait) from None
-
-    def _without_key(self, text: str) -> str:
-        """A server may say back what it was sent; a short key is no secret but a word, such as "none"."""
-        return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
+            return None
 
     def _say(self, kind: str, sentence: str) -> None:
         """On the terminal, once for each kind; the ledger counts the others."""
@@ -257,107 +261,3 @@ class Client:
 @functools.cache
 def _response_format(form: type[Form]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": form.__name__, "schema": form.model_json_schema()}}
-
-
-def condense(body: str) -> dict:
-    """What we read of a chat completion, as JSON values: it is what the cache keeps.
-
-    Raises Fault ("no_protocol") for what is none.
-    """
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Fault("no_protocol", f"it begins {body[:60]!r}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
-        raise Fault("no_protocol", "no choices in it")
-    usage = data.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    choice = data["choices"][0] if data["choices"] and isinstance(data["choices"][0], dict) else None
-    message = choice.get("message") if choice else None
-    message = message if isinstance(message, dict) else {}
-    text, reasoning = message.get("content"), message.get("reasoning_content")
-    return {
-        "tokens_in": _count(usage.get("prompt_tokens")),
-        "tokens_out": _count(usage.get("completion_tokens")),
-        "choice": choice is not None,
-        "finish": str(choice.get("finish_reason")) if choice else "",
-        "text": text if isinstance(text, str) else "",
-        "refusal": bool(message.get("refusal")),
-        "tool_call": bool(message.get("tool_calls")),
-        "reasoning": isinstance(reasoning, str) and bool(reasoning),
-    }
-
-
-def message(reply: Mapping[str, Any]) -> str:
-    """The text of a reply. Raises Fault where there is none, or not all of it."""
-    text: str = reply["text"].strip()
-    checks = (
-        ("no_choices", not reply["choice"]),
-        ("content_filter", reply["finish"] == "content_filter"),
-        ("refusal", reply["refusal"]),
-        ("tool_call", reply["tool_call"] and not text),
-        ("truncated", reply["finish"] == "length"),
-        ("reasoning_only", reply["reasoning"] and not text),
-    )
-    for kind, found in checks:
-        if found:
-            raise Fault(kind)
-    return text
-
-
-def _count(value: Any) -> int:
-    """Tokens that a server says it used."""
-    sound = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
-    return int(value) if sound else 0
-
-
-def _seconds(header: str | None) -> float:
-    """Retry-After in seconds; a date, or nothing, is 0."""
-    try:
-        seconds = float(header or 0)
-    except ValueError:
-        return 0.0
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
-
-
-class _TooLarge(Exception):
-    pass
-
-
-class _Bounded(httpx2.AsyncBaseTransport):
-    """The usual transport, but for answers of more than so many bytes."""
-
-    def __init__(self, most: int):
-        self._most, self._inner = most, httpx2.AsyncHTTPTransport()
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to anything
-            await response.aclose()
-            raise _TooLarge
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=_BoundedStream(response.stream, self._most),
-            extensions=response.extensions,
-        )
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, most: int):
-        self._stream, self._most = stream, most
-
-    async def __aiter__(self):
-        seen = 0
-        async for part in self._stream:
-            seen += len(part)
-            if seen > self._most:
-                raise _TooLarge
-            yield part
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()

@@ -12,10 +12,11 @@ from typing import Any
 
 import jinja2
 
-from coevolve_jax.explorers.llm.answers import Question
+from coevolve_jax.explorers.llm.answers import Question, whole
 from coevolve_jax.types import Call, Context, Task, Triplet
 
-SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029]")
+# What JSON may hold and a line or a request may not: separators of lines, halves of surrogate pairs.
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 ANSWER = 1200  # characters of an environment's answer that a model is shown
 SHOWN = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "prompts"),
@@ -29,7 +30,7 @@ def question(name: str, seed: int, about: Mapping[str, Any], **values) -> Questi
     """The prompt prompts/NAME.md: what the model is, a line of ---, what it is asked. seed: below 2**31. about: see
     explorers.base.Dialogue."""
     system, _, user = _template(name).render(**values).partition("\n---\n")
-    return Question(system.strip(), user.strip(), seed, about)
+    return Question(whole(system.strip()), whole(user.strip()), seed, about)
 
 
 @functools.cache
@@ -49,9 +50,9 @@ def step_line(index: int, call: Call, answer: str, error: bool) -> str:
 
 
 def _in_a_line(row: dict) -> str:
-    """JSON that no separator of lines ends, not even one of Unicode's own."""
+    """JSON that no separator of lines ends, not even one of Unicode's own, and that can be encoded."""
     text = json.dumps(row, ensure_ascii=False)
-    return SEPARATORS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def line(text: str) -> str:

@@ -129,9 +129,9 @@ def word(
 ) -> str:
     """A user's message in one of a few styles, from the family's words for a call or, where it has none, from the
     tools' documentation and the arguments."""
-    docs = {t["function"]["name"]: t["function"].get("description", "") for t in tools}
+    docs = {t["function"]["name"]: t["function"].get("description") or "" for t in tools}
     style = int(rng.integers(2))
-    clauses = [wording(c) or instruction(docs[c.name]) + arguments_text(c, style) for c in calls]
+    clauses = [wording(c) or asked(c.name, docs[c.name]) + arguments_text(c, style) for c in calls]
     join = rng.integers(3)
     if len(clauses) == 1:
         text = clauses[0]
@@ -144,10 +144,18 @@ def word(
     return text[0].upper() + text[1:] + "."
 
 
+def asked(name: str, doc: str) -> str:
+    """What a tool does, as a user asks for it: by its documentation or, where it has none, by the words of its name."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\W]+", " ", name).strip().lower()
+    return instruction(doc) or spaced or name
+
+
 def instruction(doc: str) -> str:
-    """The first sentence of a tool's documentation as a short imperative without a period."""
+    """The first sentence of a tool's documentation as a short imperative without a period; "" of an empty one."""
     sentence = re.split(r"\.(?:\s|$)", doc.rsplit("Tool description:", 1)[-1].strip(), maxsplit=1)[0]
     words = sentence.split()
+    if not words:
+        return ""
     if len(words) > MAX_WORDS:
         clause = re.match(r"^(.{20,}?)(?:,| that | which | with | using | given )", sentence)
         words = (clause[1] if clause else sentence).split()[:MAX_WORDS]

@@ -18,6 +18,7 @@ from coevolve_jax.types import Call, Triplet
 REPAIR = 0.75  # probability of acting on an error message that points to another tool
 LOOK = 0.2  # probability of looking around, with a tool that needs no argument, after another error
 STRAY = 0.15  # probability of leaving the task on whose boundary it explores
+KEPT = 128  # tasks whose banks are remembered; D_t may grow to many more
 # Weights among options: of an action in focus, of another that this round has seen already, of a call that it has made.
 FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
 
@@ -58,11 +59,13 @@ class Explorer:
 
     def _bank(self, e: Episode) -> Bank:
         task = e.context.task
-        scenario, bank = self._banks.get(task.id, (None, None))
+        scenario, bank = self._banks.pop(task.id, (None, None))
         if bank is None or scenario is not task.scenario:
             state = task.scenario.get("initial_state", {"scenario": task.scenario})
             bank = Bank(harvest_state(state), known=task.scenario.get("values"))
-            self._banks[task.id] = (task.scenario, bank)
+        self._banks[task.id] = (task.scenario, bank)  # the last used comes last
+        if len(self._banks) > KEPT:
+            del self._banks[next(iter(self._banks))]
         return bank
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 SYNONYMS = {"dir": "directory", "folder": "directory", "zipcod": "zip"}
@@ -15,7 +15,10 @@ STOP = (
 ).split()
 
 
-@cache
+NAME = 100  # characters of a text whose words are remembered: names come again, long answers do not
+
+
+@lru_cache(maxsize=16384)
 def stem(word: str) -> str:
     for suffix in ("ing", "ed", "es", "s", "e"):
         if word.endswith(suffix) and len(word) - len(suffix) >= 3:
@@ -24,12 +27,18 @@ def stem(word: str) -> str:
     return SYNONYMS.get(word, word)
 
 
-@lru_cache(maxsize=65536)
 def tokens(text: str) -> frozenset[str]:
     """Stemmed lower-case words of a snake_case or camelCase name, or of a sentence."""
+    return _tokens_of_name(text) if len(text) <= NAME else _tokens(text)
+
+
+def _tokens(text: str) -> frozenset[str]:
     text = re.sub(r"\blog(?:ged)? in\b|\bauthenticat\w*", "login", text, flags=re.IGNORECASE)
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)
     return frozenset(stem(w.lower()) for w in words)
+
+
+_tokens_of_name = lru_cache(maxsize=16384)(_tokens)
 
 
 def stems(*words: str) -> frozenset[str]:

@@ -99,7 +99,9 @@ class SGLangEngine:
         self._sleeps, self._asleep = sleeps, set[Member]()
         self._given_up = 0
         self.faults = 0  # so far; every one was tried again
-        self.counts: Counter[str] = Counter()  # as of `Engine`
+        self.counts: Counter[str] = Counter(messages=0, slow_retries=0)  # as of `Engine`
+        self._aborts: set[asyncio.Task] = set()  # an event loop holds its tasks weakly
+        self.versions: dict[str, str] = {}  # as of `Engine`
         self._broken: EngineError | None = None
         event_loop.run(self._start(members, patience, restarts))
         try:
@@ -142,6 +144,7 @@ class SGLangEngine:
     async def _complete(self, r: Request) -> Completion:
         """Asks until the message is whole: after a fault again, and on where the server stopped too early; all of it
         anew where it has to fit a schema, of which a server knows the beginning only."""
+        self.counts["messages"] += 1
         constrained = r.sampling.json_schema is not None
         parts = [_NOTHING]
         failed, why = 0, ""
@@ -162,6 +165,7 @@ class SGLangEngine:
                 member.served += 1
             except Fault as fault:
                 self.faults += 1
+                self.counts["slow_retries"] += isinstance(fault, Slow)
                 failed, why = failed + 1, str(fault)
                 if isinstance(fault, Slow) and member.served > served:  # others it has answered meanwhile
                     self._fleet.release([r.session])
@@ -204,7 +208,9 @@ class SGLangEngine:
         try:
             answer = await self._call(member, "POST", "/generate", body, self._timeout)
         except (asyncio.CancelledError, Fault):
-            asyncio.ensure_future(self._abort(member, rid))
+            abort = asyncio.ensure_future(self._abort(member, rid))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
             raise
         budget = r.sampling.max_new_tokens - done
         completion = read_answer(answer, self._config.vocab_size, budget, r.sampling.stop_ids)
@@ -259,6 +265,9 @@ class SGLangEngine:
                     f"{error} Start it with experiments/serve.py, or leave config.engine.url empty to "
                     "have one launched."
                 ) from None
+            if version := served.get("version"):
+                told = {*filter(None, self.versions.get("sglang", "").split(", ")), str(version)}
+                self.versions["sglang"] = ", ".join(sorted(told))
             room = served.get("context_length")
             if isinstance(room, int) and room < self._max_length + SPARE:
                 raise EngineError(

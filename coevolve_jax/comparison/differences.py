@@ -1,0 +1,327 @@
+"""What the raw numbers of a comparison say: each arm's mean, differences paired by seed, their tests, and curves.
+
+Rows are those of outcomes.csv. A lost trial is one that was asked for and whose rollout is invalid: neither a success nor
+a failure. Where an arm lost more than stats.LOST of its trials, or counting them moves its mean by more than that,
+"if_lost_failed" holds the same numbers with each lost trial counted as a failure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coevolve_jax.analysis import stats
+
+EFFECT = 0.03  # the difference that the sizing asks for
+RESAMPLES = 2000
+AT_WORST = (
+    "if_lost_failed",
+    "if_diverged_failed",
+)  # keys of an arm or a difference: the same numbers once more
+
+Row = Mapping[str, Any]
+Runs = Mapping[tuple[str, int], "Counts"]  # by (arm, seed)
+
+
+class Metric(NamedTuple):
+    """What is compared: success of a held-out set after the last step. group: "weak": the mean over the weak tools
+    of the success on the tasks that call them; "others": on those that call none; "all"."""
+
+    name: str
+    set: str
+    group: str
+
+
+METRICS = {
+    "weak": Metric(
+        "macro success on tasks with weak tools, tool-balanced set, last step", "balanced", "weak"
+    ),
+    "others": Metric(
+        "success on tasks without weak tools, tool-balanced set, last step", "balanced", "others"
+    ),
+    "iid": Metric("success on the i.i.d. held-out set, last step", "iid", "all"),
+}
+
+
+class Counts(NamedTuple):
+    """Of one run, by row (weak tool, or one for all) and scenario: successes, trials and lost trials [rows, scenarios].
+
+    there: whether the run's held-out set has the scenario, [scenarios]. tally: lost trials, trials asked for and tasks
+    whose every trial was lost, each task counted once, [3].
+    """
+
+    successes: np.ndarray
+    trials: np.ndarray
+    lost: np.ndarray
+    there: np.ndarray
+    tally: np.ndarray
+
+    def value(self, weights: np.ndarray | None = None) -> np.ndarray | float:
+        """Mean over the rows of their success rates; NaN where no row has a trial. weights: [B, scenarios], how often
+        each scenario counts: [B]."""
+        w = np.ones((1, self.trials.shape[1])) if weights is None else weights
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rates = (w @ self.successes.T) / (w @ self.trials.T)
+            known = np.isfinite(rates)
+            means = np.where(known, rates, 0).sum(axis=1) / known.sum(axis=1)
+        return float(means[0]) if weights is None else means
+
+    def lost_as_failures(self) -> Counts:
+        return self._replace(trials=self.trials + self.lost)
+
+    def all_failed(self) -> Counts:
+        """The worst that a run can be."""
+        return self._replace(
+            successes=np.zeros_like(self.trials),
+            trials=np.ones_like(self.trials),
+            lost=np.zeros_like(self.lost),
+            there=np.ones_like(self.there),
+            tally=np.zeros_like(self.tally),
+        )
+
+    def of_scenarios(self, chosen: np.ndarray) -> Counts:
+        return Counts(
+            self.successes[:, chosen],
+            self.trials[:, chosen],
+            self.lost[:, chosen],
+            self.there[chosen],
+            self.tally,
+        )
+
+    @classmethod
+    def empty(cls, rows: int, scenarios: int) -> Counts:
+        made = lambda: np.zeros((rows, scenarios))
+        return cls(made(), made(), made(), np.zeros(scenarios, bool), np.zeros(3, int))
+
+
+def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict[tuple[str, int], Counts]:
+    """By (arm, seed). step: of the evaluation; None: the last of each run."""
+    rows = [r for r in rows if r["set"] == metric.set]
+    last: dict[tuple[str, int], int] = {}
+    for r in rows:
+        key = (r["arm"], int(r["seed"]))
+        last[key] = max(last.get(key, 0), int(r["step"]))
+    scenarios = {s: i for i, s in enumerate(sorted({r["scenario"] for r in rows}))}
+    tools = sorted({tool for r in rows for tool in r["weak"].split(";") if tool})
+    names = tools if metric.group == "weak" else [metric.group]
+    found: dict[tuple[str, int], Counts] = {}
+    for r, asked in zip(rows, samples(rows), strict=True):
+        key = (r["arm"], int(r["seed"]))
+        if int(r["step"]) != (last[key] if step is None else step):
+            continue
+        if key not in found:
+            found[key] = Counts.empty(len(names), len(scenarios))
+        c, where, trials = found[key], scenarios[r["scenario"]], int(r["trials"])
+        c.there[where] = True
+        weak = [tool for tool in r["weak"].split(";") if tool]
+        own = weak if metric.group == "weak" else [metric.group] if metric.group == "all" or not weak else []
+        for name in own:
+            c.successes[names.index(name), where] += int(r["successes"])
+            c.trials[names.index(name), where] += trials
+            c.lost[names.index(name), where] += asked - trials
+        if own:
+            c.tally[:] += (asked - trials, asked, asked > trials == 0)
+    return found
+
+
+def samples(rows: Sequence[Row]) -> list[int]:
+    """Trials that each row's evaluation asked for of a task: its "samples"; where it has none, as published before
+    there was this column, the most trials that any row of its set and setting has."""
+    most: dict[tuple[str, str], int] = {}
+    kinds = [(r["set"], r["arm"].partition("+")[2]) for r in rows]
+    for r, kind in zip(rows, kinds, strict=True):
+        most[kind] = max(most.get(kind, 0), int(r["trials"]))
+    return [
+        max(int(r.get("samples") or most[kind]), int(r["trials"]))
+        for r, kind in zip(rows, kinds, strict=True)
+    ]
+
+
+def lost_by_evaluation(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, tuple[int, int]]]]:
+    """{set: {arm: {step: (lost trials, trials asked for)}}}, over tasks and seeds."""
+    found: dict[str, dict[str, dict[int, tuple[int, int]]]] = {}
+    for r, asked in zip(rows, samples(rows), strict=True):
+        steps = found.setdefault(r["set"], {}).setdefault(r["arm"], {})
+        lost, of = steps.get(int(r["step"]), (0, 0))
+        steps[int(r["step"])] = (lost + asked - int(r["trials"]), of + asked)
+    return found
+
+
+def at_worst(found: Runs, arm: str) -> dict[str, Any] | None:
+    """The numbers of an arm with its lost trials counted as failures, where this says something else (stats.LOST)."""
+    own = {key: c for key, c in found.items() if key[0] == arm}
+    worst = _values({key: c.lost_as_failures() for key, c in own.items()})
+    values, told = _values(own), _lost(own.values())
+    moved = bool(values and worst) and abs(_mean(values.values()) - _mean(worst.values())) > stats.LOST
+    return _over_seeds(worst) if told["lost_share"] > stats.LOST or moved else None
+
+
+def difference(found: Runs, a: str, b: str, seed: int = 0) -> dict[str, Any]:
+    """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed. Seeds
+    in which one of them has no value are left out. lost, lost_share: of the trials of both."""
+    own = {key: c for key, c in found.items() if key[0] in (a, b)}
+    row = {**_difference(own, a, b, seed), **_lost(own.values(), tasks=False)}
+    if at_worst(own, a) or at_worst(own, b):
+        failed = {key: c.lost_as_failures() for key, c in own.items()}
+        row["if_lost_failed"] = _difference(failed, a, b, seed)
+    return row
+
+
+def _difference(found: Runs, a: str, b: str, seed: int) -> dict[str, Any]:
+    known = {key for key, c in found.items() if np.isfinite(c.value())}
+    seeds = sorted({s for arm, s in known if arm == a} & {s for arm, s in known if arm == b})
+    mine, theirs = ([found[arm, s] for s in seeds] for arm in (a, b))
+    ours, other = (np.array([c.value() for c in side]) for side in (mine, theirs))
+    d = ours - other
+    row: dict[str, Any] = {
+        "a": a,
+        "b": b,
+        "n": len(seeds),
+        "difference": float(np.mean(d)) if seeds else None,
+    }
+    if len(seeds) < 2:
+        return row | {"note": "an interval needs 2 seeds"}
+    t, constant = stats.over_seeds(d), stats.alike(d)
+    low, high, empty = _bootstrap(mine, theirs, seed)
+    sd = statistics.stdev(d.tolist())
+    return row | {
+        "low": t.low,
+        "high": t.high,
+        "boot_low": low,
+        "boot_high": high,
+        "boot_empty": empty,
+        "p": stats.paired_p(d),
+        "p_improvement": stats.probability_of_improvement(ours, other),
+        "sd": sd,
+        "seeds_for_effect": None if constant else stats.seeds_needed(sd, EFFECT),
+        "by_seed": dict(zip(map(str, seeds), d.tolist())),
+    }
+
+
+def _bootstrap(
+    mine: Sequence[Counts], theirs: Sequence[Counts], seed: int
+) -> tuple[float | None, float | None, float]:
+    """The interval of the mean difference over seeds and over the scenarios of these runs, crossed; none where no sample
+    differs from another. Third: the share of samples that hold no task of the metric and are left out."""
+    there = np.any([c.there for c in (*mine, *theirs)], axis=0)
+    rng = np.random.default_rng(seed)
+    where = stats.resample(int(there.sum()), rng, RESAMPLES)
+    pairs = [(x.of_scenarios(there), y.of_scenarios(there)) for x, y in zip(mine, theirs, strict=True)]
+    by_seed = np.stack([x.value(where) - y.value(where) for x, y in pairs])  # [S, B]
+    drawn = stats.resample(len(pairs), rng, RESAMPLES) / len(pairs)
+    sampled = np.einsum("sb,bs->b", by_seed, drawn)
+    known = sampled[np.isfinite(sampled)]
+    empty = 1 - len(known) / RESAMPLES
+    if not len(known) or stats.alike(known):
+        return None, None, empty
+    low, high = np.quantile(known, [0.025, 0.975])
+    return float(low), float(high), empty
+
+
+def compare(
+    rows: Sequence[Row],
+    metric: Metric,
+    arms: Sequence[str],
+    planned: Sequence[tuple[str, str]],
+    diverged: Iterable[tuple[str, int]] = (),
+) -> dict[str, Any]:
+    """Each arm's mean, and the planned differences with Holm's correction over them.
+
+    diverged: (arm, seed) of runs without a result; "if_diverged_failed" counts each as success 0.
+    """
+    ended = [(arm, int(seed)) for arm, seed in diverged]
+    found = {key: c for key, c in counts(rows, metric).items() if key not in ended}
+    shape = next(iter(found.values()), Counts.empty(1, 1))
+    whole = {**found, **{key: shape.all_failed() for key in ended}}
+    table = []
+    for arm in arms:
+        own = {key: c for key, c in found.items() if key[0] == arm}
+        entry = {"arm": arm, **_over_seeds(_values(own)), **_lost(own.values())}
+        if worst := at_worst(found, arm):
+            entry["if_lost_failed"] = worst
+        if seeds := sorted(s for name, s in ended if name == arm):
+            entry["diverged"] = seeds
+            entry["if_diverged_failed"] = _over_seeds(
+                _values({k: c for k, c in whole.items() if k[0] == arm})
+            )
+        table.append(entry)
+    differences = [difference(found, a, b) for a, b in planned]
+    for d in differences:
+        if any(arm in (d["a"], d["b"]) for arm, _ in ended):
+            d["if_diverged_failed"] = _difference(whole, d["a"], d["b"], 0)
+    correct(differences)
+    return {"metric": metric._asdict(), "arms": table, "planned": differences}
+
+
+def correct(family: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]] | None = None) -> None:
+    """Sets p_holm of `told` (by default of all) with Holm's correction over the family, each of whose members counts,
+    tested or not; likewise for the same differences at worst."""
+    for kind in (None, *AT_WORST):
+        version = lambda d, kind=kind: d.get(kind, d) if kind else d
+        adjusted = stats.holm([version(d).get("p") for d in family])
+        for d, p in zip(family, adjusted, strict=True):
+            if (told is None or any(d is t for t in told)) and "p" in (own := d.get(kind, {}) if kind else d):
+                own["p_holm"] = p
+
+
+def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
+    """Mean and t interval over seeds at each evaluated step, the share of lost trials, and the mean with these counted as
+    failures where that says something else: {metric: {arm: {step, mean, low, high, lost, if_lost_failed}}}."""
+    found: dict[str, Any] = {}
+    keys = ("step", "mean", "low", "high", "lost", "if_lost_failed")
+    for name in metrics:
+        for step in sorted({int(r["step"]) for r in rows}):
+            at = counts(rows, METRICS[name], step)
+            for arm in dict.fromkeys(arm for arm, _ in at):
+                own = {key: c for key, c in at.items() if key[0] == arm}
+                e, worst = _over_seeds(_values(own)), at_worst(own, arm)
+                lost = _lost(own.values())["lost_share"]
+                if not (e["n"] or worst):
+                    continue
+                line = found.setdefault(name, {}).setdefault(arm, {key: [] for key in keys})
+                values = (*(e.get(key) for key in ("mean", "low", "high")), lost, worst and worst.get("mean"))
+                for key, value in zip(keys, (step, *values), strict=True):
+                    line[key].append(value)
+    return found
+
+
+def no_values(rows: Sequence[Row], metrics: Iterable[str]) -> list[str]:
+    """A sentence for each metric that is not known of a run: no task of it has a valid rollout."""
+    said = []
+    for name in metrics:
+        lost = [key for key, c in sorted(counts(rows, METRICS[name]).items()) if not np.isfinite(c.value())]
+        if lost:
+            runs = ", ".join(f"{column}, seed {seed}" for column, seed in lost)
+            said.append(f"Without a valid rollout of {METRICS[name].name}, and left out of it: {runs}.")
+    return said
+
+
+def _values(runs: Runs) -> dict[int, float]:
+    """By seed, of one arm; a run without a trial has none."""
+    values = {seed: float(c.value()) for (_, seed), c in sorted(runs.items(), key=lambda item: item[0][1])}
+    return {seed: value for seed, value in values.items() if np.isfinite(value)}
+
+
+def _over_seeds(values: Mapping[int, float]) -> dict[str, Any]:
+    row: dict[str, Any] = {"n": len(values), "values": {str(s): v for s, v in values.items()}}
+    own = list(values.values())
+    if own:
+        row |= {"mean": _mean(own), "iqm": stats.interquartile_mean(own)}
+    if len(own) > 1:
+        e = stats.over_seeds(own)
+        row |= {"low": e.low, "high": e.high}
+    return row
+
+
+def _lost(runs: Iterable[Counts], tasks: bool = True) -> dict[str, Any]:
+    """Lost trials of runs together: how many, their share, and tasks of which no trial is left."""
+    lost, asked, whole = map(int, np.sum([np.zeros(3, int), *(c.tally for c in runs)], axis=0))
+    told = {"lost": lost, "lost_share": lost / asked if asked else 0.0}
+    return {**told, "lost_tasks": whole} if tasks else told
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)

@@ -1,0 +1,277 @@
+"""Settings that have no effect under the rest of a config.
+
+RULES has every key of a config that can be without effect whatever its value, when, and why. Not in it are keys whose effect depends
+on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.row_buckets).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a rule looks at. reads: of `configs.reads`. experts: whether the model has some; None where its folder does not
+    say. fresh: D_t holds no task that evolution made; False also where that is not known."""
+
+    config: ConfigDict
+    reads: Collection[str] | None
+    experts: bool | None
+    fresh: bool
+
+    @property
+    def static(self) -> bool:
+        """D_t does not grow."""
+        return self.reads is not None and "evolution.every" not in self.reads
+
+
+class Rule(NamedTuple):
+    """keys: with the values of which nothing is said: the default, and those that switch off what is off already; none where every
+    value is told. when: they have no effect. why: completes "config.KEY = VALUE has no effect: "."""
+
+    keys: Mapping[str, tuple]
+    when: Callable[[Run], bool]
+    why: str
+
+
+def _uses_kl(c: ConfigDict) -> bool:
+    return c.learner.kl != "none" and c.learner.kl_coef > 0
+
+
+def _all_by_rules(c: ConfigDict) -> bool:
+    """An explorer with a model of its own, which leaves every part to the rules."""
+    return all(c.explorer.get(part) == "scripted" for part in configs.PARTS)
+
+
+# Of values with several defaults the others are those that configs/*qwen* keep for a run by the other engine.
+LAUNCHED = {
+    "engine.servers": (1,),
+    "engine.python": ("",),
+    "engine.arguments": ("",),
+    "engine.restarts": (5,),
+}
+SERVED = {
+    **LAUNCHED, "engine.url": ("",), "engine.push": ("disk",), "engine.push_folder": ("",), "engine.push_timeout": (600.0,),
+    "engine.push_exact": (True,), "engine.timeout": (120.0, 1200.0), "engine.attempts": (5,), "engine.patience": (120.0, 900.0),
+}  # fmt: skip
+OF_FAMILY = {
+    "bfcl": ("toolsets",), "tau2": ("domains",), "textworld": ("difficulty", "games"), "appworld": (),
+}  # fmt: skip
+
+RULES = (
+    Rule(
+        {"learner.clip_low": (0.2,), "learner.clip_high": (0.2,)},
+        lambda r: r.config.learner.tis_cap > 0 and r.config.learner.epochs == 1 and not r.config.rollout.max_staleness,
+        "config.learner.tis_cap is above 0, config.learner.epochs is 1 and config.rollout.max_staleness is 0, so every ratio "
+        "is exactly 1; config.learner.tis_cap bounds the weights instead",
+    ),
+    Rule(
+        {"learner.constant_length": (512,)},
+        lambda r: r.config.learner.aggregate != "constant",
+        "config.learner.aggregate is not constant",
+    ),
+    Rule(
+        {"learner.kl_bound": (10.0, 0.0)},
+        lambda r: not _uses_kl(r.config),
+        "config.learner.kl is none or config.learner.kl_coef is 0, so the loss has no KL term",
+    ),
+    Rule(
+        {"learner.kl_coef": (0.01, 0.0)},
+        lambda r: r.config.learner.kl == "none",
+        "config.learner.kl is none",
+    ),
+    Rule(
+        {"learner.kl": ("k3", "none")},
+        lambda r: r.config.learner.kl_coef == 0,
+        "config.learner.kl_coef is 0",
+    ),
+    Rule(
+        {"learner.decay_steps": (0,), "learner.final_rate": (0.0,)},
+        lambda r: r.config.learner.schedule == "constant",
+        "config.learner.schedule is constant",
+    ),
+    Rule(
+        {"learner.decay_embeddings": (False,)},
+        lambda r: r.config.learner.weight_decay == 0,
+        "config.learner.weight_decay is 0",
+    ),
+    Rule(
+        {"learner.decay_embeddings": (False,)},
+        lambda r: r.config.learner.lora_rank > 0,
+        "config.learner.lora_rank is above 0, and adapters alone are trained",
+    ),
+    Rule(
+        {"learner.skip_dead_groups": (True,)},
+        lambda r: r.config.learner.dynamic_sampling > 0 or r.config.learner.group_filter,
+        "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by themselves",
+    ),
+    Rule(
+        {"learner.lora_alpha": (16.0,), "learner.lora_targets": ("layers/.*_proj/kernel",)},
+        lambda r: r.config.learner.lora_rank == 0,
+        "config.learner.lora_rank is 0",
+    ),
+    Rule(
+        {"learner.router_balance": (0.0,)},
+        lambda r: r.experts is False,
+        "the model has no experts",
+    ),
+    Rule(
+        {"data.sampling_floor": (0.1,)},
+        lambda r: r.config.data.sampling == "uniform",
+        "config.data.sampling is uniform",
+    ),
+    Rule(
+        {"data.leak_embedding_threshold": (0.0,)},
+        lambda r: not r.config.data.get("leak_embedding"),
+        "config.data.leak_embedding names no model",
+    ),
+    Rule(
+        {"data.initial_tasks": (100,)},
+        lambda r: bool(r.config.data.get("initial_file")) and "testbed" not in r.config,
+        "config.data.initial_file gives D_0, all of its tasks",
+    ),
+    Rule(
+        {"data.max_tasks": (0,)},
+        lambda r: r.static and not r.config.data.get("initial_file"),
+        "the strategy {strategy} does not let the training set grow",
+    ),
+    Rule(
+        {"data.new_share": (0.5, 0.0)},
+        lambda r: r.static and r.fresh,
+        "the strategy {strategy} does not let the training set grow",
+    ),
+    *(
+        Rule(
+            {key: (default,)},
+            lambda r, key=key: r.reads is not None and key not in r.reads,
+            "the strategy {strategy} does not read it",
+        )
+        for key, default in (
+            ("evolution.every", 10), ("evolution.overlap", 0), ("evolution.settle_steps", 10), ("evolution.tasks", 24),
+            ("evolution.contexts", 24), ("signals.window", 10), ("signals.rare_percent", 1.0),
+        )
+    ),
+    Rule(
+        {"evolution.executions": (1,), "explorer.calibration": (4, 0)},
+        lambda r: not r.config.evolution.validate,
+        "config.evolution.validate is False",
+    ),
+    Rule(
+        {"evaluation.balanced_candidates": (0,)},
+        lambda r: r.config.evaluation.balanced_tasks == 0,
+        "config.evaluation.balanced_tasks is 0",
+    ),
+    Rule(
+        {"logging.trajectories_every": (10,)},
+        lambda r: r.config.logging.trajectories == 0,
+        "config.logging.trajectories is 0",
+    ),
+    Rule(
+        {"engine.sharded": (False,), "engine.cache_tokens": (0, 2**20, 2**21)},
+        lambda r: r.config.engine.name != "native",
+        "it is the in-process engine's, and config.engine.name is not native",
+    ),
+    Rule(
+        {"engine.sharded": (False,)},
+        lambda r: math.prod(r.config.mesh.values()) == 1,
+        "config.mesh has one device",
+    ),
+    Rule(
+        SERVED,
+        lambda r: r.config.engine.name == "native",
+        "it is of servers, and config.engine.name is native",
+    ),
+    Rule(
+        LAUNCHED,
+        lambda r: r.config.engine.name == "sglang" and bool(r.config.engine.url),
+        "config.engine.url names servers that run already, so none is launched",
+    ),
+    Rule(
+        {"engine.push_folder": ("",)},
+        lambda r: r.config.engine.push == "distributed",
+        "config.engine.push is distributed",
+    ),
+    *(
+        Rule(
+            {f"environment.{key}": () for key in keys},
+            lambda r, family=family: r.config.environment.name in OF_FAMILY.keys() - {family},
+            f"it is a setting of the environment {family}",
+        )
+        for family, keys in OF_FAMILY.items()
+    ),
+    Rule(
+        {f"explorer.{key}": () for key in ("timeout", "attempts", "patience", "key_variable")},
+        lambda r: bool(r.config.explorer.get("offline")),
+        "config.explorer.offline is True, so no server is asked",
+    ),
+    Rule(
+        {"explorer.budget_money": (0.0,)},
+        lambda r: r.config.explorer.get("price_in") == r.config.explorer.get("price_out") == 0,
+        "config.explorer.price_in and price_out are 0, so nothing is ever spent",
+    ),
+    Rule(
+        {f"explorer.{key}": () for key in (
+            "base_url", "model", "key_variable", "temperature", "max_tokens", "max_length", "json_schema", "timeout",
+            "attempts", "patience", "concurrency", "max_bytes", "price_in", "price_out", "budget_tokens", "budget_money",
+            "cache", "offline",
+        )},
+        lambda r: _all_by_rules(r.config),
+        "every part of the explorer is scripted, so no model is asked",
+    ),
+)  # fmt: skip
+
+
+def idle(config: ConfigDict, fresh: bool = True) -> dict[str, str]:
+    """Keys of a run's config that have no effect, whatever their values, and why. fresh: see `Run`."""
+    return {key: _why(config, rule) for rule, key in _rules(config, fresh)}
+
+
+def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
+    """A sentence for each value that has no effect, unless it is the default."""
+    found = {}
+    for rule, key in _rules(config, fresh):
+        value = _value(config, key)
+        if value not in (rule.keys[key] or _defaults(config, key)):
+            found[key] = f"config.{key} = {value!r} has no effect: {_why(config, rule)}."
+    return list(found.values())
+
+
+def _rules(config: ConfigDict, fresh: bool) -> Iterator[tuple[Rule, str]]:
+    run = Run(config, configs.reads(config), _experts(config.model), fresh)
+    for rule in RULES:
+        there = [key for key in rule.keys if _value(config, key) is not None]
+        if there and rule.when(run):
+            yield from ((rule, key) for key in there)
+
+
+def _why(config: ConfigDict, rule: Rule) -> str:
+    return rule.why.format(strategy=config.strategy.name)
+
+
+def _value(config: ConfigDict, key: str) -> Any:
+    """None where the config has no such key."""
+    section, _, name = key.partition(".")
+    return config.get(section, {}).get(name)
+
+
+def _defaults(config: ConfigDict, key: str) -> tuple:
+    """Of an explorer's own setting; none of another's."""
+    section, _, name = key.partition(".")
+    return (configs.explorer(config.explorer.name).get(name),) if section == "explorer" else ()
+
+
+def _experts(model: str) -> bool | None:
+    try:
+        found = json.loads((Path(model) / "config.json").read_text())
+        return any(found.get(name) for name in ("num_experts", "num_local_experts"))
+    except (OSError, ValueError, AttributeError):
+        return None
