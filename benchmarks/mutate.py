@@ -114,7 +114,8 @@ def main(_) -> None:
     # With a name that no mutant has it makes the mutants, learns which test calls what, and stops.
     done = mutmut(python, folder, ["none"], _PROCESSES.value, capture_output=True, text=True)
     if "nothing matches" not in done.stderr:
-        sys.exit(f"mutmut could not begin:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        unmutated = f"see that the tests that it was to use pass in {folder / 'mutants'}"
+        sys.exit(f"mutmut could not begin: {unmutated}.\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
     found = [m for m in mutants(folder, patterns) if _TEXTS.value or not m.text]
     if _SAMPLE.value and _SAMPLE.value < len(found):
@@ -210,8 +211,8 @@ def mutmut(
     python: Path, folder: Path, names: list[str], processes: int, **options
 ) -> subprocess.CompletedProcess:
     command = [python, "-m", "mutmut", "run", "--max-children", str(processes), *names]
-    # A path that names this tree would hide the mutants.
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"JAX_PLATFORMS": "cpu"}
+    # Programs that tests start see the mutants too, and not this tree.
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder / "mutants")}
     return subprocess.run(command, cwd=folder, env=environ, check=False, **options)
 
 
