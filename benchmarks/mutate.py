@@ -1,9 +1,10 @@
 """How many small faults do the tests find? Mutation testing with mutmut, of a seeded sample of the mutants.
 
-    .venv/bin/python -m pip install mutmut==3.8.1
     .venv/bin/python benchmarks/mutate.py --sample=300 --seed=0
+    .venv/bin/python benchmarks/mutate.py --only=comparison,analysis --sample=60
     .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --tests=tests/test_signals.py --sample=0
 
+mutmut gets a virtual environment of its own (--tool), which sees the packages of this one; the first call makes it.
 It works in a copy of the tree, where it goes on if it was stopped; each mutant meets the tests that call its function.
 It prints the survivors and the score: those found, by a failing test or by running out of time, of those tried; a
 mutant that no test calls is not found. What only changes a text (messages, mostly) is left out unless --texts is given.
@@ -19,40 +20,69 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
+import venv
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
-FILES = [
-    "coevolve_jax/strategies/*.py",
-    "coevolve_jax/synthesis/*.py",
-    "coevolve_jax/grpo/*.py",
-    "coevolve_jax/run.py",
-    "coevolve_jax/rollout/agent.py",
-]
-TESTS = [  # of these files, without servers and without a model that is run
-    "tests/test_signals.py",
-    "tests/test_synthesis.py",
-    "tests/test_leakage.py",
-    "tests/test_task_pool.py",
-    "tests/test_grpo.py",
-    "tests/test_losses.py",
-    "tests/test_streams.py",
-    "tests/test_packing.py",
-    "tests/test_logprobs.py",
-    "tests/test_lora.py",
-    "tests/test_rollout.py",
-    "tests/test_collect.py",
-    "tests/test_loop.py",
-    "tests/test_strategies.py::test_every_strategy_passes_the_suite",
-]
-_FILES = flags.DEFINE_list("files", FILES, "Patterns of the files to mutate.")
-_TESTS = flags.DEFINE_list("tests", TESTS, "Test files, or tests as FILE::NAME, that may find the mutants.")
+VERSION = "3.8.1"  # of mutmut
+WHOLE_LOOP = ("tests/test_loop.py", "tests/test_run_files.py")
+SUITE = "tests/test_strategies.py::test_every_strategy_passes_the_suite"
+
+
+class Module(NamedTuple):
+    """What is mutated together. files: patterns. tests: nearest to them, without servers, browsers or a model that is run."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def module(files: str, *tests: str) -> Module:
+    """files: below coevolve_jax/. tests: names without tests/test_ and .py, or whole paths."""
+    paths = [name if "/" in name else f"tests/test_{name}.py" for name in tests]
+    return Module(tuple(f"coevolve_jax/{name}" for name in files.split()), tuple(paths))
+
+
+MODULES = {
+    "strategies": module("strategies/*.py", "arms", "comparable", "collect", SUITE, *WHOLE_LOOP),
+    "synthesis": module(
+        "synthesis/*.py", "signals", "synthesis", "choice", "leakage", "task_pool", "comparable", *WHOLE_LOOP
+    ),
+    "grpo": module(
+        "grpo/*.py", "grpo", "losses", "streams", "packing", "logprobs", "lora", "collect", *WHOLE_LOOP
+    ),
+    "agent": module("rollout/agent.py", "rollout", "comparable", *WHOLE_LOOP),
+    "begin": module("begin.py", *WHOLE_LOOP),
+    "run": module("run.py", "logs", *WHOLE_LOOP),
+    "collect": module("collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
+    "evaluate": module("evaluate.py", "evaluate", "scores", *WHOLE_LOOP),
+    "health": module("health.py", "health", "step_numbers", *WHOLE_LOOP),
+    "explorers": module(
+        "explorers/*.py explorers/scripted/*.py explorers/llm/*.py",
+        *("evidence", "scripted", "explorers", "llm_explorer", "demonstrator"),
+    ),
+    "comparison": module("comparison/*.py", "comparison", "comparable", "stats"),
+    "analysis": module("analysis/*.py", "run_read", "report", "stats", "summary", "comparison", "scores"),
+}
+EXCLUDED = (  # start whole programs, which take minutes, or do not see the mutants
+    "test_cells_run_fail_by_name_and_go_on",
+    "test_command_line",
+    "over_http",
+    "killed",
+)
+_ONLY = flags.DEFINE_list("only", list(MODULES), "Modules to mutate, with the tests nearest to each.")
+_FILES = flags.DEFINE_list("files", [], "Patterns of the files to mutate, in place of --only.")
+_TESTS = flags.DEFINE_list(
+    "tests", [], "With --files: test files, or tests as FILE::NAME, that may find the mutants."
+)
+_TOOL = flags.DEFINE_string("tool", str(ROOT / "runs" / "mutmut"), "Virtual environment of mutmut.")
 _SAMPLE = flags.DEFINE_integer("sample", 300, "How many mutants to try; 0: all.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
 _TEXTS = flags.DEFINE_bool("texts", False, "Try also mutants that only change a text.")
@@ -77,18 +107,20 @@ class Mutant(NamedTuple):
 
 def main(_) -> None:
     folder = Path(_FOLDER.value)
+    patterns, tests = chosen(_ONLY.value, _FILES.value, _TESTS.value)
+    python = environment(Path(_TOOL.value))
     copy_tree(folder)
-    patterns = _FILES.value
-    configure(folder, patterns, [t for t in _TESTS.value if (folder / t.partition("::")[0]).exists()])
+    configure(folder, patterns, [t for t in tests if (folder / t.partition("::")[0]).exists()])
     # With a name that no mutant has it makes the mutants, learns which test calls what, and stops.
-    done = mutmut(folder, ["none"], _PROCESSES.value, capture_output=True, text=True)
+    done = mutmut(python, folder, ["none"], _PROCESSES.value, capture_output=True, text=True)
     if "nothing matches" not in done.stderr:
-        sys.exit(f"mutmut could not begin:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        unmutated = f"see that the tests that it was to use pass in {folder / 'mutants'}"
+        sys.exit(f"mutmut could not begin: {unmutated}.\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
     found = [m for m in mutants(folder, patterns) if _TEXTS.value or not m.text]
     if _SAMPLE.value and _SAMPLE.value < len(found):
-        chosen = set(random.Random(_SEED.value).sample(sorted(m.name for m in found), _SAMPLE.value))
-        sample = [m for m in found if m.name in chosen]
+        drawn = set(random.Random(_SEED.value).sample(sorted(m.name for m in found), _SAMPLE.value))
+        sample = [m for m in found if m.name in drawn]
     else:
         sample = found
     left = [name for name, kind in kinds(folder, sample).items() if kind == "untried"]
@@ -99,11 +131,36 @@ def main(_) -> None:
     if left:
         told = threading.Event()
         threading.Thread(target=tell, args=(folder, sample, told), daemon=True).start()
-        mutmut(
-            folder, left, _PROCESSES.value, stdout=subprocess.DEVNULL
-        )  # keeps what is done, also if it is ended
+        # It keeps what is done, also if it is ended.
+        mutmut(python, folder, left, _PROCESSES.value, stdout=subprocess.DEVNULL)
         told.set()
     report(folder, sample)
+
+
+def chosen(only: Sequence[str], files: Sequence[str], tests: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Patterns of files, and tests. Raises app.UsageError for a module that is none, and for files without tests."""
+    if files:
+        if not tests:
+            raise app.UsageError(
+                "--files names files to mutate: name the tests that may find the mutants in --tests."
+            )
+        return list(files), list(tests)
+    if unknown := [name for name in only if name not in MODULES]:
+        raise app.UsageError(f"--only={','.join(unknown)} is no module: name some of {', '.join(MODULES)}.")
+    found = [MODULES[name] for name in only]
+    return [f for m in found for f in m.files], list(dict.fromkeys(t for m in found for t in m.tests))
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of a virtual environment that has mutmut beside the packages of this one, which stays as it is."""
+    python = folder / "bin" / "python"
+    if not (folder / "made").exists():
+        venv.create(folder, with_pip=True, clear=True)
+        (own,) = folder.glob("lib/python*/site-packages")
+        (own / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([python, "-m", "pip", "install", "-q", f"mutmut=={VERSION}"], check=True)
+        (folder / "made").touch()
+    return python
 
 
 def tell(folder: Path, sample: list[Mutant], over: threading.Event) -> None:
@@ -136,7 +193,12 @@ def configure(folder: Path, files: list[str], tests: list[str]) -> None:
         "only_mutate": files,
         "also_copy": [p.name for p in folder.iterdir() if p.name not in ("mutants", "tests")],
         "pytest_add_cli_args_test_selection": tests,
-        "pytest_add_cli_args": ["-p", "no:cacheprovider"],
+        "pytest_add_cli_args": [
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            " and ".join(f"not {name}" for name in EXCLUDED),
+        ],
         "process_isolation": "forkserver",  # JAX does not survive a fork
         "use_git_change_detection": False,
     }
@@ -145,9 +207,12 @@ def configure(folder: Path, files: list[str], tests: list[str]) -> None:
     (folder / "pyproject.toml").write_text(f"{text}\n[tool.mutmut]\n{lines}")
 
 
-def mutmut(folder: Path, names: list[str], processes: int, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), *names]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+def mutmut(
+    python: Path, folder: Path, names: list[str], processes: int, **options
+) -> subprocess.CompletedProcess:
+    command = [python, "-m", "mutmut", "run", "--max-children", str(processes), *names]
+    # Programs that tests start see the mutants too, and not this tree.
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder / "mutants")}
     return subprocess.run(command, cwd=folder, env=environ, check=False, **options)
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax import build
+from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import grow_for_tools, solvable
+from coevolve_jax.strategies.base import credit_groups, grow_for_tools, solvable
 from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Evidence, Group, Signal, Task
@@ -242,6 +243,23 @@ def test_a_probe_counts_valid_rollouts_only():
     config, task = settings_of("random"), a_task(np.random.default_rng(0), "t")
     assert solvable(config, Half(), 0, 1)([task]) == [Admission("always_solved", 1.0)]
     assert solvable(config, Half(), 0, 2)([task]) == [Admission(None, 2 / 3)]
+
+
+# Which groups count
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_what_is_skipped_and_what_is_filtered_are_two_settings(skip, filtered):
+    """The filter sees every group that has spread, whatever is skipped."""
+    own = {"learner.skip_dead_groups": skip, "learner.group_filter": filtered}
+    config, rng = settings_of("static", **own), np.random.default_rng(4)
+    groups = [g for _ in range(8) for g in some_groups(rng)]
+    samples, state = credit_groups(config, groups, FilterState())
+    alive = [g for g in groups if len({t.outcome.reward for t in g.valid}) > 1]
+    assert 0 < len(alive) < len(groups) and state.seen == (len(alive) if filtered else 0)
+    wanted = alive if skip or filtered else groups
+    assert len(samples) == sum(len(g.valid) for g in wanted)
 
 
 # CoEvolve

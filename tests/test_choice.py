@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.synthesis import choice
@@ -38,12 +38,13 @@ def balanced(tasks, count, rng):
     return [t for t in tasks if t in chosen]
 
 
-@given(SEEDS, st.integers(1, 14))
-def test_the_balanced_choice(seed, count):
-    tasks = candidates(seed, 12)
+@settings(max_examples=500)
+@given(SEEDS, st.sampled_from([3, 12, 20]), st.integers(1, 22))
+def test_the_balanced_choice(seed, size, count):
+    tasks = candidates(seed, size)
     found = choice.balanced(tasks, count, np.random.default_rng(seed))
     assert [t.id for t in found] == [t.id for t in balanced(tasks, count, np.random.default_rng(seed))]
-    assert len(found) == min(count, 12)
+    assert len(found) == min(count, size)
 
 
 def times(tool, chosen):

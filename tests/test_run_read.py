@@ -1,13 +1,14 @@
 """What the report reads back from the files of a run: seconds and fates, costs by role, and what is behind a task."""
 
-import datetime
+import dataclasses
 import json
+import tempfile
 
 import numpy as np
 import pytest
 
 from coevolve_jax.analysis.costs import by_role, cost_view
-from coevolve_jax.analysis.loading import Run, asked_for, fate, load_run
+from coevolve_jax.analysis.loading import asked_for, fate, load_run
 from coevolve_jax.analysis.origins import by_exploration, by_task, origins, packed, refused
 from coevolve_jax.analysis.task_map import coordinates
 from coevolve_jax.dialogues import Packer, all_lines, whole
@@ -15,9 +16,9 @@ from coevolve_jax.explorers.base import Dialogue
 
 
 def a_run(**files):
-    empty = dict.fromkeys(("rows", "tasks", "held_out", "signals", "evaluations", "explorations", "dialogues", "costs", "trajectories"), [])  # fmt: skip
-    values = {"name": "run", "config": {}, "summary": {}, "written": datetime.datetime.now()}
-    return Run(**{**values, **empty, **files})
+    """A run of these files, and of no others."""
+    with tempfile.TemporaryDirectory() as empty:
+        return dataclasses.replace(load_run(empty), **files)
 
 
 # Files
