@@ -149,7 +149,7 @@ def test_processes_of_different_configs_are_all_refused(tmp_path, quick):
     for code, message in both:
         assert code == 1 and "Traceback" not in message
         assert "Process 1 was started with another config than process 0" in message
-        assert '"learning_rate": 0.5, not "learning_rate": 0.0003' in message
+        assert '"learning_rate": 0.5, not "learning_rate": 0.0001' in message
     assert not (tmp_path / "run").exists()
 
 

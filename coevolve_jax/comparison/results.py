@@ -16,6 +16,7 @@ import numpy as np
 from coevolve_jax.analysis.stats import lost_trials
 from coevolve_jax.comparison.arms import PLANNED
 from coevolve_jax.comparison.differences import (
+    EFFECT,
     METRICS,
     Counts,
     Metric,
@@ -32,7 +33,7 @@ from coevolve_jax.comparison.plan import Cell, diverged, ended, finished
 from coevolve_jax.comparison.quality import quality
 
 __all__ = (
-    "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves", "difference", "no_values",
+    "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves", "difference", "no_values",
     "outcomes", "read", "read_csv", "summarise",
 )  # fmt: skip
 
