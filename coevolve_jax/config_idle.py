@@ -20,7 +20,7 @@ from coevolve_jax import config as configs
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a rule looks at. reads: of `configs.reads`. experts: whether the model has some; None where its folder does not
+    """Holds what a rule looks at. reads: of `configs.reads`. experts: whether the model has some; None where its folder does not
     say. fresh: D_t holds no task that evolution made; False also where that is not known."""
 
     config: ConfigDict
@@ -264,7 +264,7 @@ def _value(config: ConfigDict, key: str) -> Any:
 
 
 def _defaults(config: ConfigDict, key: str) -> tuple:
-    """Of an explorer's own setting; none of another's."""
+    """Returns the default of an explorer's own setting; nothing for another's."""
     section, _, name = key.partition(".")
     return (configs.explorer(config.explorer.name).get(name),) if section == "explorer" else ()
 

@@ -1,4 +1,4 @@
-"""What kind of value each key of a config holds: a mistyped value is told before anything is computed."""
+"""Knows the kind of value that each key of a config holds, so that a mistyped one is told before anything is computed."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class Run:
         state.pending = {"row": row, "signals": list(found.rows), "shown": shown}
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Of the step that begins now, or goes on with its evolution."""
+        """Returns the seconds of the step that begins now, or that goes on with its evolution."""
         spent = dict(self.state.pending["row"]["seconds"]) if self.state.pending else {}
         return {**spent, "step": sum(spent.values())} if spent else {}
 

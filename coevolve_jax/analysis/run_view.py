@@ -104,7 +104,7 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
 
 
 def lost_sides(summary: Mapping) -> list[str]:
-    """What the held-out evaluations before and after lost, if anything."""
+    """Returns the trials that the held-out evaluations before and after training lost, if any."""
     sides = (summary.get("held_out") or {}).items()
     return [
         f"{n} lost {when} {lost_text(row)}" for when, row in sides if row and (n := stats.lost_trials(row)[0])

@@ -164,7 +164,7 @@ def interval(e: stats.Estimate, form: str, scale: float = 1) -> str:
 
 
 def lost_text(row: Mapping[str, Any]) -> str:
-    """Of how many trials an evaluation lost some; where these are many, its success with them counted as failures."""
+    """Tells how many trials an evaluation lost; above 1%, also its success with them counted as failures."""
     lost, asked = stats.lost_trials(row)
     text = f"of {asked} trials ({lost / asked:.1%})"
     if lost <= stats.LOST * asked:

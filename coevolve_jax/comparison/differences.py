@@ -1,4 +1,4 @@
-"""What the raw numbers of a comparison say: each arm's mean, differences paired by seed, their tests, and curves.
+"""Computes from the raw numbers of a comparison: each arm's mean, differences paired by seed, their tests, and curves.
 
 Rows are those of outcomes.csv. A lost trial is one that was asked for and whose rollout is invalid: neither a success nor
 a failure. Where an arm lost more than stats.LOST of its trials, or counting them moves its mean by more than that,
@@ -27,7 +27,7 @@ Runs = Mapping[tuple[str, int], "Counts"]  # by (arm, seed)
 
 
 class Metric(NamedTuple):
-    """What is compared: success of a held-out set after the last step. group: "weak": the mean over the weak tools
+    """Names a success rate that is compared, of a held-out set after the last step. group: "weak": the mean over the weak tools
     of the success on the tasks that call them; "others": on those that call none; "all"."""
 
     name: str
@@ -47,7 +47,7 @@ METRICS = {
 
 
 class Counts(NamedTuple):
-    """Of one run, by row (weak tool, or one for all) and scenario: successes, trials and lost trials [rows, scenarios].
+    """Holds one run's successes, trials and lost trials, each [rows, scenarios]; a row is a weak tool, or one for all.
 
     there: whether the run's held-out set has the scenario, [scenarios]. tally: lost trials, trials asked for and tasks
     whose every trial was lost, each task counted once, [3].

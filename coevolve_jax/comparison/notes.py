@@ -96,7 +96,7 @@ def lost_notes(lost: Mapping[str, Mapping[str, Mapping[int, tuple[int, int]]]]) 
 
 
 def worst_notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What lost trials hide: where many are lost, the means and planned differences with each counted as a failure. And
+    """Tells what lost trials hide: the means and planned differences with each of them counted as a failure. And
     what the bootstrap leaves out."""
     said = []
     for table in tables:
@@ -125,7 +125,7 @@ def worst_notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _verdict(d: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
-    """What counting lost trials does to the answer."""
+    """Tells what counting lost trials as failures does to the answer."""
     if d["difference"] is None:
         return ""
     if d["difference"] * worst["difference"] < 0:

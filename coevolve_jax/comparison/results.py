@@ -195,7 +195,7 @@ def _planned(
 
 
 def _correct(family: Sequence[dict[str, Any]], later: Mapping[tuple[str, str], str]) -> None:
-    """What was planned later is corrected over all; what was planned before, over that alone."""
+    """Corrects what was planned later over all tests, and what was planned before over those alone."""
     first = [d for d in family if (d["a"], d["b"]) not in later]
     after = [d for d in family if (d["a"], d["b"]) in later]
     for d in after:
@@ -258,7 +258,7 @@ def _tools(task: Mapping) -> set[str]:
 
 
 def _content(task: Mapping) -> str:
-    """What a task is, whatever its name."""
+    """Returns the content of a task as text, without its name."""
     return json.dumps([task.get("scenario"), task["turns"]], sort_keys=True)
 
 

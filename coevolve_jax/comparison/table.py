@@ -41,7 +41,7 @@ def _arm(name: str, a: Mapping[str, Any]) -> str:
 
 
 def _arm_at_worst(a: Mapping[str, Any]) -> list[str]:
-    """What an arm's mean leaves out, and the mean with it."""
+    """Tells what an arm's mean leaves out, and the mean with it."""
     lines = []
     if a.get("lost"):
         whole = f", all of {a['lost_tasks']} tasks" if a["lost_tasks"] else ""

@@ -92,7 +92,7 @@ def function(family: ModuleType, name: str) -> Callable:
 
 
 def versions(family: ModuleType) -> dict[str, str]:
-    """Of the family's PACKAGES, as far as this interpreter has them."""
+    """Returns the versions of the family's PACKAGES, as far as this interpreter has them."""
     found = {}
     for name in getattr(family, "PACKAGES", base.PACKAGES):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -56,7 +56,7 @@ class Interpreter:
         raise Ended(f"{why} All variables are lost.")
 
     def _answer(self, spent: float, until: float) -> Any:
-        """What it writes next. TimeoutError where `_computed` reaches `spent`, or the clock `until`. It has one thread, so
+        """Returns what the process writes next. TimeoutError where `_computed` reaches `spent`, or the clock `until`. It has one thread, so
         that it cannot compute faster than the clock goes."""
         while (left := min(spent - self._computed(), until - _clock())) > 0:
             self._socket.settimeout(max(left, SOON))

@@ -50,7 +50,7 @@ def _split_of(domain: str) -> dict[str, str]:
 
 
 def starts(domain: str, id: str) -> list[str]:
-    """What a task begins with: its users, or in telecom, where all have the same one, the digest of its initial state."""
+    """Returns what a task begins with: its users, or in telecom, where all have the same one, the digest of its initial state."""
     if domain in OWNED:
         return _users(domain, id)
     return [begin({"domain": domain, "actions": _actions(domain, id)}).fingerprint()]

@@ -234,13 +234,13 @@ class Client:
         return await asyncio.shield(under_way[key])
 
     async def _fetch(self, request: Mapping[str, Any], key: str) -> dict:
-        """What was paid is in the cache before anybody reads it."""
+        """Asks, and writes a paid answer into the cache before anybody reads it."""
         reply = await self._endpoint.complete(request)
         self._on_disk(lambda cache: cache.put(key, request, reply))
         return reply
 
     def _on_disk(self, use: Callable[[Cache], T]) -> T | None:
-        """What the cache says; None where there is none, or where its file fails, which is counted."""
+        """Returns the cache's answer; None where there is none, or where its file fails, which is counted."""
         try:
             return use(self._cache) if self._cache else None
         except sqlite3.Error as error:

@@ -34,7 +34,7 @@ class Endpoint:
         self._config = config
 
     async def complete(self, request: Mapping[str, Any]) -> dict:
-        """What the server says to a request, as `condense` has it. Raises Fault."""
+        """Returns the server's answer to a request, as `condense` has it. Raises Fault."""
 
         async def once() -> dict:
             # As it is: chat.completions.create would look through the schema at every request.
@@ -118,7 +118,7 @@ class Endpoint:
 
 
 def condense(body: str) -> dict:
-    """What we read of a chat completion, as JSON values: it is what the cache keeps.
+    """Returns what we read of a chat completion, as JSON values; the cache keeps the same.
 
     Raises Fault ("no_protocol") for what is none.
     """

@@ -72,7 +72,7 @@ def choose(url: str, wanted: str, models: Mapping[str, str] | None) -> Served:
 
 
 def going_on(now: Served, recorded: Served) -> Served:
-    """What a run goes on as, which is what it began as: its answers are found under that key. It may find the same model
+    """Returns the identity that a run goes on with: the one it began with, whose key finds its answers. It may find the same model
     at another address, where the server there says so. Raises ValueError for another model."""
     same = now.model == recorded.model and (not recorded.server or now.root == recorded.root)
     if same and (now.server == recorded.server or not recorded.server or now.told):

@@ -145,7 +145,7 @@ def word(
 
 
 def asked(name: str, doc: str) -> str:
-    """What a tool does, as a user asks for it: by its documentation or, where it has none, by the words of its name."""
+    """Returns what a tool does, as a user asks for it: by its documentation or, where it has none, by the words of its name."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\W]+", " ", name).strip().lower()
     return instruction(doc) or spaced or name
 
