@@ -104,9 +104,9 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
         lineage = dataclasses.replace(task.lineage, kind="initial", step=0)
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage)
         failed = any(answer.error for turn in execution.observations for answer in turn)
-        refusal = "step_failed" if failed else None if execution.outcome.success else "state_differs"
-        if not execution.valid:
-            refusal = "environment"
+        refusal = None if execution.outcome.success else "state_differs"
+        if failed or not execution.valid:
+            refusal = "step_failed" if execution.valid else "environment"
         if refusal is None and not synthesizer.fits(renamed, execution.observations):
             refusal = "too_long"  # as of explored tasks
         refusal = refusal or synthesizer.admit(pool, renamed)[0]

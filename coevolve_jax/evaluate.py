@@ -164,7 +164,7 @@ def evaluate_held_out(
             row |= by_weakness(chosen, result.by_task, weak)
         if greedy and name == "iid":
             decoded, _ = evaluate(agent, chosen, samples=1, temperature=0.0, seed=c.seed, title="greedy")
-            row["greedy_success"] = decoded.success
+            row |= {"greedy_success": decoded.success, "greedy_invalid": decoded.invalid}
         rows.append(row)
     return rows
 
@@ -175,14 +175,17 @@ def by_weakness(
     """Success where it is known which tools are weak.
 
     weak_tools: name -> [successes, trials] of the tasks that call it. macro_weak: the mean of their rates, so that
-    every weak tool counts the same. others: success on the tasks that call none. None where there are no such tasks.
+    every weak tool counts the same; None where a tool that has tasks has no valid trial, since its rate is not known.
+    others: success on the tasks that call none. None where there are no such tasks.
     """
 
     def total(chosen: Sequence[Task]) -> list[int]:
         return [sum(by_task[t.id][i] for t in chosen) for i in (0, 1)]
 
-    named = {tool: total([t for t in tasks if any(c.name == tool for c in t.calls)]) for tool in weak_tools}
-    rates = [s / n for s, n in named.values() if n]
+    calling = {tool: [t for t in tasks if any(c.name == tool for c in t.calls)] for tool in weak_tools}
+    named = {tool: total(own) for tool, own in calling.items()}
+    known = all(n for tool, (_, n) in named.items() if calling[tool])
+    rates = [s / n for s, n in named.values() if n] if known else []
     s, n = total([t for t in tasks if not any(c.name in weak_tools for c in t.calls)])
     return {
         "weak_tools": named,

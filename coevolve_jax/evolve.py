@@ -51,9 +51,11 @@ class Evolver:
         self._scheduled = configs.scheduled(config)
         self._under_way: UnderWay | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
-        self._before: dict | None = None  # the strategy's state when the evolution began that is going on now
+        self._before: dict | None = None  # the strategy's state when the present evolution began
         self.given_up = False
-        self._owed: Mapping | None = None  # an evolution of the checkpoint, which goes on beside nothing here
+        self._owed: Mapping | None = (
+            None  # the evolution that the checkpoint had under way, where overlap is 0 now
+        )
         own = saved["strategy"] if saved else {}
         if own.get("under_way") and own["name"] == config.strategy.name:
             self._owed = own["under_way"]
@@ -79,13 +81,16 @@ class Evolver:
             self._under_way = None
         if not self._under_way:
             # To write the state down takes up to a second: only where it may be needed.
-            idle = self._scheduled and not evolves(self._config, step)
-            state = None if idle else self._strategy.to_json()
+            state = None if self._idle(step) else self._strategy.to_json()
             self._under_way = begin(step, self._strategy, self._lab.beside(), state)
         return grown
 
+    def _idle(self, step: int) -> bool:
+        """Whether the strategy is known not to evolve after this step."""
+        return self._scheduled and not evolves(self._config, step)
+
     def _at_once(self, step: int) -> SynthesisStats | None:
-        if not self._slow or not (self._owed or evolves(self._config, step)):
+        if not self._slow or (self._idle(step) and not self._owed):
             return self._evolved(step, self._lab)
         self._before = self._strategy.to_json()
         lab = self._lab.beside(roller=self._lab.roller)

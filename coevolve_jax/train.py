@@ -55,7 +55,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
       FloatingPointError: an update is not finite; the last checkpoint is intact, and failure.json says when and why.
-      EngineError: nothing generates any more; every update is in the last checkpoint.
+      EngineError: nothing generates any more; every update is in the last checkpoint, but where a strategy of scripted
+        roles asks for rollouts while D_t evolves (`Lab.probe`): then those up to the last one that was due.
       Preempted: the run was asked to end (preemption.py); likewise.
     """
     c, workdir = config, Path(workdir)

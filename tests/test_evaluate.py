@@ -78,7 +78,13 @@ def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(s
         apart += [] if called & set(weak) else outcomes
     rates = [fmean(outcomes) for outcomes in named.values() if outcomes]
     assert row["weak_tools"] == {tool: [sum(found), len(found)] for tool, found in named.items()}
-    assert row["macro_weak"] == (pytest.approx(fmean(rates)) if rates else None)
+    # A tool that has tasks and no valid rollout has an unknown rate, and must not drop out of the mean unseen.
+    unknown = [
+        tool
+        for tool, found in named.items()
+        if not found and any(tool == c.name for t in tasks for c in t.calls)
+    ]
+    assert row["macro_weak"] == (pytest.approx(fmean(rates)) if rates and not unknown else None)
     assert row["others"] == (pytest.approx(fmean(apart)) if apart else None)
 
 
@@ -161,11 +167,11 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
         assert row.items() >= dataclasses.asdict(whole).items()
         more = by_weakness(chosen, whole.by_task, weak) if weak else {}
         assert row.keys() - dataclasses.asdict(whole).keys() == {
-            "step", "set", "split", "scenarios", *more, *(("greedy_success",) if kind == "held_out" else ()),
+            "step", "set", "split", "scenarios", *more, *(("greedy_success", "greedy_invalid") if kind == "held_out" else ()),
         }  # fmt: skip
         assert row.items() >= more.items()
     once = [t.outcome.success for t in agent.rolled[1][1] if t.outcome.valid]
-    assert rows[0]["greedy_success"] == fmean(once)
+    assert rows[0]["greedy_success"] == fmean(once) and rows[0]["greedy_invalid"] == 0
     assert "greedy_success" not in evaluate_held_out(config, MadeUpAgent(), tasks, step=7)[0]
     only = [t for t in tasks if t.lineage.kind == "balanced"]
     assert [r["set"] for r in evaluate_held_out(config, MadeUpAgent(), only, step=0)] == ["balanced"]

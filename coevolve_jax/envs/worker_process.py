@@ -28,8 +28,9 @@ WALL_FACTOR, WALL_SECONDS = 10.0, 60.0
 
 
 class Lost(Exception):
-    """The worker hangs or is dead; the message is the reason that the session's outcome carries. settled: the op has
-    used up its processor time, and would do so again. Else the machine may be to blame."""
+    """The worker hangs or is dead; the message is the reason that the session's outcome carries.
+
+    settled: do not try again, since the op has used up its processor time. False: the machine may be to blame."""
 
     def __init__(self, reason: str, settled: bool = False):
         super().__init__(reason)

@@ -42,8 +42,9 @@ def check_logprobs(trajectories: Sequence[Trajectory]) -> None:
     """Raises FloatingPointError where the policy gives no probabilities, which its rewards need not show."""
     if not all(np.isfinite(t.logprobs).all() for t in trajectories):
         raise FloatingPointError(
-            "The sampler's log-probabilities are not finite: the last update broke the policy; lower "
-            "config.learner.learning_rate and start again in a new workdir, or from an earlier checkpoint."
+            "The sampler's log-probabilities are not finite: the last update broke the policy (or, before any update, the "
+            "model itself gives none); lower config.learner.learning_rate and start again in a new workdir, or from an "
+            "earlier checkpoint."
         )
 
 

@@ -133,6 +133,7 @@ class Client:
     def unanswered(self, costs: Mapping[str, float]) -> str:
         """Roles.unanswered: where the questions met with faults of the endpoint alone."""
         faults = {k.removeprefix("llm_faults/"): n for k, n in costs.items() if k.startswith("llm_faults/")}
+        faults.pop("cache", None)  # says nothing of the server
         answered = any(k.startswith("llm_requests/") for k in costs)
         if answered or not faults or not set(faults) <= set(ENDPOINT):
             return ""
