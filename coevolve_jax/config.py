@@ -349,6 +349,7 @@ def check(config: ConfigDict) -> None:
         require(
             0 <= config.data.get(name, 0) <= 1, f"data.{name}", "a cosine above 0 and up to 1, or 0 for none"
         )
+    require(0 < config.data.leak_threshold <= 1, "data.leak_threshold", "a cosine above 0 and up to 1")
     if model := config.data.get("leak_embedding"):
         names.function(model, "data.leak_embedding")
         rule = "a cosine above 0 where config.data.leak_embedding names a model"

@@ -100,6 +100,11 @@ RULES = (
         "config.learner.schedule is constant",
     ),
     Rule(
+        {"learner.learning_rate": ()},
+        lambda r: r.config.learner.warmup_steps >= r.config.steps * r.config.learner.epochs,
+        "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets there",
+    ),
+    Rule(
         {"learner.decay_embeddings": (False,)},
         lambda r: r.config.learner.weight_decay == 0,
         "config.learner.weight_decay is 0",

@@ -55,7 +55,7 @@ def check(config: ConfigDict) -> None:
         if isinstance(holder, Mapping | ConfigDict):
             if name in holder:
                 _check(key, holder[name], kind)
-        elif holder is not None:
+        elif holder is not None or section in config:
             raise ValueError(f"config.{section} is {holder!r}: it must be a section, with the key {name}.")
 
 

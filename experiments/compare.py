@@ -125,13 +125,15 @@ def run() -> list:
     }
     theirs, whole = plan.written(folder, made), True
     made |= plan.fixed(theirs, made, bool(_PLANNED.value))
+    if not _ONLY_READ.value:
+        made |= plan.extended(theirs, made)
     plan.check(folder, config, chosen)
     if not _ONLY_READ.value:
         plan.check_configs(config, chosen, changes)
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
-        made |= {key: theirs[key] for key in ("machine", "date", "command")}  # of what ran
+        made |= {key: theirs[key] for key in ("machine", "date", "command", "extended") if key in theirs}
     if whole:
         plan.write(folder, made)
     failures = []

@@ -774,3 +774,32 @@ def test_a_sweep_refuses_what_it_cannot_split():
     assert sweep(more=("--seeds",)).stderr == "Error: argument --seeds/-seeds: expected one argument\n"
     with pytest.raises(ValueError, match="no part such as"):
         plan.parse_shard("4/4")
+
+
+def test_a_difference_is_planned_once_and_in_one_direction():
+    cells_of = plan.cells(["coevolve", "random"], [0])
+    for texts in (["coevolve-random", "coevolve-random"], ["coevolve-random", "random-coevolve"]):
+        with pytest.raises(ValueError, match="names .* twice: name a difference once"):
+            plan.pairs(texts, cells_of)
+
+
+def test_what_later_commands_add_is_dated_and_told():
+    first = {
+        "seeds": [0, 1],
+        "arms": ["static"],
+        "settings": [{}],
+        "date": "d1",
+        "machine": "m1",
+        "command": "c1",
+    }
+    assert plan.extended(None, first) == {"extended": []}
+    theirs = {**first, **plan.extended(None, first)}
+    same = plan.extended(theirs, {**first, "date": "d2", "machine": "m2", "command": "c2"})
+    assert same == {"date": "d1", "machine": "m1", "command": "c1", "extended": []}
+    more = {**first, "seeds": [0, 1, 2], "arms": ["static", "random"], "date": "d2", "command": "c2"}
+    added = plan.extended(theirs, more)
+    assert added["date"] == "d1" and added["extended"] == [
+        {"what": "seeds 2, arms random", "date": "d2", "command": "c2"}
+    ]
+    said = notes.notes({**PLAN, **added}, [], [])
+    assert any(n.startswith("Added after the run began, on d2: seeds 2, arms random.") for n in said)

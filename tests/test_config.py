@@ -192,6 +192,7 @@ IDLE = (
     ("data.leak_embedding_threshold", 0.5, {}, [{"data.leak_embedding": "os.path.join"}]),
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
     ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
+    ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
     ("data.new_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.strategies.memory"}]),
     ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
@@ -312,3 +313,14 @@ def test_what_servers_are_told_is_part_of_the_digest():
     del older["engine"]["arguments"]
     assert configs.numbers(older) == configs.numbers(TINY.to_dict())
     assert configs.digest(override(TINY, {"engine.url": "http://elsewhere"})) == configs.digest(TINY)
+
+
+def test_the_threshold_of_features_is_never_off_and_a_section_is_no_none():
+    for bad in (0.0, -1.0, 2.0):
+        with pytest.raises(ValueError, match="config.data.leak_threshold is"):
+            configs.check(override(TINY, {"data.leak_threshold": bad}))
+    broken = ConfigDict(TINY.to_dict())
+    with broken.ignore_type():
+        broken.mesh = None
+    with pytest.raises(ValueError, match="config.mesh is None: it must be a section"):
+        configs.check(broken)

@@ -71,7 +71,7 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
         before, after = result.before, result.after
         kind = " ".join(filter(None, ("held-out", summary.get("held_out_split"))))
         lead = (
-            f"Success on {summary['held_out_tasks']} {kind} tasks, never trained on, went from "
+            f"Success on {result.paired.tasks} {kind} tasks, never trained on, went from "
             f"{before.value:.1%} to {after.value:.1%} in {summary['steps']} GRPO steps."
         )
         spans = [f"{e.low:.0%} to {e.high:.0%}" for e in (before, after)]

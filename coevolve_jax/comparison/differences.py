@@ -131,7 +131,7 @@ def samples(rows: Sequence[Row]) -> list[int]:
     """Trials that each row's evaluation asked for of a task: its "samples"; where it has none, as published before
     there was this column, the most trials that any row of its set and setting has."""
     most: dict[tuple[str, str], int] = {}
-    kinds = [(r["set"], r["arm"].partition("+")[2]) for r in rows]
+    kinds = [(r.get("set", ""), r["arm"].partition("+")[2]) for r in rows]
     for r, kind in zip(rows, kinds, strict=True):
         most[kind] = max(most.get(kind, 0), int(r["trials"]))
     return [
@@ -230,18 +230,21 @@ def compare(
 ) -> dict[str, Any]:
     """Each arm's mean, and the planned differences with Holm's correction over them.
 
-    diverged: (arm, seed) of runs without a result; "if_diverged_failed" counts each as success 0.
+    diverged: (arm, seed) of runs without a result; "if_diverged_failed" counts each as success 0. It is the worst case:
+    lost trials are failures in it too, where an arm has many.
     """
     ended = [(arm, int(seed)) for arm, seed in diverged]
     found = {key: c for key, c in counts(rows, metric).items() if key not in ended}
     shape = next(iter(found.values()), Counts.empty(1, 1))
-    whole = {**found, **{key: shape.all_failed() for key in ended}}
+    worst = {arm: at_worst(found, arm) for arm in {arm for arm, _ in found}}
+    whole = {key: c.lost_as_failures() if worst[key[0]] else c for key, c in found.items()}
+    whole |= {key: shape.all_failed() for key in ended}
     table = []
     for arm in arms:
         own = {key: c for key, c in found.items() if key[0] == arm}
         entry = {"arm": arm, **_over_seeds(_values(own)), **_lost(own.values())}
-        if worst := at_worst(found, arm):
-            entry["if_lost_failed"] = worst
+        if worst.get(arm):
+            entry["if_lost_failed"] = worst[arm]
         if seeds := sorted(s for name, s in ended if name == arm):
             entry["diverged"] = seeds
             entry["if_diverged_failed"] = _over_seeds(

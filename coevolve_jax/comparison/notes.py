@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +26,16 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     if ended := [r for r in budget if r.get("diverged") is not None]:
         runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {r['diverged']:g})" for r in ended)
         said.append(
-            f"Diverged, which is a result: {runs}. The means leave these runs out; the rows below count each as success "
-            "0. They are not run again, for they would end alike; --retry_diverged runs them."
+            f'Diverged, which is a result: {runs}. The means leave these runs out; the rows "diverged as 0" count each '
+            "as success 0, and an arm's lost trials as failures where they are many. They are not run again, for they would end alike; --retry_diverged runs them."
         )
     budget = [r for r in budget if r.get("diverged") is None]
-    seeds = len({r["seed"] for r in budget})
+    by_arm = Counter(r["arm"] for r in {(r["arm"], r["seed"]): r for r in budget}.values())
+    fewest, seeds = min(by_arm.items(), key=lambda item: item[1], default=("no arm", 0))
     if seeds < FEW:
+        which = f" ({fewest})" if len(set(by_arm.values())) > 1 else ""
         said.append(
-            f"{seeds} seeds: how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to "
+            f"{seeds} seeds{which}: how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to "
             f"agree give a narrow interval, and two give no p; {FEW} or more are needed."
         )
     by_seed = {seed: [r for r in budget if r["seed"] == seed] for seed in sorted({r["seed"] for r in budget})}
@@ -70,7 +73,9 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
                 "for one, and what is compared between them differs in its tasks too."
             )
     for name in dict.fromkeys(r["arm"] for r in budget):
-        shares = [r["rollouts_lost_share"] for r in budget if r["arm"] == name and "rollouts_lost_share" in r]
+        shares = [
+            r["rollouts_lost_share"] for r in budget if r["arm"] == name and r.get("rollouts_lost_share")
+        ]
         if shares and (mean := sum(shares) / len(shares)) > LOST:
             said.append(f"{name} lost {mean:.1%} of its training rollouts: nothing is learned from these.")
     return said
@@ -147,7 +152,12 @@ def _points(d: Mapping[str, Any]) -> str:
 
 
 def _planned_later(plan: Mapping[str, Any]) -> list[str]:
-    return [
+    added = [
+        f"Added after the run began, on {entry['date']}: {entry['what']}. Who adds seeds after having read the result "
+        "stops where it pleases, and p does not know that."
+        for entry in plan.get("extended", ())
+    ]
+    return added + [
         f"Planned after the run began, on {entry['date']}: {', '.join(f'{a} - {b}' for a, b in entry['planned'])}. Holm's "
         "correction of these is over those planned before as well."
         for entry in plan.get("planned_later", ())

@@ -210,7 +210,32 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
                 "with a hyphen."
             )
         found += named or of_arms[0]
+    for a, b in found:
+        if (b, a) in found or found.count((a, b)) > 1:
+            raise ValueError(
+                f"--planned names {a} and {b} twice: name a difference once, in one direction, since each counts in Holm's "
+                "correction."
+            )
     return found
+
+
+def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[str, Any]:
+    """ "extended": what later commands added to the arms, seeds and settings of the first one, with date and command.
+    The date, machine and command of the plan stay those of the first.
+
+    theirs: the plan that the folder has. made: the new command's.
+    """
+    if theirs is None:
+        return {"extended": []}
+    told = {key: theirs[key] for key in ("date", "machine", "command")}
+    new = {
+        "seeds": [s for s in made["seeds"] if s not in theirs["seeds"]],
+        "arms": [a for a in made["arms"] if a not in theirs["arms"]],
+        "settings": [s for s in made["settings"] if s not in theirs["settings"]],
+    }
+    what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
+    entry = {"what": what, "date": made["date"], "command": made["command"]}
+    return {**told, "extended": [*theirs.get("extended", ()), *([entry] if what else [])]}
 
 
 def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coevolve_jax.comparison.differences import samples
 from coevolve_jax.comparison.plan import Cell
 
 AGAINST = "random"
@@ -91,14 +92,15 @@ def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _by_tool(outcomes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], dict[int, float]]:
-    """(arm, seed, tool) -> evaluated step -> success on the held-out tasks, of all sets, that call it."""
-    counts: dict[tuple[str, int, str], dict[int, list[int]]] = {}
-    for r in outcomes:
+    """(arm, seed, tool) -> evaluated step -> success on the held-out tasks, of all sets, that call it;
+    lost trials are failures here."""
+    outcomes, counts = list(outcomes), {}
+    for r, asked in zip(outcomes, samples(outcomes), strict=True):
         for tool in r["calls"].split(";"):
             steps = counts.setdefault((r["arm"], int(r["seed"]), tool), {})
             c = steps.setdefault(int(r["step"]), [0, 0])
             c[0] += int(r["successes"])
-            c[1] += int(r["trials"])
+            c[1] += asked
     return {key: {step: s / n for step, (s, n) in steps.items() if n} for key, steps in counts.items()}
 
 

@@ -74,7 +74,7 @@ def _span(row: Mapping[str, Any], form: str, scale: float, low: str = "low", hig
 
 
 def _p(p: float | None) -> str:
-    return "not testable" if p is None else f"{p:.3f}"
+    return "not testable" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _difference(d: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ const armTable = (arms) =>
       name ?? a.arm,
       plain(a.n),
       name ? "" : lostText(a),
-      name ? "" : (a.diverged ?? []).join(" ") || "0",
+      name ? "" : (a.diverged ?? []).join(" ") || "none",
       percent(a.mean, 1),
       spanText(a.low, a.high, (x) => percent(x, 1)),
       percent(a.iqm, 1),
