@@ -225,14 +225,12 @@ def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[
 
     theirs: the plan that the folder has. made: the new command's.
     """
-    if theirs is None:
+    keys = ("seeds", "arms", "settings")
+    if theirs is None or not theirs.keys() >= {*keys, "date", "machine", "command"}:
         return {"extended": []}
     told = {key: theirs[key] for key in ("date", "machine", "command")}
-    new = {
-        "seeds": [s for s in made["seeds"] if s not in theirs["seeds"]],
-        "arms": [a for a in made["arms"] if a not in theirs["arms"]],
-        "settings": [s for s in made["settings"] if s not in theirs["settings"]],
-    }
+    ours = json.loads(json.dumps({key: made[key] for key in keys}))  # as they are read back
+    new = {key: [value for value in ours[key] if value not in theirs[key]] for key in keys}
     what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
     entry = {"what": what, "date": made["date"], "command": made["command"]}
     return {**told, "extended": [*theirs.get("extended", ()), *([entry] if what else [])]}
