@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
-from coevolve_jax.envs.base import LOST
 from coevolve_jax.rollout.agent import Agent, Job
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
@@ -97,7 +96,7 @@ def scores(
     what is nearly the same task; those are resampled together.
     A row holds category, tasks and trials; invalid: how many rollouts are missing from these; avg: successes over
     trials; best: the share of tasks that at least one of k rollouts solved, among tasks with k valid ones. Both are
-    {"value", "low", "high"}, or None where nothing is valid. Where more than 1% of the rollouts are invalid (base.LOST),
+    {"value", "low", "high"}, or None where nothing is valid. Where more than 1% of the rollouts are invalid (stats.LOST),
     avg_if_invalid_failed and best_if_invalid_failed are the same with them as failures.
     """
 
@@ -116,7 +115,7 @@ def scores(
         invalid = samples * len(asked) - trials
         row = {"category": name, "tasks": len(tried), "trials": trials, "invalid": invalid}
         row |= {"avg": estimate(tried), "best": estimate(whole)}
-        if invalid > LOST * samples * len(asked):
+        if invalid > stats.LOST * samples * len(asked):
             row["avg_if_invalid_failed"] = estimate({t: [s, samples] for t, (s, _) in asked.items()})
             row["best_if_invalid_failed"] = estimate({t: [s > 0, 1] for t, (s, _) in asked.items()})
         rows.append(row)

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from coevolve_jax.envs.base import LOST
+
 RESAMPLES = 10_000
-LOST = 0.01  # share of lost trials above which a rate is also told with all of them counted as failures
 FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 
 
