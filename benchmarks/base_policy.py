@@ -24,7 +24,7 @@ from by_tool import by_tool, table
 from ml_collections import config_flags
 
 from coevolve_jax import build
-from coevolve_jax.evaluate import evaluate, tally
+from coevolve_jax.loop.evaluate import evaluate, tally
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.choice import balanced

@@ -37,7 +37,7 @@ def main(argv) -> None:
 def explored(config, seeds):
     """Yields each seed with the SynthesisStats of its D_0."""
     from coevolve_jax import build
-    from coevolve_jax.begin import leak_guard
+    from coevolve_jax.loop.initial import leak_guard
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.synthesis.pipeline import Synthesizer
     from coevolve_jax.synthesis.task_pool import TaskPool

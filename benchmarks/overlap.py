@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from coevolve_jax.config import load_file, override, parse_flags
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.train import train
-from coevolve_jax.workdir import fork
 from tests.openai_server import OpenAIServer
 
 SECONDS = flags.DEFINE_float("seconds", 2.0, "that an answer takes", lower_bound=0)

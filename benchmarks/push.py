@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from coevolve_jax import plan
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.planning import plan
 from coevolve_jax.rollout.sglang import checksum, weights
 
 FULL_SIZE = "Qwen3-30B-A3B-Instruct-2507"

@@ -28,7 +28,7 @@ def prepare(job: dict):
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from coevolve_jax import build
     from coevolve_jax import config as configs
-    from coevolve_jax.collect import Roller
+    from coevolve_jax.loop.collect import Roller
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.base import collect_batch, trajectories_of
     from coevolve_jax.synthesis.pipeline import Synthesizer

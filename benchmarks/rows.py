@@ -2,15 +2,15 @@
 
     JAX_PLATFORMS=cpu python benchmarks/rows.py
 
-A made-up batch of --groups times --group_size rollouts with BFCL's lengths (`coevolve_jax.aot.batches.made_up`), seed 0. Nothing
+A made-up batch of --groups times --group_size rollouts with BFCL's lengths (`coevolve_jax.planning.aot.batches.made_up`), seed 0. Nothing
 is compiled for a device and no weights are needed.
 """
 
 import numpy as np
 from absl import app, flags
 
-from coevolve_jax.aot import batches
 from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.planning.aot import batches
 
 _GROUPS = flags.DEFINE_integer("groups", 32, "Prompts.", lower_bound=1)
 _SIZE = flags.DEFINE_integer("group_size", 8, "Rollouts of each.", lower_bound=1)

@@ -20,7 +20,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from coevolve_jax import build, event_loop
-from coevolve_jax.collect import Roller
+from coevolve_jax.loop.collect import Roller
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Synthesizer

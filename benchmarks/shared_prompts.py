@@ -17,8 +17,6 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from coevolve_jax.aot import work
-from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
@@ -26,7 +24,9 @@ from coevolve_jax.grpo.logprobs import block_columns
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import blockwise, hf_io
 from coevolve_jax.models.packed import Segments
-from coevolve_jax.plan import load_model
+from coevolve_jax.planning.aot import work
+from coevolve_jax.planning.aot.hlo import Loop
+from coevolve_jax.planning.plan import load_model
 from coevolve_jax.types import Outcome, Sample, Trajectory
 
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_tiny.py", "Whose model and learner.")

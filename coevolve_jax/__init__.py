@@ -26,14 +26,14 @@ __version__ = "0.1.0"
 # Names by the module that has them; a module that is offered itself stands under its own path with no names.
 _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.build": (),
-    "coevolve_jax.checkpoint": (),
+    "coevolve_jax.records.checkpoint": (),
     "coevolve_jax.config": (),
-    "coevolve_jax.evaluate": (),
+    "coevolve_jax.loop.evaluate": (),
     "coevolve_jax.models.hf_io": (),
-    "coevolve_jax.plan": (),
+    "coevolve_jax.planning.plan": (),
     "coevolve_jax.tfds_tasks": (),
     "coevolve_jax.train": (),
-    "coevolve_jax.workdir": ("fork",),
+    "coevolve_jax.records.workdir": ("fork",),
     "coevolve_jax.analysis.loading": ("load_run",),
     "coevolve_jax.analysis.report": ("write_report",),
     "coevolve_jax.analysis.summary": ("summary_table",),

@@ -1,18 +1,19 @@
 """What type checkers are told of `import coevolve_jax`; at run time each name is imported when it is first asked for."""
 
 from coevolve_jax import build as build
-from coevolve_jax import checkpoint as checkpoint
 from coevolve_jax import config as config
-from coevolve_jax import evaluate as evaluate
-from coevolve_jax import plan as plan
 from coevolve_jax import tfds_tasks as tfds_tasks
 from coevolve_jax import train as train
 from coevolve_jax.analysis.loading import load_run as load_run
 from coevolve_jax.analysis.report import write_report as write_report
 from coevolve_jax.analysis.summary import summary_table as summary_table
+from coevolve_jax.loop import evaluate as evaluate
 from coevolve_jax.models import hf_io as hf_io
 from coevolve_jax.models.qwen import Qwen as Qwen
 from coevolve_jax.models.qwen import QwenConfig as QwenConfig
+from coevolve_jax.planning import plan as plan
+from coevolve_jax.records import checkpoint as checkpoint
+from coevolve_jax.records.workdir import fork as fork
 from coevolve_jax.synthesis.task_pool import TaskPool as TaskPool
 from coevolve_jax.types import Call as Call
 from coevolve_jax.types import Evidence as Evidence
@@ -26,6 +27,5 @@ from coevolve_jax.types import Step as Step
 from coevolve_jax.types import Task as Task
 from coevolve_jax.types import Trajectory as Trajectory
 from coevolve_jax.types import Turn as Turn
-from coevolve_jax.workdir import fork as fork
 
 __version__: str

@@ -215,7 +215,7 @@ def trackers(config: ConfigDict) -> list[ModuleType]:
     told = config.logging.get("trackers", LATER["logging.trackers"])
     remedy = "install it (pip install 'coevolve_jax[wandb]'), or leave it out"
     return [
-        names.module("trackers", name, "logging.trackers", ["make"], remedy)
+        names.module("records.trackers", name, "logging.trackers", ["make"], remedy)
         for name in filter(None, told.split(","))
     ]
 

@@ -21,7 +21,7 @@ def module(
     """The module that config.<key> names.
 
     Args:
-      room: "strategies", "explorers", "envs" or "trackers".
+      room: "strategies", "explorers", "envs" or "records.trackers".
       needs: functions that it must define.
       remedy: what to do where it imports a package that this interpreter does not have.
 

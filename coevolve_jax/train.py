@@ -25,23 +25,25 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, config_idle, plan
+from coevolve_jax import build, config_idle
 from coevolve_jax import config as configs
-from coevolve_jax.begin import begin, leak_guard
-from coevolve_jax.collect import Collector, Roller
-from coevolve_jax.distributed import hosts, sharding
-from coevolve_jax.evaluate import evaluate_held_out, versions
-from coevolve_jax.evolve import Evolver
+from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
-from coevolve_jax.lab import Laboratory
+from coevolve_jax.loop import hosts
+from coevolve_jax.loop.collect import Collector, Roller
+from coevolve_jax.loop.evaluate import evaluate_held_out, versions
+from coevolve_jax.loop.evolve import Evolver
+from coevolve_jax.loop.initial import begin, leak_guard
+from coevolve_jax.loop.lab import Laboratory
+from coevolve_jax.loop.run import Run, RunState
+from coevolve_jax.loop.timing import timed
 from coevolve_jax.models import hf_io
+from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
-from coevolve_jax.run import Run, RunState
+from coevolve_jax.records.workdir import checkpoints, claimed, record_model, recorded_model
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.signals import task_scores
-from coevolve_jax.timing import timed
-from coevolve_jax.workdir import checkpoints, claimed, record_model, recorded_model
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:

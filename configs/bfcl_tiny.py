@@ -200,7 +200,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.evaluation.temperature = 1.0
     c.evaluation.seed = 1234  # of the held-out tasks; the same for every run
 
-    # Thresholds beyond which a step raises an alert (coevolve_jax/health.py says of what, and what it means).
+    # Thresholds beyond which a step raises an alert (coevolve_jax/records/health.py says of what, and what it means).
     c.health = ConfigDict()
     c.health.patience = 3  # steps in a row before it is told in the terminal
     c.health.dead_groups = 0.7  # the paper's 0.5 and 0.3 are for rewards with more levels

@@ -101,7 +101,7 @@ def run() -> None:
     from coevolve_jax import build
     from coevolve_jax import config as configs
     from coevolve_jax.envs import base
-    from coevolve_jax.evaluate import evaluate, scores, table, versions
+    from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
 
     if _OUTPUT.value:  # before anything is computed
         configs.check_new_file("output", _OUTPUT.value)

@@ -41,7 +41,8 @@ def main(argv) -> None:
     logging.set_verbosity(logging.WARNING)
     from coevolve_jax import config as configs
     from coevolve_jax import preemption
-    from coevolve_jax.distributed import hosts, sharding  # after the flags are known: --help needs no JAX
+    from coevolve_jax.distributed import sharding
+    from coevolve_jax.loop import hosts
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 

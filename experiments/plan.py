@@ -22,7 +22,7 @@ from ml_collections import config_flags
 
 from coevolve_jax import config as configs
 from coevolve_jax.config import parse_flags
-from coevolve_jax.topologies import TOPOLOGIES
+from coevolve_jax.planning.topologies import TOPOLOGIES
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
@@ -65,13 +65,13 @@ def main(argv) -> None:
         configs.check_values(_CONFIG.value)
         lengths = [int(text) for text in _LENGTH.value]
         if not _COMPILE.value:
-            from coevolve_jax import plan  # after the flags are known: --help needs no JAX
+            from coevolve_jax.planning import plan
 
             print(plan.table(_CONFIG.value, names, lengths, _ROWS.value))
             return
         if len(names) * len(lengths) > 1:
             raise ValueError("--compile takes one machine and one length: pass --topology and --row_length.")
-        from coevolve_jax.aot import batches, programs, report
+        from coevolve_jax.planning.aot import batches, programs, report
 
         rollouts = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None
         if _PROGRAM.value == "decode":

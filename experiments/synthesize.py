@@ -57,8 +57,8 @@ def synthesize() -> None:
 
     from coevolve_jax import build
     from coevolve_jax import config as configs
-    from coevolve_jax.begin import leak_guard
-    from coevolve_jax.lab import Laboratory
+    from coevolve_jax.loop.initial import leak_guard
+    from coevolve_jax.loop.lab import Laboratory
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.base import grow_for_tools
     from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
@@ -126,7 +126,7 @@ def recorder(path):
     """Writes what was asked of a model, with whole prompts, as it comes."""
     import dataclasses
 
-    from coevolve_jax.logs import encode
+    from coevolve_jax.records.logs import encode
 
     open(path, "wb").close()
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import numpy as np
 
-from coevolve_jax.dialogues import Packer
 from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.types import SIGNAL_KINDS, Call, Lineage, Signal, Task, Turn
 
 QUERIES = (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from ml_collections import ConfigDict
 
-from coevolve_jax.collect import Collector
+from coevolve_jax.loop.collect import Collector
 from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool

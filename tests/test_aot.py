@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from coevolve_jax import plan
-from coevolve_jax.aot import batches, devices, programs, report
-from coevolve_jax.aot import work as works
-from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.config import load_file
-from coevolve_jax.topologies import GB, TOPOLOGIES
+from coevolve_jax.planning import plan
+from coevolve_jax.planning.aot import batches, devices, programs, report
+from coevolve_jax.planning.aot import work as works
+from coevolve_jax.planning.aot.hlo import Loop
+from coevolve_jax.planning.topologies import GB, TOPOLOGIES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -195,10 +195,10 @@ def four():
 
 
 PROGRAM = """
-from coevolve_jax.aot import batches, programs
+from coevolve_jax.planning.aot import batches, programs
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
-from coevolve_jax.topologies import GB, Topology
+from coevolve_jax.planning.topologies import GB, Topology
 from grpo_cases import MODEL
 config = load_file("configs/bfcl_tiny.py")
 config.learner.update(dtype="float32", epochs=2, tis_cap=2.0, remat=True, logprob_chunk=64)
@@ -241,12 +241,12 @@ OPAQUE = """
 import dataclasses, re
 import jax
 import jax.numpy as jnp
-from coevolve_jax.aot import devices, programs
+from coevolve_jax.planning.aot import devices, programs
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
-from coevolve_jax.topologies import TOPOLOGIES
+from coevolve_jax.planning.topologies import TOPOLOGIES
 from grpo_cases import MODEL
 learner = load_file("configs/bfcl_tiny.py").learner
 learner.update(dtype="bfloat16", remat=True)

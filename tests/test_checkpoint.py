@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coevolve_jax import checkpoint
+from coevolve_jax.records import checkpoint
 
 STATE = {"pool": [{"id": "größe", "score": 0.1 + 0.2}], "history": {}, "none": None}
 
@@ -272,7 +272,7 @@ CUT = """
 import os, pkgutil, signal, sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from test_checkpoint import checkpoint, saved
-owner, _, name = "coevolve_jax.checkpoint.{at}".rpartition(".")
+owner, _, name = "coevolve_jax.records.checkpoint.{at}".rpartition(".")
 setattr(pkgutil.resolve_name(owner), name, lambda *arguments: os.kill(os.getpid(), signal.SIGKILL))
 saved({directory!r}, 3)
 """

@@ -15,10 +15,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.collect import Roller
 from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.lab import Laboratory
+from coevolve_jax.loop.collect import Roller
+from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import (
     collect_batch,
     credit_groups,

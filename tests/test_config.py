@@ -11,9 +11,9 @@ from coevolve_jax import config as configs
 from coevolve_jax import config_idle, config_kinds, schedule
 from coevolve_jax.comparison import plan
 from coevolve_jax.config import load_file, override
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.strategies.base import SHARED, evolves
 from coevolve_jax.train import train
-from coevolve_jax.workdir import fork
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "configs").glob("*.py"))

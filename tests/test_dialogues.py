@@ -5,9 +5,9 @@ import json
 import hypothesis.strategies as st
 from hypothesis import given
 
-from coevolve_jax import logs
-from coevolve_jax.dialogues import Packer, all_lines, whole
 from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.records import logs
+from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 LINES = st.sampled_from(["", "a tool", '{"step": 0}', "half a pair \ud800", "\u2028\r\x85", "[1]"]) | st.text(
     max_size=5

@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 from test_multiprocess import converse
 from test_sharding import MODELS, random_params, start
 
-from coevolve_jax.aot.decoding import compile_decoding
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.paged import BLOCK, PAGE, PagedCache
+from coevolve_jax.planning.aot.decoding import compile_decoding
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.programs import Programs
 from coevolve_jax.testing.engine import moved

@@ -16,7 +16,7 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.evaluate import versions
+from coevolve_jax.loop.evaluate import versions
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard

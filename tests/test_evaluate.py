@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from coevolve_jax.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
+from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.types import Call, Task, Turn
 from tests.step_cases import a_rollout, a_task

@@ -10,8 +10,8 @@ import pytest
 
 from coevolve_jax import build
 from coevolve_jax.config import load_file, override
-from coevolve_jax.evolve import Evolver
-from coevolve_jax.lab import Laboratory
+from coevolve_jax.loop.evolve import Evolver
+from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

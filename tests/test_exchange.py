@@ -15,9 +15,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.aot import programs, work
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import exchange, moe
+from coevolve_jax.planning.aot import programs, work
 
 TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 16, 8, 4, 2, 6
 ROOM = 4  # so that a device, of whose 8 pairs it may have to send all to one other, takes one to four rounds

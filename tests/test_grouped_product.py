@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.aot import devices
 from coevolve_jax.models import grouped_product as gp
+from coevolve_jax.planning.aot import devices
 
 ROOT = Path(__file__).parents[1]
 TOKENS, EXPERTS, DEPTH, COLUMNS = 40, 4, 20, 12  # of which the blocks divide none
@@ -77,9 +77,9 @@ PROGRAM = """
 import re
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from coevolve_jax.aot import devices
+from coevolve_jax.planning.aot import devices
 from coevolve_jax.models.grouped_product import grouped_product
-from coevolve_jax.topologies import TOPOLOGIES
+from coevolve_jax.planning.topologies import TOPOLOGIES
 place = SingleDeviceSharding(devices.describe(TOPOLOGIES["h100-4"])[0])
 M, K, N, E = 25600, 2048, 768, 128  # a layer of Qwen3-30B-A3B, an eighth of a row's tokens for their eight experts
 of = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=place)

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from coevolve_jax import health
 from coevolve_jax.config import load_file
+from coevolve_jax.records import health
 from coevolve_jax.types import Call, Group, Outcome, Sample, Step
 from tests.grpo_cases import trajectory
 from tests.test_comparable import ROOT, made_up_task

@@ -16,9 +16,10 @@ from test_multiprocess import free_address
 from test_sharding import IN_ORDER
 from test_train import ROOT, command, rows
 
-from coevolve_jax import checkpoint, preemption
-from coevolve_jax.distributed import hosts
+from coevolve_jax import preemption
+from coevolve_jax.loop import hosts
 from coevolve_jax.models import hf_io
+from coevolve_jax.records import checkpoint
 
 PROGRAM = ROOT / "tests" / "patient_main.py"
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.begin import leak_guard
 from coevolve_jax.envs.base import features
+from coevolve_jax.loop.initial import leak_guard
 from coevolve_jax.synthesis.leakage import LeakGuard, histogram
 from coevolve_jax.synthesis.similarity import CountCosines, KnownCosines, calls, ngrams
 from coevolve_jax.types import Call, Task, Turn

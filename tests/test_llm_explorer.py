@@ -21,8 +21,6 @@ from test_train import comparable
 from coevolve_jax import config as configs
 from coevolve_jax import envs
 from coevolve_jax.analysis.summary import summary_table
-from coevolve_jax.dialogues import all_lines
-from coevolve_jax.dialogues import whole as unpacked
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import llm
@@ -30,14 +28,16 @@ from coevolve_jax.explorers.llm.answers import Question
 from coevolve_jax.explorers.llm.client import Client
 from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.prompting import ANSWER, call_lines, history, lead, question
-from coevolve_jax.lab import Laboratory
+from coevolve_jax.loop.lab import Laboratory
+from coevolve_jax.records.llm_calls import all_lines
+from coevolve_jax.records.llm_calls import whole as unpacked
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
-from coevolve_jax.workdir import fork
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
@@ -723,7 +723,7 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
         (0, ("coevolve_jax.explorers.llm.reflector:Reflector.reflect", 1), 2, 1),
         (0, ("coevolve_jax.explorers.llm.validator:Validator.judge", 1), 2, 1),
         # While it waits for one that began a step before.
-        (1, ("coevolve_jax.evolve:Evolver._may_be_given_up", 1), 3, 2),
+        (1, ("coevolve_jax.loop.evolve:Evolver._may_be_given_up", 1), 3, 2),
     ],
 )
 def test_asked_to_end_while_it_evolves_a_run_saves_and_evolves_again(

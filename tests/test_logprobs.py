@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.aot import work
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
+from coevolve_jax.planning.aot import work
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 21, 5, 37
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from coevolve_jax import build, logs
+from coevolve_jax import build
 from coevolve_jax.config import check, digest, load_file, override
-from coevolve_jax.trackers import tensorboard
+from coevolve_jax.records import logs
+from coevolve_jax.records.trackers import tensorboard
 
 CONFIG = load_file(Path(__file__).parents[1] / "configs" / "bfcl_tiny.py")
 
@@ -186,13 +187,13 @@ def test_wandb_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path, monk
 )
 def test_a_tracker_that_cannot_be_had_is_one_sentence(monkeypatch, name, why):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "coevolve_jax.trackers.wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "coevolve_jax.records.trackers.wandb", raising=False)
     with pytest.raises(ValueError, match=why):
         check(override(CONFIG, {"logging.trackers": name}))
 
 
 def test_wandb_that_nobody_is_logged_in_to_is_one_sentence(tmp_path, monkeypatch):
-    from coevolve_jax.trackers import wandb as ours
+    from coevolve_jax.records.trackers import wandb as ours
 
     def refused(**settings):
         raise ours.wandb.errors.UsageError("api_key not configured (no-tty).\nCall wandb.login")

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax import build, checkpoint, run
+from coevolve_jax import build
 from coevolve_jax import train as training
-from coevolve_jax.collect import Collector
 from coevolve_jax.config import load_file, override
-from coevolve_jax.distributed import hosts
-from coevolve_jax.evolve import Evolver, FirstUse
+from coevolve_jax.loop import hosts, run
+from coevolve_jax.loop.collect import Collector
+from coevolve_jax.loop.evolve import Evolver, FirstUse
+from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import EngineError
 from tests import loop_fakes, reference_loop
 from tests.reference_services import tokens

@@ -21,13 +21,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_sharding import MODELS, batches, random_params, settings, start
 
-from coevolve_jax import checkpoint, plan
-from coevolve_jax.aot import devices, host_memory
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.moments import step_by_layer
-from coevolve_jax.topologies import TOPOLOGIES
+from coevolve_jax.planning import plan
+from coevolve_jax.planning.aot import devices, host_memory
+from coevolve_jax.planning.topologies import TOPOLOGIES
+from coevolve_jax.records import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 # Stacks of two lengths, as of a model that mixes dense and sparse layers.

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 from test_sharding import MODELS, QWEN3, ROOT, batches, random_params, settings, start
 
-from coevolve_jax import checkpoint, event_loop
+from coevolve_jax import event_loop
 from coevolve_jax.build import Policy
 from coevolve_jax.config import load_file
-from coevolve_jax.distributed import hosts, sharding
+from coevolve_jax.distributed import sharding
 from coevolve_jax.distributed.gathering import on_one_device
 from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.loop import hosts
 from coevolve_jax.models import hf_io
+from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.lockstep import LockstepEngine

@@ -10,9 +10,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from coevolve_jax import plan, tfds_tasks
+from coevolve_jax import tfds_tasks
 from coevolve_jax.comparison import results
 from coevolve_jax.config import check, load_file, override
+from coevolve_jax.planning import plan
 from coevolve_jax.types import Task
 
 ROOT = Path(__file__).parents[1]

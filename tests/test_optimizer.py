@@ -11,8 +11,8 @@ from flax.traverse_util import flatten_dict
 from grpo_cases import init_params, learner_config, make_learner
 from test_grpo import policy_batch
 
-from coevolve_jax import checkpoint
 from coevolve_jax.grpo.optimizer import clip_by_global_norm, learning_rate, make_optimizer
+from coevolve_jax.records import checkpoint
 
 
 @pytest.fixture(scope="module")

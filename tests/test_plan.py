@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from coevolve_jax import plan
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs
@@ -21,6 +20,7 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.paged import PAGE, init_pages
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.planning import plan
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded

@@ -27,6 +27,7 @@ from coevolve_jax.explorers.llm.explorer import Action
 from coevolve_jax.explorers.llm.reflector import Reflection
 from coevolve_jax.explorers.llm.validator import Judgement
 from coevolve_jax.explorers.policy.client import FAULTS, Client
+from coevolve_jax.records.workdir import fork
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.grammar import Grammars
@@ -36,7 +37,6 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.engine import Subject
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
-from coevolve_jax.workdir import fork
 
 pytestmark = pytest.mark.usefixtures("optimised")
 

@@ -14,8 +14,9 @@ import pytest
 from test_strategies import rows, settings
 from test_train import ROOT, command, comparable
 
-from coevolve_jax import checkpoint, preemption
-from coevolve_jax.run import Run
+from coevolve_jax import preemption
+from coevolve_jax.loop.run import Run
+from coevolve_jax.records import checkpoint
 from coevolve_jax.train import train
 
 RARE = {"steps": 3, "checkpoint.every": 100}  # nothing is saved before the end unless a run is asked to end

@@ -19,7 +19,7 @@ from report_cases import fake_comparison, fake_workdir
 from coevolve_jax.analysis import page, report, stats
 from coevolve_jax.analysis.summary import summary_table
 from coevolve_jax.analysis.task_map import coordinates
-from coevolve_jax.health import RULES
+from coevolve_jax.records.health import RULES
 from coevolve_jax.types import SIGNAL_KINDS
 
 EVIL = '<script>alert("x")</script>'

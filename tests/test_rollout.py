@@ -12,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coevolve_jax import build, logs
+from coevolve_jax import build
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.evaluate import tally
+from coevolve_jax.loop.evaluate import tally
+from coevolve_jax.loop.transcripts import readable, segments
+from coevolve_jax.records import logs
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.writing import parse_calls, render_call
-from coevolve_jax.transcripts import readable, segments
 from coevolve_jax.types import Call, Group, Sample, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"

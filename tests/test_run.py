@@ -13,12 +13,12 @@ from test_train import comparable
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.begin import given
+from coevolve_jax.loop.initial import given
+from coevolve_jax.records.workdir import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.train import train
 from coevolve_jax.types import Observation, Outcome
-from coevolve_jax.workdir import claim, fork
 
 pytestmark = pytest.mark.usefixtures("optimised")
 
@@ -238,7 +238,7 @@ def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, t
     def full(*arguments, **named):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("coevolve_jax.workdir.shutil.copyfile", full)
+    monkeypatch.setattr("coevolve_jax.records.workdir.shutil.copyfile", full)
     with pytest.raises(OSError):
         fork(whole, 2, tmp_path / "fork")
     assert not (tmp_path / "fork").exists()
@@ -266,7 +266,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     def none(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("coevolve_jax.workdir.fcntl.flock", none)
+    monkeypatch.setattr("coevolve_jax.records.workdir.fcntl.flock", none)
     claim(tmp_path / "run", settings("static"))
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (

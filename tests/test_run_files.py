@@ -10,9 +10,10 @@ from statistics import fmean
 
 import pytest
 
-from coevolve_jax import begin, build, seeding
+from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
+from coevolve_jax.loop import initial as begin
 from coevolve_jax.strategies.base import Findings
 from tests import loop_fakes
 from tests.families import lamps

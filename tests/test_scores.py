@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.run_view import evaluations
 from coevolve_jax.envs import base
-from coevolve_jax.evaluate import scores, table, tally
+from coevolve_jax.loop.evaluate import scores, table, tally
 from coevolve_jax.types import Outcome, Task, Trajectory
 
 

@@ -9,7 +9,8 @@ import pytest
 from faults import Proxy
 from test_train import ROOT, command, rows
 
-from coevolve_jax import checkpoint, collect
+from coevolve_jax.loop import collect
+from coevolve_jax.records import checkpoint
 from coevolve_jax.types import Group, Outcome, Task, Trajectory
 
 SERVED = "configs/bfcl_tiny.py:engine=sglang"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from coevolve_jax import health
-from coevolve_jax.collect import describe, leave_out_stale
+from coevolve_jax.loop.collect import describe, leave_out_stale
+from coevolve_jax.records import health
 from coevolve_jax.types import Call, Group, Outcome, Sample, Step, Trajectory
 from tests.step_cases import a_rollout, a_task, some_groups
 

@@ -16,9 +16,9 @@ from test_grpo import pad, padded_logprobs, states_equal
 from test_sharding import first_moment
 
 from coevolve_jax import build
-from coevolve_jax.distributed import hosts
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.grpo.update import learn
+from coevolve_jax.loop import hosts
 from coevolve_jax.types import Sample
 
 NONE = dict(kl="none", kl_coef=0.0)

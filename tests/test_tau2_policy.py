@@ -21,7 +21,7 @@ from lessons import tau2 as lessons
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.evaluate import evaluate
+from coevolve_jax.loop.evaluate import evaluate
 from coevolve_jax.types import Call
 
 pytestmark = installed

@@ -19,7 +19,7 @@ from lessons import textworld as lessons
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.evaluate import evaluate
+from coevolve_jax.loop.evaluate import evaluate
 
 pytestmark = installed
 FOLDER = ROOT / "models" / "tiny_qwen3_textworld"

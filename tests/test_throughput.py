@@ -11,12 +11,13 @@ import pytest
 from grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 from ml_collections import ConfigDict
 
-from coevolve_jax import timing, topologies
-from coevolve_jax.collect import Collected
 from coevolve_jax.grpo import operations
 from coevolve_jax.grpo.packing import pack
+from coevolve_jax.loop import timing
+from coevolve_jax.loop.collect import Collected
 from coevolve_jax.models.attention import BLOCKS
 from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.planning import topologies
 from coevolve_jax.rollout.agent import Usage
 
 SPARSE = dataclasses.replace(

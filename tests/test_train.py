@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from coevolve_jax.config import load_file, of_run, override
+from coevolve_jax.records.workdir import claimed
 from coevolve_jax.train import train
-from coevolve_jax.workdir import claimed
 
 ROOT = Path(__file__).parent.parent
 SMALL = {

@@ -17,10 +17,10 @@ import flax
 import jax
 from grpo_cases import MODEL, learner_config
 
-from coevolve_jax.aot.programs import abstract_batch
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import hf_io
+from coevolve_jax.planning.aot.programs import abstract_batch
 
 DIGESTS = Path(__file__).with_suffix(".json")
 EXPERTS = dataclasses.replace(

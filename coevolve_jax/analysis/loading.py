@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from coevolve_jax.logs import TRAJECTORIES
+from coevolve_jax.records.logs import TRAJECTORIES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from coevolve_jax.analysis.loading import Run
-from coevolve_jax.dialogues import Packer, all_lines, whole
+from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 
 def origins(run: Run) -> list[dict]:

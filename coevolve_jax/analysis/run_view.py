@@ -14,8 +14,8 @@ from coevolve_jax.analysis.loading import Run, asked_for
 from coevolve_jax.analysis.origins import by_task, refused
 from coevolve_jax.analysis.summary import clock, interval, lost_text, p_value
 from coevolve_jax.envs import base, family
-from coevolve_jax.health import RULES
-from coevolve_jax.logs import flatten
+from coevolve_jax.records.health import RULES
+from coevolve_jax.records.logs import flatten
 from coevolve_jax.types import Task
 
 QUERY = 160  # characters of a query in lists

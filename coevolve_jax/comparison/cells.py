@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint, preemption
-from coevolve_jax import workdir as workdirs
+from coevolve_jax import preemption
 from coevolve_jax.comparison.plan import (
     Cell,
     changes,
@@ -25,6 +24,8 @@ from coevolve_jax.comparison.plan import (
     forget_divergence,
     start_config,
 )
+from coevolve_jax.records import checkpoint
+from coevolve_jax.records import workdir as workdirs
 
 MAIN = Path(__file__).parents[2] / "experiments" / "main.py"
 

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import names
-from coevolve_jax.evolve import FirstUse
+from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import topologies
-from coevolve_jax.collect import Collected
+from coevolve_jax.loop.collect import Collected
+from coevolve_jax.planning import topologies
 from coevolve_jax.types import Sample
 
 

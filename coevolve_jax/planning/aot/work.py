@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coevolve_jax.aot.groups import groups
-from coevolve_jax.aot.hlo import Computations, Instruction, Loop, parse, shapes, size_of, walk
+from coevolve_jax.planning.aot.groups import groups
+from coevolve_jax.planning.aot.hlo import Computations, Instruction, Loop, parse, shapes, size_of, walk
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Give another view of what is there, or stand for what other instructions do.

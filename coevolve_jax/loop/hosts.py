@@ -42,7 +42,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, checkpoint, preemption
+from coevolve_jax import build, preemption
 from coevolve_jax import config as configs
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed.gathering import in_memory, on_one_device
@@ -50,6 +50,7 @@ from coevolve_jax.grpo.learner import Learner, TrainState
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.preemption import Preempted
+from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import Completion, Engine
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.lockstep import Lockstep, LockstepEngine

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from coevolve_jax.topologies import Topology
+from coevolve_jax.planning.topologies import Topology
 
 FOLDER = Path(__file__).parents[2] / ".aot"
 # An H100 SXM as XLA describes it (xla/stream_executor/device_description.proto), by NVIDIA's data sheet and

@@ -11,18 +11,18 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax import build, names
-from coevolve_jax.evaluate import evaluate_held_out
-from coevolve_jax.lab import EXPLORER
+from coevolve_jax.loop.evaluate import evaluate_held_out
+from coevolve_jax.loop.lab import EXPLORER
+from coevolve_jax.loop.run import RunState
+from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.agent import Agent
-from coevolve_jax.run import RunState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis import choice
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
-from coevolve_jax.timing import timed
 from coevolve_jax.types import Task
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from coevolve_jax.collect import Roller
 from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.loop.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -10,15 +10,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from coevolve_jax.aot import work as works
-from coevolve_jax.aot.programs import hosts_of, on_links
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.paged import BLOCK, PAGE, STRIDE
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.planning.aot import work as works
+from coevolve_jax.planning.aot.programs import hosts_of, on_links
+from coevolve_jax.planning.topologies import GB, Topology
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.programs import Programs
-from coevolve_jax.topologies import GB, Topology
 
 STOP_IDS = 4
 

@@ -16,8 +16,8 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
-from coevolve_jax import checkpoint
 from coevolve_jax import config as configs
+from coevolve_jax.records import checkpoint
 
 LOCK = "lock"
 ANSWERING = {

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.lab import Laboratory
+from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.schedule import KEYS
 from coevolve_jax.strategies.base import Lab, Strategy, evolves

@@ -27,24 +27,25 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import config_idle, health
+from coevolve_jax import config_idle
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
-from coevolve_jax.collect import Collected, describe
-from coevolve_jax.dialogues import Packer
 from coevolve_jax.explorers.base import Dialogue
-from coevolve_jax.lab import explorer_costs
-from coevolve_jax.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.loop.collect import Collected, describe
+from coevolve_jax.loop.lab import explorer_costs
+from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
+from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
+from coevolve_jax.records import health
+from coevolve_jax.records.llm_calls import Packer
+from coevolve_jax.records.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.records.trackers.base import Tracker
+from coevolve_jax.records.workdir import checkpoints, read_lines, recorded_model, write_lines, write_text
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import Findings
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.timing import serving, slow_note, throughput, timed
-from coevolve_jax.trackers.base import Tracker
-from coevolve_jax.transcripts import readable
 from coevolve_jax.types import Sample, Task
-from coevolve_jax.workdir import checkpoints, read_lines, recorded_model, write_lines, write_text
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 FAILURE = "failure.json"

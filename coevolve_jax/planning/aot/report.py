@@ -7,11 +7,11 @@ import dataclasses
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import plan
-from coevolve_jax.aot import batches, devices, programs
-from coevolve_jax.aot import decoding as decode
 from coevolve_jax.distributed import sharding
-from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
+from coevolve_jax.planning import plan
+from coevolve_jax.planning.aot import batches, devices, programs
+from coevolve_jax.planning.aot import decoding as decode
+from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 
 
 def compiled(

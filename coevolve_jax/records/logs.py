@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.trackers.base import Tracker
+from coevolve_jax.records.trackers.base import Tracker
 
 METRICS, SIGNALS, EXPLORATIONS = "metrics.jsonl", "signals.jsonl", "explorations.jsonl"
 DIALOGUES, COSTS = "dialogues.jsonl", "costs.jsonl"  # only where the explorer is a model

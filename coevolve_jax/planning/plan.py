@@ -27,8 +27,8 @@ from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, part_pages
-from coevolve_jax.topologies import GB, TOPOLOGIES, Topology
 
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
 # unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.

@@ -15,18 +15,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from coevolve_jax.aot import host_memory
-from coevolve_jax.aot import work as works
-from coevolve_jax.aot.batches import Load
-from coevolve_jax.aot.hlo import Loop
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses, moments
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import exchange, hf_io
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.plan import shard_bytes
-from coevolve_jax.topologies import Topology
+from coevolve_jax.planning.aot import host_memory
+from coevolve_jax.planning.aot import work as works
+from coevolve_jax.planning.aot.batches import Load
+from coevolve_jax.planning.aot.hlo import Loop
+from coevolve_jax.planning.plan import shard_bytes
+from coevolve_jax.planning.topologies import Topology
 
 GIB = 2**30
 ONCE, MICROBATCH, LAYER, VOCABULARY = "once", "micro-batch", "layer", "vocabulary"

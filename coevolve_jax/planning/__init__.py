@@ -1,0 +1,1 @@
+"""What a config takes on which machine, before one is rented."""
