@@ -14,7 +14,7 @@ import numpy as np
 
 from coevolve_jax.explorers.base import Proposal, Roles
 from coevolve_jax.rollout.engine import Completion
-from coevolve_jax.rollout.writing import ParsedCall
+from coevolve_jax.rollout.tool_call_format import ParsedCall
 from coevolve_jax.types import Call, Context, Observation, Turn
 from tests.families import lamps
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from coevolve_jax.models import attention as attn
 from coevolve_jax.models import flash, splash
+from coevolve_jax.models.context_parallel import places
 from coevolve_jax.models.packed import Row, Segments, meeting_blocks
-from coevolve_jax.models.parts import places
 from coevolve_jax.models.qwen import Qwen
 
 VARIANTS = {
@@ -344,7 +344,7 @@ def test_kernels_run_on_each_devices_rows_and_heads():
 import functools, jax, numpy as np, pytest
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import attention as attn
-from coevolve_jax.models import parts
+from coevolve_jax.models import context_parallel
 rng = np.random.default_rng(0)
 q, k, v, w = (rng.normal(size=(4, 12, h, 8)).astype(np.float32) for h in (4, 2, 2, 4))
 segments = np.repeat([[1, 1, 1, 2, 2, 2, 2, 2, 3, 0, 0, 0]], 4, 0)
@@ -365,13 +365,13 @@ for f in (attn.chunked, *[attn.on_each_device(kernel, mesh) for kernel in kernel
 split = sharding.make_mesh(fsdp=2, context=2, tensor=2)
 def of_rows(*x):
     attend = attn.on_each_device(kernels[0], split)
-    out = attend(*[parts.split(split, a) for a in x])
+    out = attend(*[context_parallel.split(split, a) for a in x])
     assert out.shape == (8, 6, 4, 8)
-    return parts.join(split, out)
+    return context_parallel.join(split, out)
 got, want = (jax.jit(run(f, parents))(q, k, v) for f in (of_rows, attn.plain))
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 with pytest.raises(ValueError, match="Rows of 12 tokens .*context axis of 4.* multiples of 8"):
-    parts.split(sharding.make_mesh(context=4), segments)
+    context_parallel.split(sharding.make_mesh(context=4), segments)
 for name, platform, call in (("flash", "cuda", "triton"), ("splash", "tpu", "tpu_custom_call")):
     given = dict(platform="cpu", parents=parents)
     spread = jax.jit(lambda q, k, v: attn.attention(q, k, v, segments, name, mesh, **given))

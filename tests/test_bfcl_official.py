@@ -24,7 +24,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion
-from coevolve_jax.rollout.writing import render_call
+from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Outcome
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from lessons import bfcl, textworld
 
 from coevolve_jax.envs.bfcl import scenario
 from coevolve_jax.envs.textworld import commands
-from coevolve_jax.rollout.writing import render_call
+from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Task, Turn
 
 WEAK = "search_tweets"

@@ -18,7 +18,7 @@ from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import versions
 from coevolve_jax.rollout.agent import Agent, Job, Limits
-from coevolve_jax.rollout.writing import render_call
+from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.environment import check_environment

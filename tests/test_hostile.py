@@ -5,7 +5,7 @@ import random
 
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout.writing import parse_calls
+from coevolve_jax.rollout.tool_call_format import parse_calls
 
 MESSAGES = 10_000
 

@@ -260,7 +260,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 sys.path.insert(0, "tests")
 from coevolve_jax.models import moe
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models import grouped_product as gp
+from coevolve_jax.models import grouped_matmul as gp
 from coevolve_jax.models.qwen import Qwen
 from test_moe import random_params
 config = QwenConfig.from_hf(eval(sys.argv[1]))

@@ -22,7 +22,7 @@ from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.native.engine import NativeEngine
-from coevolve_jax.rollout.writing import parse_calls, render_call
+from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
 from coevolve_jax.types import Call, Group, Sample, Task, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"

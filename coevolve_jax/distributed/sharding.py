@@ -145,7 +145,7 @@ def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 
 def part_sharding(mesh: Mesh) -> NamedSharding:
-    """For arrays whose first axis is the parts of rows (`models/parts.py`), or tokens in their order."""
+    """For arrays whose first axis is the parts of rows (`models/context_parallel.py`), or tokens in their order."""
     return NamedSharding(mesh, P(PARTS))
 
 
@@ -262,7 +262,7 @@ def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
 
 
 class ExpertAxes(NamedTuple):
-    """How `models/exchange.py` lies on a mesh.
+    """How `models/expert_all_to_all.py` lies on a mesh.
 
     rows: spec of tokens. wide, narrow: of the parameters [E, D, F] and [E, F, D]. expert: the axis over which tokens are
     exchanged. gathered: those that split a device's experts in parameters. hidden: that splits F. others: those over

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models import parts
+from coevolve_jax.models import context_parallel
 from coevolve_jax.models.blockwise import LARGE_BLOCK, chunked
 from coevolve_jax.models.flash import flash
 from coevolve_jax.models.packed import MASKED, Row, sees
@@ -49,7 +49,7 @@ def attention(
     implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
     takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
     mesh: where q, k and v are spread over devices, that mesh. Where it splits rows all arrays are the parts of rows, as
-    `parts.split` gives them; else "plain" and "chunked" need not know it.
+    `context_parallel.split` gives them; else "plain" and "chunked" need not know it.
     platform: that the program is for ("cpu", "gpu", "tpu"), which need not be the host's.
     """
     if segment_ids is None:
@@ -118,8 +118,8 @@ def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
     def one_device(q, k, v, segment_ids, *parents):
         if count == 1:
             return kernel(q, k, v, segment_ids, *parents)
-        k, v = parts.whole(k, count), parts.whole(v, count)
-        return kernel(q, k, v, segment_ids, *parents, row=parts.row(segment_ids, count))
+        k, v = context_parallel.whole(k, count), context_parallel.whole(v, count)
+        return kernel(q, k, v, segment_ids, *parents, row=context_parallel.row(segment_ids, count))
 
     def run(q, k, v, *segments):
         if k.shape[2] % mesh.shape[axis]:

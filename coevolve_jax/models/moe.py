@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.exchange import exchanged
-from coevolve_jax.models.grouped_product import grouped_product
+from coevolve_jax.models.expert_all_to_all import exchanged
+from coevolve_jax.models.grouped_matmul import grouped_matmul
 
 
 class Routing(NamedTuple):
@@ -150,16 +150,16 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platfo
     x: [N, D]. weights: float32 [N, K]. experts: int32 [N, K], negative for none. gate, up: [E, D, F]; down:
     [E, F, D]. Returns [N, D] in x's dtype.
 
-    On a mesh with an expert axis tokens travel to the devices of their experts (`exchange.py`), unless they do not divide
+    On a mesh with an expert axis tokens travel to the devices of their experts (`expert_all_to_all.py`), unless they do not divide
     by its devices. Then, as without such an axis, every device holds the tokens of its data shard and the experts of its
     expert shard, sorts the (token, expert) pairs that are its own to the front and sums what its experts give; the
     sum over the expert shards completes it. No pair can be dropped, however uneven the routing.
 
     The grouped products are jax.lax.ragged_dot, an instruction of its own on TPU and on CPU a masked product that
     costs E times the operations; on GPU, where that would take E times the memory too, they are the kernels of
-    `grouped_product`. platform: that the program is for, as JAX names it.
+    `grouped_matmul`. platform: that the program is for, as JAX names it.
     """
-    product = grouped_product if platform == "gpu" else jax.lax.ragged_dot
+    product = grouped_matmul if platform == "gpu" else jax.lax.ragged_dot
     if mesh is None:
         return _mix(product, x, weights, experts, gate, up, down)
     if axes := sharding.expert_axes(mesh, len(x)):

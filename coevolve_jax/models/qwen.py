@@ -254,7 +254,7 @@ class Qwen(nn.Module):
         (arXiv 2510.11370), in place of the router's choice; their weights still are the router's, with
         gradient. -1 leaves the choice to the router. parents: int32 [B, L], the segments that tokens attend to beside
         their own, as of `attention`; a token's position then goes on from its parent's. Where the mesh splits rows, all are
-        the parts of rows (`parts.split`).
+        the parts of rows (`context_parallel.split`).
         """
         if positions is None:
             positions = default_positions(tokens, segment_ids)

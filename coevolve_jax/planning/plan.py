@@ -24,7 +24,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import exchange, hf_io
+from coevolve_jax.models import expert_all_to_all, hf_io
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
@@ -388,7 +388,7 @@ def _exchanged(c: QwenConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int
     hidden arrays, with their gradients; in float32 what is added up, of tokens and of a device's experts."""
     devices, tensor = mesh.shape["expert"], mesh.shape["tensor"]
     hidden = c.moe_intermediate_size // tensor
-    one_round = exchange.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
+    one_round = expert_all_to_all.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
     experts = c.num_experts // devices * 3 * c.hidden_size * hidden
     sums = pairs // c.num_experts_per_tok * c.hidden_size + experts
     return one_round * jnp.dtype(learner.dtype).itemsize + 4 * sums

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.packing import Batch, pack
-from coevolve_jax.models import flash, parts, splash
+from coevolve_jax.models import context_parallel, flash, splash
 from coevolve_jax.models.packed import Row, Segments
 from coevolve_jax.types import Outcome, Sample, Trajectory
 
@@ -137,4 +137,4 @@ def _places(context: int, length: int) -> list[Any]:
     """Of each part of a row, the places of its tokens."""
     if context == 1:
         return [np.arange(length)]
-    return [np.asarray(parts.places(part, context, length)) for part in range(context)]
+    return [np.asarray(context_parallel.places(part, context, length)) for part in range(context)]

@@ -19,7 +19,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses, moments
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import exchange, hf_io
+from coevolve_jax.models import expert_all_to_all, hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.aot import host_memory
 from coevolve_jax.planning.aot import work as works
@@ -163,7 +163,7 @@ def kind(path: str) -> str:
         return VOCABULARY
     if re.search(rf"\b{moments.SCOPE}\)*/while$", path):
         return OTHER
-    if re.search(rf"\b{exchange.SCOPE}\)*/while$", path):
+    if re.search(rf"\b{expert_all_to_all.SCOPE}\)*/while$", path):
         return ROUND
     return MICROBATCH if path.count("while") == 1 else OTHER
 
@@ -200,13 +200,17 @@ def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> d
     grouped product takes each token as often as it has experts, an equal part of that in each round of an exchange."""
     tensor, tokens = mesh.shape["tensor"], size.rows * size.length // sharding.context_parts(mesh)
     pairs = tokens * model.num_experts_per_tok if model.sparse_layers else 0
-    rounds = exchange.even_rounds(pairs, mesh.shape["expert"]) if pairs and mesh.shape["expert"] > 1 else 1
+    rounds = (
+        expert_all_to_all.even_rounds(pairs, mesh.shape["expert"])
+        if pairs and mesh.shape["expert"] > 1
+        else 1
+    )
     # 2 operations for each pair, and for each weight of an expert.
     attention = 2 * model.num_attention_heads * model.head_dim / tensor
     experts = 2 * pairs / rounds * model.hidden_size * (model.moe_intermediate_size or 0) / tensor
 
     def operations(path: str) -> float:
-        if "grouped_product" in path:
+        if "grouped_matmul" in path:
             return experts
         return next((attention * _PRODUCTS[word] * n for word, n in load.pairs.items() if word in path), 0)
 

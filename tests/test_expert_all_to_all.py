@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models import exchange, moe
+from coevolve_jax.models import expert_all_to_all, moe
 from coevolve_jax.planning.aot import programs, work
 
 TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 16, 8, 4, 2, 6
@@ -35,7 +35,7 @@ def program(mesh=None):
 
 
 def main():
-    exchange.ROOM = ROOM
+    expert_all_to_all.ROOM = ROOM
     alone, spread = program(), program(sharding.make_mesh(fsdp=2, expert=2, tensor=2))
     pairs = TOKENS * TOP_K
 
@@ -59,7 +59,7 @@ def main():
     # The account of the program finds both loops over rounds, and takes as many as an even routing needs.
     text = spread.lower(*(np.zeros(s, t) for s, t in SHAPES)).compile().as_text()
     found = work.by_loop(text, programs.kind)
-    rounds = exchange.even_rounds(pairs // 4, 2)
+    rounds = expert_all_to_all.even_rounds(pairs // 4, 2)
     assert rounds == 2 == pairs // 4 // ROOM
     in_one = [part for loops, part in found.items() if loops and loops[-1].kind == programs.ROUND]
     in_all = programs.by_kind(found, rounds)[programs.ONCE]

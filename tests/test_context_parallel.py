@@ -17,7 +17,7 @@ from update_programs import EXPERTS
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.models import parts
+from coevolve_jax.models import context_parallel
 from coevolve_jax.models.qwen import Qwen
 
 MESHES = {"one": dict(), "fsdp and context": dict(fsdp=2, context=2)}
@@ -69,7 +69,7 @@ def test_an_update_with_everything_is_that_of_one_device(results, name):
 
 
 def test_a_part_is_from_both_ends_of_the_row():
-    found = [parts.places(part, 2, 12).tolist() for part in range(2)]
+    found = [context_parallel.places(part, 2, 12).tolist() for part in range(2)]
     assert found == [[0, 1, 2, 9, 10, 11], [3, 4, 5, 6, 7, 8]]
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.models import grouped_product as gp
+from coevolve_jax.models import grouped_matmul as gp
 from coevolve_jax.planning.aot import devices
 
 ROOT = Path(__file__).parents[1]
 TOKENS, EXPERTS, DEPTH, COLUMNS = 40, 4, 20, 12  # of which the blocks divide none
 BLOCKS = gp.Blocks(16, 16, 16)
-interpreted = functools.partial(gp.grouped_product, blocks=BLOCKS, interpret=True)
+interpreted = functools.partial(gp.grouped_matmul, blocks=BLOCKS, interpret=True)
 cuts = st.lists(st.integers(0, TOKENS), min_size=EXPERTS, max_size=EXPERTS)
 
 
@@ -78,13 +78,13 @@ import re
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from coevolve_jax.planning.aot import devices
-from coevolve_jax.models.grouped_product import grouped_product
+from coevolve_jax.models.grouped_matmul import grouped_matmul
 from coevolve_jax.planning.topologies import TOPOLOGIES
 place = SingleDeviceSharding(devices.describe(TOPOLOGIES["h100-4"])[0])
 M, K, N, E = 25600, 2048, 768, 128  # a layer of Qwen3-30B-A3B, an eighth of a row's tokens for their eight experts
 of = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 def both(x, matrices, sizes, g):
-    y, back = jax.vjp(lambda x, matrices: grouped_product(x, matrices, sizes), x, matrices)
+    y, back = jax.vjp(lambda x, matrices: grouped_matmul(x, matrices, sizes), x, matrices)
     return y, back(g)
 compiled = jax.jit(both).lower(of(M, K), of(E, K, N), of(E, dtype=jnp.int32), of(M, N)).compile()
 assert len(re.findall(r'custom_call_target="__gpu.xla.gpu.triton"', compiled.as_text())) == 3

@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
     depth: int
 
 
-def grouped_product(
+def grouped_matmul(
     x: jax.Array,
     matrices: jax.Array,
     sizes: jax.Array,
@@ -115,7 +115,7 @@ def _call(kernel, grid: tuple[int, ...], shape: tuple[int, ...], interpret: bool
         out_shape=jax.ShapeDtypeStruct(shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type),
         interpret=interpret,
         compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
-        name="grouped_product",
+        name="grouped_matmul",
     )(*operands)
 
 
