@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags, logging
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from injected import Injecting, Injection, agentdojo
-from openai_server import Model, OpenAIServer, action, schemas, steps
 
 from coevolve_jax import envs
 from coevolve_jax.config import load_file
@@ -37,6 +36,7 @@ from coevolve_jax.synthesis.pipeline import Synthesizer, synthesize
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import evidence_of
 from coevolve_jax.types import Call
+from tests.support.openai_server import Model, OpenAIServer, action, schemas, steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
 SEED = 0  # of the explorers

@@ -1,7 +1,8 @@
 """The check that a pass over docstrings changes no code sees code, and lets words be."""
 
 import pytest
-from support.same_code import code
+
+from tests.support.same_code import code
 
 BEFORE = '''
 """A module."""

@@ -2,7 +2,7 @@
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from the
 rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
-explains and tests/test_plan.py compares with the compiler's own account.
+explains and tests/planning/test_plan.py compares with the compiler's own account.
 """
 
 from __future__ import annotations
