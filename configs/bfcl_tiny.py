@@ -164,7 +164,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh.tensor = 1
 
     # How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without signals),
-    # "static" (no new tasks), "oracle" (testbeds only), or the dotted path of a module of your own (docs/add_strategy.md);
+    # "static" (no new tasks), "oracle" (testbeds only), or the dotted path of a module of your own (docs/guides/add_strategy.md);
     # and the settings that are its own.
     c.strategy = strategy(arg.strategy)
 
@@ -173,7 +173,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
     # Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or the dotted
-    # path of a module of your own (docs/add_explorer.md); and the settings that are its own.
+    # path of a module of your own (docs/guides/add_explorer.md); and the settings that are its own.
     c.explorer = explorer(arg.explorer)
 
     c.evolution = ConfigDict()

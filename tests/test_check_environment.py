@@ -7,7 +7,7 @@ import pytest
 
 from coevolve_jax.testing.environment import check_environment
 
-PAGE = Path(__file__).parent.parent / "docs" / "add_environment.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "add_environment.md"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

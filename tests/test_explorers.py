@@ -196,8 +196,8 @@ def test_a_module_that_makes_no_explorer():
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """The explorer of docs/add_explorer.md, as a user has it: a file on the Python path, named in the config."""
-    page = (Path(__file__).parents[1] / "docs" / "add_explorer.md").read_text()
+    """The explorer of docs/guides/add_explorer.md, as a user has it: a file on the Python path."""
+    page = (Path(__file__).parents[1] / "docs" / "guides" / "add_explorer.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
     folder = tmp_path_factory.mktemp("explorers")
     (folder / "mine").mkdir()

@@ -139,6 +139,6 @@ def test_settings_of_a_strategy_are_config_keys():
 
 
 def test_the_example_of_the_docs_is_the_tested_one():
-    page = (ROOT / "docs" / "add_strategy.md").read_text()
+    page = (ROOT / "docs" / "guides" / "add_strategy.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert code == (ROOT / "tests" / "strategies" / "memory.py").read_text()
