@@ -1,7 +1,7 @@
 """Bytes per device of one update of a model on a machine, and of rollouts in the same process, from shapes alone.
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from the
-rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
+rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/notes/memory.md
 explains and tests/test_plan.py compares with the compiler's own account.
 """
 
