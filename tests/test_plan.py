@@ -25,7 +25,7 @@ from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
 
-ROOT = Path(plan.__file__).parents[1]
+ROOT = Path(plan.__file__).parents[2]
 SIZES = {  # as published with the checkpoints
     "bfcl_qwen2_5_7b": 7_615_616_512,
     "bfcl_qwen3_4b": 4_022_468_096,

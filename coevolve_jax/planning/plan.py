@@ -33,7 +33,7 @@ from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, par
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
 # unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.
 USABLE = 0.9
-PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
+PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 
 
 @dataclasses.dataclass(frozen=True)
