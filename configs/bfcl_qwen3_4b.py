@@ -2,7 +2,7 @@
 
 Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot 26.5,
 GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and no
-accelerator were at hand, so time and score of this code are not known; docs/memory.md says on what the update
+accelerator were at hand, so time and score of this code are not known; docs/notes/memory.md says on what the update
 fits. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), on one machine of 8 GPUs from half of them:
 
     CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\

@@ -389,7 +389,7 @@ def test_every_command_for_accelerators_is_in_the_list():
         shown = (ROOT / command.place).read_text()
         length = f"--config.learner.row_length={command.length} --config.mesh.context={command.context}"
         assert command.length == config.learner.row_length or length in " ".join(shown.split())
-    peaks = (ROOT / "docs" / "memory.md").read_text()
+    peaks = (ROOT / "docs" / "notes" / "memory.md").read_text()
     for command in hardware.COMMANDS:
         assert f"`{command.place}`" in peaks
 
