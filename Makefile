@@ -17,7 +17,7 @@ MAKEFLAGS += --jobs=2
 export JAX_PLATFORMS ?= cpu
 # Tests and runs start Python some hundred times: what it compiles is kept, also where the environment says not to.
 unexport PYTHONDONTWRITEBYTECODE
-# Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
+# Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check demo headroom test test-environments check sglang-cpu textworld tau2 appworld aot aot-all pretrain pretrain-weak pretrain-seldom pretrain-textworld pretrain-tau2 bench clean
@@ -105,7 +105,7 @@ FAMILY := $(if $(findstring command,$(origin ENV)),$(filter-out bfcl,$(ENV)))
 demo: setup $(FAMILY:%=setup-%)
 	$(RUN) experiments/main.py --config=configs/$(or $(FAMILY),bfcl)_tiny.py --workdir=runs/demo$(FAMILY:%=_%)
 
-# Is there anything to gain by knowing the weak tools? docs/results/headroom.md has what came out.
+# Is there anything to gain by knowing the weak tools? docs/notes/headroom.md has what came out.
 headroom: setup
 	$(RUN) experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \
 	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
@@ -152,7 +152,7 @@ $(AOT)/.installed: requirements/aot.txt
 aot-all: aot
 	$(RUN) benchmarks/hardware.py
 
-# How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
+# How models/tiny_qwen3 was made (docs/notes/results.md says how long it took). Writes runs/pretrain/habits.
 PRETRAIN := $(RUN) experiments/pretraining/pretrain_tiny.py
 pretrain: setup
 	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200

@@ -8,7 +8,8 @@ returns has one entry per entry of the batch, in its order. What a role gets is 
 All randomness comes from the generators of the episodes and explorations.
 
 The environment is nowhere in here: executing calls, shortening and the environment's own score are the same for
-all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation; docs/add_explorer.md shows one.
+all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation;
+docs/guides/add_explorer.md shows one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes per device of one update of a model on a machine, and of rollouts in the same process, from shapes alone.
 
 Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from the
-rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
+rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/notes/memory.md
 explains and tests/planning/test_plan.py compares with the compiler's own account.
 """
 
@@ -33,7 +33,7 @@ from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, par
 # Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
 # unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.
 USABLE = 0.9
-PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
+PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 
 
 @dataclasses.dataclass(frozen=True)

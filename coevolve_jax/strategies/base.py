@@ -1,7 +1,7 @@
 """What a self-evolving method is to the loop of train.py, and pieces that methods share.
 
 A method is a module with `make(config, state=None) -> Strategy`, named by config.strategy.name: `coevolve` is
-`coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/add_strategy.md).
+`coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/guides/add_strategy.md).
 
 A module may name in `READS` those of SHARED that it reads. A run then says which of the others have no effect. One that
 names the keys of schedule.KEYS evolves after the steps of `evolves` and no others, and a run without such a step is refused.

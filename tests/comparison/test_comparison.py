@@ -285,7 +285,7 @@ def slow_bootstrap(rows, times=400):
     return found[int(0.025 * times)], found[int(0.975 * times)]
 
 
-HEADROOM = ROOT / "docs" / "results" / "headroom"
+HEADROOM = ROOT / "docs" / "notes" / "headroom"
 
 
 @pytest.mark.parametrize("name", ["first", "seldom", "spread", "test", "test_spread", "options"])

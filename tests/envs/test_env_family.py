@@ -26,7 +26,7 @@ from tests.rollout.test_rollout import FOLDER, Script
 
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'jax', 'ml_collections', 'bfcl_eval')))\n"
-DOORS = "families.door_game"
+DOORS = "tests.support.families.door_game"
 DOORWORLD = """
 import sys
 ROOMS, THINGS = ("attic", "cellar", "study", "pantry"), ("lamp", "rope", "coin")

@@ -152,9 +152,7 @@ def test_the_report_is_linked_and_the_training_set_comes_back(executed):
 )
 def test_few_seeds_are_said_to_prove_nothing(tmp_path, seeds, needed, nothing):
     """The table of differences, from the published comparison with other numbers of seeds."""
-    comparison = json.loads(
-        (ROOT / "docs" / "results" / "headroom" / "first" / "comparison.json").read_text()
-    )
+    comparison = json.loads((ROOT / "docs" / "notes" / "headroom" / "first" / "comparison.json").read_text())
     comparison["planned"] = comparison["planned"][:2]
     for difference, number in zip(comparison["planned"], needed, strict=True):
         difference |= {"n": seeds, "seeds_for_effect": number}

@@ -370,7 +370,7 @@ def test_what_cannot_be_compiled_is_named(tmp_path):
 def test_every_command_for_accelerators_is_in_the_list():
     """Of files that show one: main.py with a config of a published model, or launch.sh, which has the config of tpu_scripts/env.sh."""
     shown = set()
-    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*_qwen*.py")):
+    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*_qwen*.py")):
         text = path.read_text()
         main = re.search(r"main\.py --config=configs/(bfcl|appworld)_qwen", text)
         launch = re.search(r"^ {4}tpu_scripts/launch\.sh", text, re.M)
@@ -386,7 +386,7 @@ def test_every_command_for_accelerators_is_in_the_list():
         shown = (ROOT / command.place).read_text()
         length = f"--config.learner.row_length={command.length} --config.mesh.context={command.context}"
         assert command.length == config.learner.row_length or length in " ".join(shown.split())
-    peaks = (ROOT / "docs" / "memory.md").read_text()
+    peaks = (ROOT / "docs" / "notes" / "memory.md").read_text()
     for command in hardware.COMMANDS:
         assert f"`{command.place}`" in peaks
 

@@ -25,7 +25,7 @@ from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
 from coevolve_jax.rollout.routing import init_recorded
 
-ROOT = Path(plan.__file__).parents[1]
+ROOT = Path(plan.__file__).parents[2]
 SIZES = {  # as published with the checkpoints
     "bfcl_qwen2_5_7b": 7_615_616_512,
     "bfcl_qwen3_4b": 4_022_468_096,
@@ -338,7 +338,7 @@ def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
     setting = f"XLA_PYTHON_CLIENT_MEM_FRACTION={plan.USABLE}"
     assert setting in text and f"{plan.USABLE:.0%} of the memory" in text
     assert setting not in plan.table(configs["bfcl_qwen3_4b"], ["v5p-8"], [16384], 1)
-    texts = {p.name: p.read_text() for p in (*ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.py"))}
+    texts = {p.name: p.read_text() for p in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.py"))}
     told = {name: content for name, content in texts.items() if "MEM_FRACTION=" in content}
     assert {"memory.md", "bfcl_qwen2_5_7b.py", "bfcl_qwen2_5_0_5b.py"} <= told.keys()
     for name, content in told.items():

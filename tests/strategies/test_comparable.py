@@ -1,4 +1,4 @@
-"""What made static, random and coevolve differ in more than they claim to, each as a test (docs/results.md)."""
+"""What made static, random and coevolve differ in more than they claim to, each as a test (docs/notes/results.md)."""
 
 import dataclasses
 import json

@@ -18,6 +18,7 @@ from tests.support.strategies import faulty
 pytestmark = pytest.mark.usefixtures("optimised")
 
 OURS = ("coevolve", "random", "static", "blame", "oracle")
+EXAMPLES = ("unsolved", "failing")  # of docs/guides/add_strategy.md
 SMALL_ONES = (
     "tests.support.strategies.curriculum",
     "tests.support.strategies.replay",
@@ -37,7 +38,9 @@ def settings(name: str, **changes):
 
 
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
-@pytest.mark.parametrize("name", OURS + SMALL_ONES)
+@pytest.mark.parametrize(
+    "name", [*OURS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
+)
 def test_every_strategy_passes_the_suite(name, learner):
     check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
 
@@ -146,7 +149,17 @@ def test_settings_of_a_strategy_are_config_keys():
         strategy("no.such")
 
 
-def test_the_example_of_the_docs_is_the_tested_one():
-    page = (ROOT / "docs" / "add_strategy.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert code == (ROOT / "tests" / "support" / "strategies" / "memory.py").read_text()
+def test_the_examples_of_the_docs_are_the_tested_ones():
+    page = (ROOT / "docs" / "guides" / "add_strategy.md").read_text()
+    codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert codes == [
+        (ROOT / "tests" / "support" / "strategies" / f"{name}.py").read_text() for name in EXAMPLES
+    ]
+    assert len(codes[0].splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_docs_grows_the_training_set(name, tmp_path):
+    train(settings(f"tests.support.strategies.{name}"), tmp_path / "run")
+    born = [t["lineage"]["signal"] for t in rows(tmp_path / "run", "tasks.jsonl")]
+    assert born.count(name) == 3

@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from coevolve_jax.planning.topologies import Topology
 
-FOLDER = Path(__file__).parents[2] / ".aot"
+FOLDER = Path(__file__).parents[3] / ".aot"
 # An H100 SXM as XLA describes it (xla/stream_executor/device_description.proto), by NVIDIA's data sheet and
 # its tuning guide.
 H100 = """
