@@ -24,8 +24,8 @@ def get_config(arg: str = "") -> ConfigDict:
     del c.environment.toolsets
     c.environment.name = "tau2"
     c.environment.python = ".tau2/bin/python"
-    c.environment.domains = ("telecom",)  # of telecom, retail, airline
-    c.environment.call_timeout = 5.0  # seconds of processor time; a world starts in a millisecond
+    c.environment.domains = ("telecom",)
+    c.environment.call_timeout = 5.0  # a world starts in a millisecond
     c.rollout.max_steps = 10
-    c.rollout.max_observation = 100  # characters: what is to be done stands in the user's words
+    c.rollout.max_observation = 100  # what is to be done stands in the user's words
     return c

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.config.schedule import KEYS
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.schedule import KEYS
 from coevolve_jax.strategies.base import Lab, Strategy, evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
@@ -47,7 +47,7 @@ class Evolver:
 
     def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
         self._config, self._strategy, self._lab = config, strategy, lab
-        self._overlap = config.evolution.get("overlap", 0)
+        self._overlap = config.evolution.overlap
         self._scheduled = configs.scheduled(config)
         self._under_way: UnderWay | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model

@@ -67,7 +67,7 @@ def begin(
             many, _ = explored(None, fair, e.balanced_candidates, "balanced", e.seed)
             held_out += choice.balanced(many, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
         guard, size = leak_guard(c, held_out), c.data.initial_tasks
-        if path := c.data.get("initial_file"):
+        if path := c.data.initial_file:
             first, initial = given(c, path, synthesizer(guard))
         else:
             wanted = testbed.candidates if testbed else size
@@ -125,13 +125,13 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
 
     Runs whose config is older than the keys of arguments, n-grams, embedding and splits have none of them.
     """
-    data, model = config.data, config.data.get("leak_embedding")
+    data, model = config.data, config.data.leak_embedding
     return LeakGuard(
         [*build.benchmark_tasks(config), *held_out],
         data.leak_threshold,
         features=build.family(config).features,
-        query_threshold=data.get("leak_query_threshold", 0.0),
+        query_threshold=data.leak_query_threshold,
         embed=names.function(model, "data.leak_embedding") if model else None,
-        embedding_threshold=data.get("leak_embedding_threshold", 0.0),
-        call_threshold=data.get("leak_call_threshold", 0.0),
+        embedding_threshold=data.leak_embedding_threshold,
+        call_threshold=data.leak_call_threshold,
     )

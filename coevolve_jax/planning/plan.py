@@ -127,11 +127,11 @@ def plan(
         raise ValueError(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
         )
-    params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
+    params = hf_io.abstract_params(model, jnp.dtype(learner.param_dtype))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
-    on_host = learner.get("moments_on", "device") == "host"
+    on_host = learner.moments_on == "host"
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
-    if learner.get("param_dtype", "float32") != "float32":  # of which the one at work is added as a whole
+    if learner.param_dtype != "float32":  # of which the one at work is added as a whole
         gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     tokens = rows * length // sharding.context_parts(mesh)
@@ -163,7 +163,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
     """
     if memory is not None and not config.learner.lora_rank:
         _check_memory(config, model, mesh, memory)
-    if config.engine.name == "native" and (tokens := config.engine.get("cache_tokens")):
+    if config.engine.name == "native" and (tokens := config.engine.cache_tokens):
         part_pages(tokens, _longest(config), _engine_parts(config, mesh))
 
 
@@ -203,12 +203,12 @@ def smallest_change(
     numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are
     corrected. run: as of `plan`.
     """
-    axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
+    axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.moments_on
     # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
     changes = [(True, where, rows, 1, 1)] * (not remat)
     changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
-    lengths = (length, *learner.get("row_buckets", ()))
+    lengths = (length, *learner.row_buckets)
     changes += [(True, moments, 1, 1, parts) for moments in (where, "host") for parts in split]
     changes += [(True, where, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
@@ -243,20 +243,20 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     """What the in-process engine has of a device: weights, and the cache when it is full, or grows to that."""
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
-    sharded = engine.get("sharded") and mesh.size > 1
+    sharded = engine.sharded and mesh.size > 1
     parts = _engine_parts(run, mesh)
     whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
     cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.get("cache_tokens"):  # rows get more columns, and the old ones are there until then
+    if not engine.cache_tokens:  # rows get more columns, and the old ones are there until then
         cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
     return weights if own or gathered else 0, cache
 
 
 def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
     """Of a device's part of what the cache has of a token: keys and values of its heads, and experts where they are replayed."""
-    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.get("sharded") else 1)
+    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
     keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
     experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
     return keys + experts * bool(run.learner.replay_routing)
@@ -275,21 +275,21 @@ def _longest_section(run: ConfigDict) -> str:
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
     """What the cache has, at most, when it lies in so many parts: pages, or rows of the longest conversation."""
-    if tokens := run.engine.get("cache_tokens"):
+    if tokens := run.engine.cache_tokens:
         return tokens // PAGE // parts * PAGE * parts
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
 def _engine_parts(run: ConfigDict, mesh: Any) -> int:
     """Into how many parts of the devices the in-process engine's cache goes."""
-    return sharding.token_parts(mesh) if run.engine.get("sharded") else 1
+    return sharding.token_parts(mesh) if run.engine.sharded else 1
 
 
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
     """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
     all devices, or on more of them."""
     axes = dict(mesh.shape)
-    own, before = bool(run.engine.get("sharded")), run.engine.get("cache_tokens", 0)
+    own, before = run.engine.sharded, run.engine.cache_tokens
     spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
     wants = [(True, 1)] * (spreads and (mesh.size > 1 or own))
     wants += [(False, 1)] * (not own)
@@ -430,7 +430,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length, run=config)
             cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
-            pages = p.cache and config.engine.get("cache_tokens")
+            pages = p.cache and config.engine.cache_tokens
             least = least_tokens(_longest(config), _engine_parts(config, mesh)) if pages else 0
             fits = "yes" if p.fits(topology) and least <= _cached_tokens(config, 1) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]

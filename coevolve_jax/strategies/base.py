@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.config.schedule import KEYS, evolutions
 from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
-from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -248,14 +248,14 @@ class Synthesizer:
             step=step,
             first_id=first_id,
             fits=self.fits,
-            executions=e.get("executions", 1) if e.validate else 0,
-            calibration=self.config.get("explorer", {}).get("calibration", 0),
+            executions=e.executions if e.validate else 0,
+            calibration=self.config.explorer.get("calibration", 0),
         )
         rows = {e.context.id: _explored(e, step) for e in made.explorations}
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
         verdicts = made.verdicts
-        if self.config.get("explorer", {}).get("solve", 0):
+        if self.config.explorer.get("solve", 0):
             verdicts = _admitted(verdicts, lambda tasks: self._solve(tasks, stats, rng))
         if admit is not None:
             verdicts = _admitted(verdicts, admit)

@@ -263,18 +263,6 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
         plan.check_fits(config, model, fsdp(2), room)
 
 
-def test_a_config_from_before_these_options_is_planned(configs):
-    """As everywhere else, what it lacks is off."""
-    told = []
-    for config in (alone(configs, **{"engine.sharded": False, "engine.cache_tokens": 0}), alone(configs)):
-        if told:
-            del config.engine["sharded"], config.engine["cache_tokens"]
-        with pytest.raises(ValueError, match="^Rollouts need") as refused:
-            plan.check_fits(config.lock(), plan.load_model(config.model), fsdp(8), 40 * plan.GB)
-        told.append(str(refused.value))
-    assert told[0] == told[1] and "set config.engine.cache_tokens=" in told[0]
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_what_fits_one_device_is_told_and_that_two_hold_more(configs, sharded):
     config = alone(configs, "bfcl_qwen2_5_0_5b", **{"engine.sharded": sharded, "engine.cache_tokens": 2**21})

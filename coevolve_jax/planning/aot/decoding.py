@@ -40,13 +40,13 @@ class Decoding(NamedTuple):
 def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
     """The engine's `decode` with a cache of so many rows and columns (tokens), or with config.engine.cache_tokens in pages for rows
     of at most so many columns. Raises jax.errors.JaxRuntimeError where the compiler refuses it."""
-    records = bool(config.get("learner", {}).get("replay_routing"))
+    records = config.learner.replay_routing
     programs = Programs(model, jnp.dtype(config.engine.dtype), records, mesh)
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     shapes = hf_io.abstract_params(model)
     where = sharding.param_shardings(mesh, shapes)
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
-    if tokens := config.engine.get("cache_tokens", 0):
+    if tokens := config.engine.cache_tokens:
         parts = sharding.token_parts(mesh)
         cache = jax.eval_shape(
             lambda: programs.empty_pages(tokens // PAGE // parts * parts)

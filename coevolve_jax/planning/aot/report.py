@@ -89,7 +89,7 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
-    text = f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.get('cache_tokens', 0))}"
+    text = f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.cache_tokens)}"
     if config.learner.lora_rank:  # adapters cannot be planned
         return text
     run = config.copy_and_resolve_references()

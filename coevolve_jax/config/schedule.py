@@ -13,7 +13,7 @@ def evolutions(config: ConfigDict) -> range:
     D_t has grown config.evolution.overlap steps later, and what is born is then trained on.
     """
     c = config.evolution
-    return range(c.every - 1, config.steps - c.settle_steps - c.get("overlap", 0), c.every)
+    return range(c.every - 1, config.steps - c.settle_steps - c.overlap, c.every)
 
 
 def still_evolves(config: ConfigDict, step: int) -> bool:
