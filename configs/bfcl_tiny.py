@@ -29,7 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.workers = 2
     c.environment.call_timeout = 2.0
 
-    c.data.new_share = 0.5
+    c.data.min_evolved_share = 0.5
     c.data.leak_call_threshold = 0.88
     c.data.leak_splits = ("test",)
 

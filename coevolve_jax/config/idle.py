@@ -144,7 +144,7 @@ RULES = (
         "the strategy {strategy} does not let the training set grow",
     ),
     Rule(
-        {"data.new_share": (0.5,)},
+        {"data.min_evolved_share": (0.5,)},
         lambda r: r.static and r.fresh,
         "the strategy {strategy} does not let the training set grow",
     ),

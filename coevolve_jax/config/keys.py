@@ -55,7 +55,9 @@ DATA = dict(
     min_calls=Key(2, least=1),  # of a task
     max_calls=6,
     max_turns=Key(3, least=1),
-    new_share=Key(0.0, **SHARE),  # at least this share of a batch comes from tasks that evolution made
+    min_evolved_share=Key(
+        0.0, **SHARE
+    ),  # at least this share of a batch comes from tasks that evolution made
     # Over D_t. "variance": by 4 p (1 - p), where p is the last score of a task.
     sampling=Key("uniform", of=("uniform", "variance")),
     sampling_floor=Key(0.1, **SHARE),  # the least weight with "variance"
@@ -283,7 +285,9 @@ OWN: dict[str, Key] = {
 }
 
 # Old name -> new name. An old name is refused with a sentence that has the new one.
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {
+    "data.new_share": "data.min_evolved_share",
+}
 
 
 def _specified(found: Mapping[str, Any], prefix: str = "") -> dict[str, Key]:

@@ -154,7 +154,7 @@ def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
 def collect_batch(
     config: ConfigDict, step: int, tasks: TaskPool, roll: Roll, *, rewards: Rewards = outcome_rewards, **how
 ) -> list[Group]:
-    """A batch drawn from D_t as config.data says (new_share, sampling, retire_after), K rollouts each.
+    """A batch drawn from D_t as config.data says (min_evolved_share, sampling, retire_after), K rollouts each.
 
     With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
     another task, for at most that many rounds more. All that was rolled out is returned. how: goes to `roll`.
@@ -166,7 +166,7 @@ def collect_batch(
         drawn = tasks.sample(
             missing,
             rng_for(c.seed, "sample", step, *again),
-            new_share=c.data.new_share,
+            min_evolved_share=c.data.min_evolved_share,
             weights=lambda rows: sampling_weights(c, rows),
             apart_from={group.task.id for group in groups},
         )

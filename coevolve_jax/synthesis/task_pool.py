@@ -120,7 +120,7 @@ class TaskPool:
         n: int,
         rng: np.random.Generator,
         *,
-        new_share: float = 0.0,
+        min_evolved_share: float = 0.0,
         weights: Callable[[np.ndarray], np.ndarray] | None = None,
         apart_from: Collection[str] = (),
     ) -> list[Task]:
@@ -129,18 +129,19 @@ class TaskPool:
         A pool of fewer than n tasks gives every one floor(n / size) times and a sample of the rest; fewer than n
         come only where apart_from leaves no more.
 
-        new_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
+        min_evolved_share: at least this fraction of the batch is tasks that evolution made, as far as there are so
+          many.
         weights: of all tasks, [N] from their `rows`; the chance to be drawn next is in proportion to it, and a task of
         weight 0 comes only where no others are left. None: all are alike. apart_from: ids of tasks that are not drawn.
 
         Raises:
-          ValueError: empty pool, n < 1, or new_share outside [0, 1].
+          ValueError: empty pool, n < 1, or min_evolved_share outside [0, 1].
         """
         if not self._size:
             raise ValueError("The task pool is empty; add validated tasks before sampling a batch.")
-        if n < 1 or not 0 <= new_share <= 1:
+        if n < 1 or not 0 <= min_evolved_share <= 1:
             raise ValueError(
-                f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
+                f"Cannot sample a batch of {n} tasks with min_evolved_share {min_evolved_share}; "
                 "the size must be at least 1 and the share between 0 and 1."
             )
         free = np.ones(len(self), bool)
@@ -153,7 +154,7 @@ class TaskPool:
             times = noise / weights(self.rows)[places] if weights else noise
         drawn = np.isfinite(times)  # for those of weight 0 nothing is reserved
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
-        least = math.ceil(round(new_share * rest, 9))  # 0.1 * 30 is a little above 3
+        least = math.ceil(round(min_evolved_share * rest, 9))  # 0.1 * 30 is a little above 3
         reserved = evolved[_first(least, times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]

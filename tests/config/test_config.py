@@ -180,7 +180,7 @@ IDLE = (
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
     ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
     ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
-    ("data.new_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
+    ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
     ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
     ("evolution.settle_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
@@ -233,7 +233,7 @@ def test_every_rule_is_tried_here_and_repeats_no_default():
 
 
 def test_a_share_of_new_tasks_acts_where_a_fork_has_some():
-    made = override(TINY, {"strategy.name": "static", "data.new_share": 0.25})
+    made = override(TINY, {"strategy.name": "static", "data.min_evolved_share": 0.25})
     assert idle.notes(made) and not idle.notes(made, fresh=False)
 
 
@@ -365,3 +365,29 @@ def test_a_run_with_a_name_that_no_key_has_is_refused(tmp_path):
             ValueError, match="config.json is of another version. The config has no key 'data.lea"
         ):
             look(tmp_path)
+
+
+@pytest.mark.parametrize("old, new", keys.RENAMED.items(), ids=keys.RENAMED)
+def test_an_old_name_is_refused_with_the_new_one(old, new, tmp_path):
+    told = f"config.{old} is called config.{new} now"
+    assert new in keys.REQUIRED and old not in keys.REQUIRED
+    with pytest.raises(ValueError, match=told):
+        override(TINY, {old: 1})
+    with pytest.raises(ValueError, match=told):
+        plan.parse_value(TINY, old, "1")
+    with pytest.raises(ValueError, match=told):
+        configs.check(with_any(TINY, old, 1))
+    with pytest.raises(SystemExit, match=told):
+        configs.parse_flags(["main.py", f"--config.{old}=1"])
+    (tmp_path / "config.json").write_text(configs.to_json(with_any(TINY, old, 1)))
+    with pytest.raises(ValueError, match=f"config.json is of another version. {told}"):
+        configs.of_run(tmp_path)
+
+
+def test_a_published_config_is_read_with_todays_names():
+    published = with_any(TINY, "learner.kl_coef", 0.5).to_dict()
+    for old, new in keys.RENAMED.items():
+        (section, name), (there, called) = old.split("."), new.split(".")
+        published[section][name] = published[there].pop(called)
+    assert configs.renamed(published)["learner"]["kl_coef"] == 0.5
+    assert set(keys.names(configs.renamed(published))) == set(keys.names(TINY))

@@ -586,7 +586,7 @@ def run_config(server, cache, **changes):
         config,
         {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": str(cache),
          "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.overlap": 1,
-         "data.new_share": 0.5, **changes},
+         "data.min_evolved_share": 0.5, **changes},
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def settings(**learner) -> ConfigDict:
     return ConfigDict(
         dict(
             seed=0,
-            data=dict(new_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
+            data=dict(min_evolved_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
             rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
             learner={
                 **dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False, advantage="group_std"),

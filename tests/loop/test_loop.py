@@ -375,7 +375,7 @@ SETTINGS = {
     "data.min_calls": st.integers(1, 2),
     "data.max_calls": st.integers(3, 5),
     "data.max_turns": st.sampled_from([1, 2, 3, 3]),
-    "data.new_share": st.sampled_from([0.0, 0.3, 1.0]),
+    "data.min_evolved_share": st.sampled_from([0.0, 0.3, 1.0]),
     "data.sampling": st.sampled_from(["uniform", "uniform", "variance"]),
     "data.sampling_floor": st.sampled_from([0.0, 0.1]),
     "data.retire_after": st.sampled_from([0, 0, 2]),

@@ -194,7 +194,7 @@ class Loop:
 
         order = sorted(by_id, key=rank)
         new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
-        first = new[: math.ceil(round(self.c.data.new_share * rest, 6))]
+        first = new[: math.ceil(round(self.c.data.min_evolved_share * rest, 6))]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
