@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.initial_tasks = 64  # a task takes about a second of a core, most of it for shortening
     c.rollout.tasks_per_step = 8
     c.evolution.every = 8
-    c.evolution.settle_steps = 8
+    c.evolution.freeze_last_steps = 8
     c.evaluation.tasks = 96
     c.evaluation.every = 8
     # This policy copies: it begins at -0.037 nats, and its groups have spread at -0.02.

@@ -191,7 +191,7 @@ EVOLUTION = dict(
     every=Key(10, least=1),  # F, GRPO steps between evolutions
     overlap=0,  # steps that an evolution has beside training before D_t grows; 0: training waits
     # D_t stays as it is in the last so many steps. More than rollout.max_staleness.
-    settle_steps=Key(10, least=1, why="what is born must be trained on"),
+    freeze_last_steps=Key(10, least=1, why="what is born must be trained on"),
     tasks=Key(24, least=1),  # validated tasks wanted per evolution
     contexts=Key(24, least=1),  # trajectories reflected on at most, per evolution
     rounds=Key(3, least=1),  # R
@@ -287,6 +287,7 @@ OWN: dict[str, Key] = {
 # Old name -> new name. An old name is refused with a sentence that has the new one.
 RENAMED: dict[str, str] = {
     "data.new_share": "data.min_evolved_share",
+    "evolution.settle_steps": "evolution.freeze_last_steps",
 }
 
 

@@ -192,19 +192,19 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
     if not methods.scheduled(config):
         return
     c, due, ahead = config.evolution, schedule.evolutions(config), config.rollout.max_staleness
-    if c.settle_steps <= ahead:
+    if c.freeze_last_steps <= ahead:
         must = (
             f"above config.rollout.max_staleness ({ahead}): what is born must be trained on, and the batches of that "
             "many steps are drawn already"
         )
-        kinds.refuse("evolution.settle_steps", c.settle_steps, must)
+        kinds.refuse("evolution.freeze_last_steps", c.freeze_last_steps, must)
     if not due or due[-1] < first:
         name = config.strategy.name
-        least = (first // c.every + 1) * c.every + c.overlap + c.settle_steps
+        least = (first // c.every + 1) * c.every + c.overlap + c.freeze_last_steps
         raise ValueError(
             f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the training set grow in "
-            f"a run of {least} (config.evolution.every, overlap and settle_steps are {c.every}, {c.overlap} and "
-            f"{c.settle_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
+            f"a run of {least} (config.evolution.every, overlap and freeze_last_steps are {c.every}, {c.overlap} and "
+            f"{c.freeze_last_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
         )
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
-KEYS = ("evolution.every", "evolution.overlap", "evolution.settle_steps")  # of the config, that this reads
+KEYS = (
+    "evolution.every",
+    "evolution.overlap",
+    "evolution.freeze_last_steps",
+)  # of the config, that this reads
 
 
 def evolutions(config: ConfigDict) -> range:
-    """The steps after which D_t evolves: every config.evolution.every steps, none in the last config.evolution.settle_steps.
+    """The steps after which D_t evolves: every config.evolution.every steps, none in the last config.evolution.freeze_last_steps.
 
     D_t has grown config.evolution.overlap steps later, and what is born is then trained on.
     """
     c = config.evolution
-    return range(c.every - 1, config.steps - c.settle_steps - c.overlap, c.every)
+    return range(c.every - 1, config.steps - c.freeze_last_steps - c.overlap, c.every)
 
 
 def still_evolves(config: ConfigDict, step: int) -> bool:

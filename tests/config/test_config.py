@@ -96,7 +96,7 @@ def test_every_key_of_a_config_file_has_a_kind(path):
 def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahead, first):
     config = override(
         TINY,
-        {"steps": steps, "evolution.every": every, "evolution.settle_steps": settle, "evolution.overlap": min(overlap, every),
+        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.overlap": min(overlap, every),
          "rollout.max_staleness": ahead},
     )  # fmt: skip
     due = [
@@ -115,7 +115,7 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahea
         configs.check_evolution(config, first)
     if settle <= ahead:
         assert (
-            f"config.evolution.settle_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
+            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
             in str(refused.value)
         )
         return
@@ -126,7 +126,7 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahea
 
 
 def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
-    never = {"steps": 1, "evolution.settle_steps": 1, "rollout.max_staleness": 3}
+    never = {"steps": 1, "evolution.freeze_last_steps": 1, "rollout.max_staleness": 3}
     for name in (
         "static",
         "tests.support.strategies.memory",
@@ -134,7 +134,7 @@ def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
     ):  # two of them do not say
         configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
     for name in set(OURS) - {"static"}:
-        with pytest.raises(ValueError, match="settle_steps is 1: it must be above"):
+        with pytest.raises(ValueError, match="freeze_last_steps is 1: it must be above"):
             configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
 
 
@@ -183,7 +183,7 @@ IDLE = (
     ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
     ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
-    ("evolution.settle_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
+    ("evolution.freeze_last_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
     ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),
     ("evolution.executions", 2, {"evolution.validate": False}, [{}]),

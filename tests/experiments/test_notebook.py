@@ -29,7 +29,7 @@ SMALL = {
         "rollout.tasks_per_step": 2,  # the shapes are test_train.py's, whose compiled programs serve here too
         "rollout.group_size": 4,
         "evolution.every": 1,
-        "evolution.settle_steps": 1,
+        "evolution.freeze_last_steps": 1,
         "evolution.tasks": 2,
         "evolution.contexts": 4,
         "signals.rare_percent": 100.0,  # whoever acts shows a weakness

@@ -323,8 +323,8 @@ def compare(config, stops=(), batches=True, soon=True):
         },
     )
     overlap = min(config.evolution.overlap, config.evolution.every)
-    settle = max(config.evolution.settle_steps, config.rollout.max_staleness + 1)
-    config = override(config, {"evolution.overlap": overlap, "evolution.settle_steps": settle})
+    settle = max(config.evolution.freeze_last_steps, config.rollout.max_staleness + 1)
+    config = override(config, {"evolution.overlap": overlap, "evolution.freeze_last_steps": settle})
     if overlap + config.evolution.every + settle > config.steps:  # it could not evolve, and would be refused
         config = override(config, {"strategy.name": "static"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
@@ -384,7 +384,7 @@ SETTINGS = {
     "data.leak_call_threshold": st.sampled_from([0.5987, 0.88, 1.0]),
     "evolution.every": st.integers(1, 4),
     "evolution.overlap": st.sampled_from([0, 0, 1, 2, 4]),
-    "evolution.settle_steps": st.integers(1, 3),
+    "evolution.freeze_last_steps": st.integers(1, 3),
     "evolution.contexts": st.integers(1, 6),
     "evolution.tasks": st.integers(1, 5),
     "evolution.rounds": st.integers(1, 3),
@@ -415,7 +415,7 @@ STOPS = st.lists(
 
 
 SMALL = {
-    "evolution.settle_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
+    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
     "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.samples": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
 }  # fmt: skip
 
@@ -436,7 +436,7 @@ EXAMPLES = (
             "steps": 6,
             "rollout.max_staleness": 2,
             "learner.tis_cap": 2.0,
-            "evolution.settle_steps": 3,
+            "evolution.freeze_last_steps": 3,
         },
         [("until", 3)],
         False,

@@ -26,7 +26,7 @@ SMALL = {
     "engine.max_concurrency": 8,
     "learner.rows_per_microbatch": 2,
     "evolution.every": 2,
-    "evolution.settle_steps": 1,
+    "evolution.freeze_last_steps": 1,
     "evolution.tasks": 3,
     "evolution.contexts": 4,
     "evaluation.tasks": 6,

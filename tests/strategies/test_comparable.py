@@ -43,11 +43,11 @@ def settings_of(name="coevolve", **changes):
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 15))
 def test_no_evolution_comes_too_late_to_be_trained_on(steps, every, settle):
-    config = settings_of(**{"steps": steps, "evolution.every": every, "evolution.settle_steps": settle})
+    config = settings_of(**{"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle})
     evolutions = [s for s in range(steps) if evolves(config, s)]
     assert evolutions == [s for s in range(steps) if (s + 1) % every == 0 and steps - (s + 1) >= settle]
-    with pytest.raises(ValueError, match="settle_steps is 0.*trained on"):
-        configs.check(override(config, {"evolution.settle_steps": 0}))
+    with pytest.raises(ValueError, match="freeze_last_steps is 0.*trained on"):
+        configs.check(override(config, {"evolution.freeze_last_steps": 0}))
 
 
 @pytest.mark.parametrize("name", ["coevolve", "random", "blame"])

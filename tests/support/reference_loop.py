@@ -296,7 +296,7 @@ class Loop:
 
     def evolves(self, step):
         c = self.c.evolution
-        too_late = step + 1 + c.overlap > self.c.steps - c.settle_steps
+        too_late = step + 1 + c.overlap > self.c.steps - c.freeze_last_steps
         return self.c.strategy.name != "static" and (step + 1) % c.every == 0 and not too_late
 
     def evolve(self, step):
