@@ -14,7 +14,7 @@ Tasks are made by rules here (explorer=scripted). As in the paper, by a model be
 
     --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
         --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6 \\
-        --config.evolution.overlap=5
+        --config.evolution.async_steps=5
 
 The paper's N = 100, K = 8, W = 10, theta = 5%, F = 10 and 32 tasks per step are defaults (coevolve_jax/config/keys.py),
 as are its learning rate and AgentEvolver's kl_coef and adam_b2. The paper does not give the values marked "ours"; they are

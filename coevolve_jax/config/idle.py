@@ -155,7 +155,7 @@ RULES = (
             "the strategy {strategy} does not read it",
         )
         for key, silent in (
-            ("evolution.every", ()), ("evolution.overlap", ()), ("evolution.freeze_last_steps", ()), ("evolution.tasks", ()),
+            ("evolution.every", ()), ("evolution.async_steps", ()), ("evolution.freeze_last_steps", ()), ("evolution.tasks", ()),
             ("evolution.contexts", ()), ("signals.window", ()), ("signals.rare_percent", (1.0,)),
         )
     ),

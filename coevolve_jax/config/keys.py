@@ -189,7 +189,8 @@ SIGNALS = dict(
 
 EVOLUTION = dict(
     every=Key(10, least=1),  # F, GRPO steps between evolutions
-    overlap=0,  # steps that an evolution has beside training before D_t grows; 0: training waits
+    # Steps that an evolution takes beside training before D_t grows; 0: training waits for it.
+    async_steps=0,
     # D_t stays as it is in the last so many steps. More than rollout.max_staleness.
     freeze_last_steps=Key(10, least=1, why="what is born must be trained on"),
     tasks=Key(24, least=1),  # validated tasks wanted per evolution
@@ -288,6 +289,7 @@ OWN: dict[str, Key] = {
 RENAMED: dict[str, str] = {
     "data.new_share": "data.min_evolved_share",
     "evolution.settle_steps": "evolution.freeze_last_steps",
+    "evolution.overlap": "evolution.async_steps",
 }
 
 

@@ -128,18 +128,18 @@ RULES = (
         "(config.rollout.max_staleness=0)",
     ),
     Rule(
-        "evolution.overlap",
-        lambda c: 0 <= c.evolution.overlap <= c.evolution.every,
+        "evolution.async_steps",
+        lambda c: 0 <= c.evolution.async_steps <= c.evolution.every,
         "between 0 and config.evolution.every ({evolution.every}) steps",
     ),
     Rule(
         "strategy.probe",
-        lambda c: not (c.evolution.overlap and _probes(c)),
-        "0 where config.evolution.overlap is above 0: the policy is another one by then",
+        lambda c: not (c.evolution.async_steps and _probes(c)),
+        "0 where config.evolution.async_steps is above 0: the policy is another one by then",
     ),
     Rule(
-        "evolution.overlap",
-        lambda c: not c.evolution.overlap or not methods.asks_policy(c),
+        "evolution.async_steps",
+        lambda c: not c.evolution.async_steps or not methods.asks_policy(c),
         "0 where the explorer is {explorer.name}, which asks the policy: it is another one by then",
     ),
     Rule(
@@ -200,10 +200,10 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
         kinds.refuse("evolution.freeze_last_steps", c.freeze_last_steps, must)
     if not due or due[-1] < first:
         name = config.strategy.name
-        least = (first // c.every + 1) * c.every + c.overlap + c.freeze_last_steps
+        least = (first // c.every + 1) * c.every + c.async_steps + c.freeze_last_steps
         raise ValueError(
             f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the training set grow in "
-            f"a run of {least} (config.evolution.every, overlap and freeze_last_steps are {c.every}, {c.overlap} and "
+            f"a run of {least} (config.evolution.every, async_steps and freeze_last_steps are {c.every}, {c.async_steps} and "
             f"{c.freeze_last_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
         )
 

@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 KEYS = (
     "evolution.every",
-    "evolution.overlap",
+    "evolution.async_steps",
     "evolution.freeze_last_steps",
 )  # of the config, that this reads
 
@@ -14,10 +14,10 @@ KEYS = (
 def evolutions(config: ConfigDict) -> range:
     """The steps after which D_t evolves: every config.evolution.every steps, none in the last config.evolution.freeze_last_steps.
 
-    D_t has grown config.evolution.overlap steps later, and what is born is then trained on.
+    D_t has grown config.evolution.async_steps steps later, and what is born is then trained on.
     """
     c = config.evolution
-    return range(c.every - 1, config.steps - c.freeze_last_steps - c.overlap, c.every)
+    return range(c.every - 1, config.steps - c.freeze_last_steps - c.async_steps, c.every)
 
 
 def still_evolves(config: ConfigDict, step: int) -> bool:

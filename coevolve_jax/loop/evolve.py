@@ -33,12 +33,12 @@ class UnderWay(NamedTuple):
 class Evolver:
     """strategy.evolve for one step after the other.
 
-    With config.evolution.overlap = n above 0 an evolution that begins after step t goes on in a thread of its own while
+    With config.evolution.async_steps = n above 0 an evolution that begins after step t goes on in a thread of its own while
     training does. It explores with D_t as it was after step t, and D_t grows by what it found after step t + n, however
     soon or late that is ready, so that a seed still gives one result. The strategy is not asked again before.
 
     saved: the JSON of the checkpoint that the run goes on from. An evolution that was under way then begins again. A fork
-    whose overlap is 0 makes up for it at the end of its first step, with D_t and the policy of then.
+    whose async_steps is 0 makes up for it at the end of its first step, with D_t and the policy of then.
 
     An evolution may take minutes where its explorer asks a model. It is then given up where the run is asked to end
     (preemption.py), or where it fails: D_t and the books are as before it, and `to_json` is what it begins again from.
@@ -47,19 +47,19 @@ class Evolver:
 
     def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
         self._config, self._strategy, self._lab = config, strategy, lab
-        self._overlap = config.evolution.overlap
+        self._async_steps = config.evolution.async_steps
         self._scheduled = configs.scheduled(config)
         self._under_way: UnderWay | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
         self._before: dict | None = None  # the strategy's state when the present evolution began
         self.given_up = False
         self._owed: Mapping | None = (
-            None  # the evolution that the checkpoint had under way, where overlap is 0 now
+            None  # the evolution that the checkpoint had under way, where async_steps is 0 now
         )
         own = saved["strategy"] if saved else {}
         if own.get("under_way") and own["name"] == config.strategy.name:
             self._owed = own["under_way"]
-        if self._overlap and self._owed:
+        if self._async_steps and self._owed:
             begun, self._owed = self._owed, None
             past = self._past(begun)
             self._under_way = begin(begun["step"], past, lab.beside(begun["records"]), begun["state"])
@@ -71,10 +71,10 @@ class Evolver:
 
     def __call__(self, step: int) -> SynthesisStats | None:
         """What became of the evolution that ends with this step; None where none does."""
-        if not self._overlap:
+        if not self._async_steps:
             return self._at_once(step)
         grown, ending = None, self._under_way
-        if ending and step >= ending.step + self._overlap:
+        if ending and step >= ending.step + self._async_steps:
             with self._may_be_given_up():
                 grown = ending.grown.result()
             self._lab.merge(ending.lab)

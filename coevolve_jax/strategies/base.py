@@ -132,7 +132,7 @@ class Strategy(Protocol):
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         """Lets the training set evolve; None at a step where it does not.
 
-        With config.evolution.overlap above 0 it runs beside the next steps from its first use of `lab` on: from there
+        With config.evolution.async_steps above 0 it runs beside the next steps from its first use of `lab` on: from there
         it must leave its own state alone. It is then not called again until it has ended, and cannot probe.
         """
 

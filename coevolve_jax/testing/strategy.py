@@ -123,7 +123,7 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     grown = strategy.evolve(step, cast(Lab, noticed))
     assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
         f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may run beside "
-        "the next steps from there on (config.evolution.overlap)."
+        "the next steps from there on (config.evolution.async_steps)."
     )
     assert grown is None or isinstance(grown, SynthesisStats), (
         f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."

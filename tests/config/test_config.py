@@ -93,23 +93,23 @@ def test_every_key_of_a_config_file_has_a_kind(path):
     st.integers(0, 3),
     st.integers(0, 40),
 )
-def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahead, first):
+def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, ahead, first):
     config = override(
         TINY,
-        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.overlap": min(overlap, every),
+        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.async_steps": min(async_steps, every),
          "rollout.max_staleness": ahead},
     )  # fmt: skip
     due = [
         s
         for s in range(first, steps)
-        if (s + 1) % every == 0 and s + 1 + min(overlap, every) <= steps - settle
+        if (s + 1) % every == 0 and s + 1 + min(async_steps, every) <= steps - settle
     ]
     assert [s for s in range(first, steps) if evolves(config, s)] == due
     assert schedule.still_evolves(config, first) == bool(due)
     if settle > ahead and due:
         configs.check_evolution(config, first)
         # The batch of a step is drawn max_staleness steps before: what is born last is still in one.
-        assert max(due) + 1 + min(overlap, every) + ahead < steps
+        assert max(due) + 1 + min(async_steps, every) + ahead < steps
         return
     with pytest.raises(ValueError) as refused:
         configs.check_evolution(config, first)
@@ -182,7 +182,7 @@ IDLE = (
     ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
     ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
-    ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
+    ("evolution.async_steps", 2, {"strategy.name": "static"}, [{}]),
     ("evolution.freeze_last_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
     ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),

@@ -195,7 +195,7 @@ def test_a_strategy_goes_through_a_checkpoint(name):
             "strategy": configs.strategy(name),
             "signals": {"window": 3, "rare_percent": 50.0},
             "steps": 20,
-            "evolution": {"every": 5, "overlap": 0, "freeze_last_steps": 1},
+            "evolution": {"every": 5, "async_steps": 0, "freeze_last_steps": 1},
         }
     )
     strategy = build.strategy(config)

@@ -322,10 +322,12 @@ def compare(config, stops=(), batches=True, soon=True):
             "environment.name": "tests.support.families.lamps",
         },
     )
-    overlap = min(config.evolution.overlap, config.evolution.every)
+    async_steps = min(config.evolution.async_steps, config.evolution.every)
     settle = max(config.evolution.freeze_last_steps, config.rollout.max_staleness + 1)
-    config = override(config, {"evolution.overlap": overlap, "evolution.freeze_last_steps": settle})
-    if overlap + config.evolution.every + settle > config.steps:  # it could not evolve, and would be refused
+    config = override(config, {"evolution.async_steps": async_steps, "evolution.freeze_last_steps": settle})
+    if (
+        async_steps + config.evolution.every + settle > config.steps
+    ):  # it could not evolve, and would be refused
         config = override(config, {"strategy.name": "static"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
     with tempfile.TemporaryDirectory() as folder:
@@ -383,7 +385,7 @@ SETTINGS = {
     "data.leak_threshold": st.sampled_from([0.5123, 0.7234, 0.9]),
     "data.leak_call_threshold": st.sampled_from([0.5987, 0.88, 1.0]),
     "evolution.every": st.integers(1, 4),
-    "evolution.overlap": st.sampled_from([0, 0, 1, 2, 4]),
+    "evolution.async_steps": st.sampled_from([0, 0, 1, 2, 4]),
     "evolution.freeze_last_steps": st.integers(1, 3),
     "evolution.contexts": st.integers(1, 6),
     "evolution.tasks": st.integers(1, 5),
@@ -443,7 +445,7 @@ EXAMPLES = (
     ),
     # Evolutions that are under way when the run ends, in the ways in which it can.
     (
-        {**SMALL, "steps": 12, "evolution.every": 3, "evolution.overlap": 2},
+        {**SMALL, "steps": 12, "evolution.every": 3, "evolution.async_steps": 2},
         [("until", 4), ("kill", 0.4), ("no engine", 0.5)],
         True,
     ),

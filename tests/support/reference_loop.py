@@ -105,7 +105,7 @@ class Loop:
             self.events.append(("observe", step))
             found = self.observe(step, groups)
             # 4. Every F steps the training set evolves.
-            grown = self.evolve_beside(step) if c.evolution.overlap else self.evolve(step)
+            grown = self.evolve_beside(step) if c.evolution.async_steps else self.evolve(step)
             self.s.step = step + 1
             self.note(step, groups, learned, found, grown, costs)
             if self.s.step % c.checkpoint.every == 0 or self.s.step == last:
@@ -267,9 +267,9 @@ class Loop:
     # --- 4. How the training set evolves ----------------------------------------------------------------------------
 
     def evolve_beside(self, step):
-        """What is found with the D_t of now joins it config.evolution.overlap steps later."""
+        """What is found with the D_t of now joins it config.evolution.async_steps steps later."""
         grown, size = None, len(self.s.tasks)
-        if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.overlap:
+        if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.async_steps:
             grown, then, heard = self.found
             self.events += [] if self.soon else heard
             new = then.tasks[size:]
@@ -296,7 +296,7 @@ class Loop:
 
     def evolves(self, step):
         c = self.c.evolution
-        too_late = step + 1 + c.overlap > self.c.steps - c.freeze_last_steps
+        too_late = step + 1 + c.async_steps > self.c.steps - c.freeze_last_steps
         return self.c.strategy.name != "static" and (step + 1) % c.every == 0 and not too_late
 
     def evolve(self, step):
