@@ -69,7 +69,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     if jax.process_index() == 0:
         for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
             print(note, file=sys.stderr)
-    if c.learner.moments_on == "host":
+    if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # In the type of the computation, to which every product with the reference would cast it.

@@ -166,8 +166,8 @@ LEARNER = dict(
     dtype=Key("bfloat16", of=PRECISIONS),  # of the computation
     param_dtype=Key("float32", of=PRECISIONS),  # of the master weights
     moment_dtype=Key("float32", of=PRECISIONS),  # of Adam's moments
-    # "host": in pinned memory of the host, and those of each layer on the device for its step.
-    moments_on=Key("device", of=("device", "host"), serving=True),
+    # Adam's moments lie in pinned memory of the host; those of one layer at a time are on the device for its step.
+    optimizer_offload=Key(False, serving=True),
     lora_rank=Key(0, least=0),  # 0: all parameters are trained
     lora_alpha=Key(16.0, least=0),  # adapters are scaled by lora_alpha / lora_rank
     lora_targets="layers/.*_proj/kernel",  # regular expression on parameter paths
@@ -290,6 +290,7 @@ RENAMED: dict[str, str] = {
     "data.new_share": "data.min_evolved_share",
     "evolution.settle_steps": "evolution.freeze_last_steps",
     "evolution.overlap": "evolution.async_steps",
+    "learner.moments_on": "learner.optimizer_offload",
 }
 
 

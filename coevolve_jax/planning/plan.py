@@ -45,7 +45,7 @@ class Plan:
     the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
     gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
 
-    With learner.moments_on "host" the optimizer is next to nothing, host: what of its host's memory it takes for each device,
+    With learner.optimizer_offload the optimizer is next to nothing, host: what of its host's memory it takes for each device,
     and in_flight: what the optimiser's step has of that on the device at one time, before and after.
 
     engine: the weights that an in-process engine computes with, where they are not the policy's own. cache: of its conversations,
@@ -129,7 +129,7 @@ def plan(
         )
     params = hf_io.abstract_params(model, jnp.dtype(learner.param_dtype))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
-    on_host = learner.moments_on == "host"
+    on_host = learner.optimizer_offload
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
     if learner.param_dtype != "float32":  # of which the one at work is added as a whole
         gradients.append(params)
@@ -203,21 +203,21 @@ def smallest_change(
     numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are
     corrected. run: as of `plan`.
     """
-    axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.moments_on
-    # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
-    changes = [(True, where, rows, 1, 1)] * (not remat)
-    changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
+    axes, remat, offload = dict(mesh.shape), bool(learner.remat), learner.optimizer_offload
+    # Whether layers are computed again, whether moments are with the host, rows, times as many devices, times as many to a row.
+    changes = [(True, offload, rows, 1, 1)] * (not remat)
+    changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
     lengths = (length, *learner.row_buckets)
-    changes += [(True, moments, 1, 1, parts) for moments in (where, "host") for parts in split]
-    changes += [(True, where, 1, 2**n, parts) for n in range(1, 9) for parts in split]
+    changes += [(True, moments, 1, 1, parts) for moments in (offload, True) for parts in split]
+    changes += [(True, offload, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
         sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
         if left or (parts > 1 and any(n % (2 * sizes["context"]) for n in lengths)):
             continue
         changed = learner.copy_and_resolve_references()
-        changed.remat, changed.moments_on = again, moments
+        changed.remat, changed.optimizer_offload = again, moments
         try:
             larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
             planned = plan(model, changed, larger, rows=fewer, length=length, run=run)
@@ -232,8 +232,8 @@ def smallest_change(
             if times > 1 or parts > 1:
                 told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
             takes = f"{scale * planned.update / GB:.1f} GB by plan"
-            if moments != where:
-                told.append("config.learner.moments_on=host")
+            if moments != offload:
+                told.append("config.learner.optimizer_offload=True")
                 takes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
             return f"set {' and '.join(told)} ({takes})"
     return "no number of such devices holds a row of this length: use devices with more memory"

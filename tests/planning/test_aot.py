@@ -331,17 +331,20 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     memory = 26 * GB  # which no part of a row mends
     told = change(memory, 2)
     assert total(mesh, 1) > memory and told.startswith(
-        "set config.learner.rows_per_microbatch=4 and config.learner.moments_on=host ("
+        "set config.learner.rows_per_microbatch=4 and config.learner.optimizer_offload=True ("
     )
     there = four.learner.copy_and_resolve_references()
-    there.moments_on = "host"
+    there.optimizer_offload = True
     planned = plan.plan(model, there, mesh, rows=1, length=25600)
     assert (
         f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
     )
-    assert "fsdp=2 (4 devices) and config.learner.moments_on=host" in change(planned.total - 1, 2)
+    assert "fsdp=2 (4 devices) and config.learner.optimizer_offload=True" in change(planned.total - 1, 2)
     told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
-    assert "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told and "moments_on" not in told
+    assert (
+        "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told
+        and "optimizer_offload" not in told
+    )
     assert "devices with more memory" in change(GB, 2)
     kept = four.learner.copy_and_resolve_references()
     kept.remat = False

@@ -196,7 +196,7 @@ def test_weights_are_counted_where_the_engine_has_its_own(configs):
 def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens, memory):
     config, mesh = alone(configs, **{"engine.cache_tokens": tokens}), fsdp(4)
     config.learner.rows_per_microbatch = 4
-    config.learner.moments_on = "host"
+    config.learner.optimizer_offload = True
     model, memory = plan.load_model(config.model), memory * plan.GB
     check = lambda: plan.check_fits(config, model, mesh, memory)
     if tokens and memory == 60 * plan.GB:
@@ -231,7 +231,7 @@ def test_a_cache_stays_during_an_update_where_rollouts_run_ahead(configs):
 
 def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(configs):
     config = alone(
-        configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.moments_on": "host"}
+        configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.optimizer_offload": True}
     )
     config.learner.rows_per_microbatch = 2
     model = plan.load_model(config.model)
@@ -253,7 +253,7 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
     """Of rollouts, or of questions to the policy, whichever is the longer one."""
     config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
     config.engine.update(name="native", sharded=True)
-    config.learner.update(row_length=2048, moments_on="host", rows_per_microbatch=2)
+    config.learner.update(row_length=2048, optimizer_offload=True, rows_per_microbatch=2)
     config[longer].max_length = 10**7
     model = plan.load_model(config.model)
     room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB

@@ -60,7 +60,7 @@ def learner_config(**changes) -> ConfigDict:
                 dtype="float32",
                 param_dtype="float32",
                 moment_dtype="float32",
-                moments_on="device",
+                optimizer_offload=False,
                 attention="auto",
                 lora_rank=0,
                 lora_alpha=8.0,

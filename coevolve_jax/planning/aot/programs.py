@@ -85,7 +85,7 @@ def compile_programs(
     Raises ValueError as `Learner` does.
     """
     reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
-    on_host = config.learner.moments_on == "host"
+    on_host = config.learner.optimizer_offload
     learner = Learner(
         model, config.learner, reference, temperature=config.rollout.temperature, mesh=mesh, seed=config.seed
     )
