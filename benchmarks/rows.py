@@ -27,7 +27,7 @@ def packed(row_length: int, rows: int, share: bool) -> Batch[np.ndarray]:
     lengths = batches.Lengths(*map(int, _LENGTHS.value))
     found = batches.made_up(_GROUPS.value, _SIZE.value, lengths, row_length)
     return pack(
-        found, row_length=row_length, rows_per_microbatch=rows, max_rows=len(found), share_prompts=share
+        found, row_length=row_length, rows_per_microbatch=rows, max_rows=len(found), prefix_sharing=share
     )
 
 

@@ -104,7 +104,7 @@ def main(_) -> None:
     found = rollouts(model.vocab_size)
     batches = {
         share: pack(
-            found, row_length=_ROW.value, rows_per_microbatch=1, max_rows=len(found), share_prompts=share
+            found, row_length=_ROW.value, rows_per_microbatch=1, max_rows=len(found), prefix_sharing=share
         )
         for share in (False, True)
     }

@@ -158,7 +158,7 @@ LEARNER = dict(
     row_length=8192,  # tokens of a packed row
     row_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
     rows_per_microbatch=Key(1, least=1),
-    share_prompts=False,  # one copy of the prompt for the rollouts of a group that lie in one row
+    prefix_sharing=False,  # one copy of the prompt for the rollouts of a group that lie in one row
     logprob_chunk=Key(4096, least=1),  # tokens whose logits exist at once, at most; a CPU takes fewer
     # By platform; or one of them: flash is for NVIDIA GPUs, splash for TPUs.
     attention=Key("auto", of=("auto", "plain", "chunked", "flash", "splash")),
@@ -291,6 +291,7 @@ RENAMED: dict[str, str] = {
     "evolution.settle_steps": "evolution.freeze_last_steps",
     "evolution.overlap": "evolution.async_steps",
     "learner.moments_on": "learner.optimizer_offload",
+    "learner.share_prompts": "learner.prefix_sharing",
 }
 
 

@@ -48,10 +48,10 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 def arrange(
-    trajectories: Sequence[Trajectory], row_length: int, *, share_prompts: bool, replayed: bool
+    trajectories: Sequence[Trajectory], row_length: int, *, prefix_sharing: bool, replayed: bool
 ) -> list[list[Piece]]:
     """The pieces of each row. replayed: the sampler's routing is. Raises ValueError where one does not fit a row."""
-    pieces = shared_prompts(trajectories, row_length, replayed) if share_prompts else alone(trajectories)
+    pieces = shared_prompts(trajectories, row_length, replayed) if prefix_sharing else alone(trajectories)
     rows = assign_rows([length(piece) for piece in pieces], row_length)
     return [[pieces[k] for k in row] for row in rows]
 

@@ -60,7 +60,7 @@ def pack(
     max_rows: int,
     row_buckets: Sequence[int] = (),
     routing: tuple[int, int] = (0, 0),
-    share_prompts: bool = False,
+    prefix_sharing: bool = False,
     version: int | None = None,
 ) -> Batch[np.ndarray]:
     """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows, and
@@ -75,7 +75,7 @@ def pack(
         one is taken with which the fewest tokens are computed, padding up to whole micro-batches among them; the
         longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
-      share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
+      prefix_sharing: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
       version: of the policy that learns, from which `Batch.ages` are counted; None: the batch has none.
 
     Raises:
@@ -93,7 +93,7 @@ def pack(
     trajectories = [s.trajectory for s in samples]
     longest = max((len(t.ids) for t in trajectories), default=0)
     arrange = functools.partial(
-        layout.arrange, trajectories, share_prompts=share_prompts, replayed=routing != (0, 0)
+        layout.arrange, trajectories, prefix_sharing=prefix_sharing, replayed=routing != (0, 0)
     )
     layouts = {n: arrange(n) for n in (row_length, *(n for n in row_buckets if n >= longest))}
     row_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
@@ -115,7 +115,7 @@ def pack(
         routing=np.full((*shape, *routing), -1, np.int16),
         ce_weights=zeros(np.float32, any(s.ce_weights is not None for s in samples)),
         ref_logprobs=zeros(np.float32, any(pulled)),
-        parents=zeros(np.int32, share_prompts),
+        parents=zeros(np.int32, prefix_sharing),
         ages=zeros(np.int32, version is not None),
     )
     for r, row in enumerate(rows):
@@ -126,7 +126,7 @@ def pack(
                 segment += 1
                 here = slice(start, start + layout.length([span]))
                 _write(batch, r, here, samples[span.trajectory], span, segment, version)
-                if share_prompts:
+                if prefix_sharing:
                     batch.parents[r, here] = parent
                 start = here.stop
     split = lambda x: x.reshape(micro, rows_per_microbatch, *x.shape[1:]) if x.ndim else x

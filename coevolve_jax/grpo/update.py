@@ -64,7 +64,7 @@ def learn(
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
-        share_prompts=c.share_prompts,
+        prefix_sharing=c.prefix_sharing,
         version=version if version is not None and losses.uses_ages(config) else None,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None

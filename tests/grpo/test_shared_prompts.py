@@ -48,8 +48,8 @@ def rollouts(groups, seed: int, *, streams: bool = True, routing: tuple[int, int
     return [found[i] for i in rng.permutation(len(found))]
 
 
-def packed(found, share_prompts: bool, *, row_length=32, **changes):
-    sizes = dict(row_length=row_length, rows_per_microbatch=2, max_rows=ROWS, share_prompts=share_prompts)
+def packed(found, prefix_sharing: bool, *, row_length=32, **changes):
+    sizes = dict(row_length=row_length, rows_per_microbatch=2, max_rows=ROWS, prefix_sharing=prefix_sharing)
     return pack(found, **{**sizes, **changes})
 
 

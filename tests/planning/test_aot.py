@@ -286,7 +286,7 @@ def test_a_batch_is_loaded_as_the_run_packs_it(four):
     assert some.rows == some.microbatches == 1 and some.blocks < full.blocks / 6
     tokens = some.full * row
     assert 5 * 3300 < tokens < 7 * 3300 and 3300 / 2 < some.pairs["forward"] / tokens < 12800 / 6
-    four.learner.share_prompts = True
+    four.learner.prefix_sharing = True
     shared = load(batches.Lengths(2600, 700), "tpu", 1)
     assert shared.full < some.full / 2 and shared.blocks == some.blocks
     assert load(None, "cpu").pairs == {}

@@ -54,7 +54,7 @@ def learner_config(**changes) -> ConfigDict:
                 row_length=32,
                 row_buckets=(),
                 rows_per_microbatch=2,
-                share_prompts=False,
+                prefix_sharing=False,
                 logprob_chunk=16,
                 remat=False,
                 dtype="float32",

@@ -94,7 +94,7 @@ def load(
         row_length=row_length,
         rows_per_microbatch=rows * holders,
         max_rows=count,
-        share_prompts=config.learner.share_prompts,
+        prefix_sharing=config.learner.prefix_sharing,
     )
     used = int(batch.used)
     of_device = lambda x: x.reshape(used, holders, rows, context).sum(axis=2).max(axis=(1, 2))
@@ -105,7 +105,7 @@ def load(
     )
     real = batch.segment_ids[:used] > 0
     held = int(real.any(axis=2).sum())
-    calls = 1 if platform == "gpu" else rows * (2 if config.learner.share_prompts else 1)
+    calls = 1 if platform == "gpu" else rows * (2 if config.learner.prefix_sharing else 1)
     return Load(
         rows=held,
         full=float(real.sum()) / (held * row_length),
