@@ -54,7 +54,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # clip_high is 0.28.
     c.learner.tis_cap = 2.0
     c.learner.skip_dead_groups = False
-    c.learner.row_length = 25600
+    c.learner.pack_length = 25600
     c.learner.rows_per_microbatch = 8
     c.mesh.fsdp = 8
 

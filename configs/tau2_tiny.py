@@ -8,7 +8,7 @@ Hardware: two CPU cores, 4 GB of memory; `make tau2` sets tau2 up. Expected time
     python experiments/main.py --config=configs/tau2_tiny.py --workdir=runs/tau2
 
 Arguments are those of configs/bfcl_tiny.py. Other domains, which that policy has never seen and whose calls are longer:
---config.environment.domains="('retail',)" --config.rollout.max_length=2048 --config.learner.row_length=2048
+--config.environment.domains="('retail',)" --config.rollout.max_length=2048 --config.learner.pack_length=2048
 --config.rollout.max_new_tokens=192
 """
 

@@ -155,7 +155,7 @@ LEARNER = dict(
     # Rounds, at most, in which groups without spread are replaced by others.
     dynamic_sampling=Key(0, least=0),
     group_filter=False,  # leave out groups of unusually small spread
-    row_length=8192,  # tokens of a packed row
+    pack_length=8192,  # tokens of a packed row
     row_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
     rows_per_microbatch=Key(1, least=1),
     prefix_sharing=False,  # one copy of the prompt for the rollouts of a group that lie in one row
@@ -177,7 +177,7 @@ MESH = dict(  # the product is the number of devices
     data=Key(1, least=1),
     fsdp=Key(1, least=1),
     expert=Key(1, least=1),
-    # Splits the tokens of rows, where one device does not hold a row. 2 * context divides row_length.
+    # Splits the tokens of rows, where one device does not hold a row. 2 * context divides pack_length.
     context=Key(1, least=1),
     tensor=Key(1, least=1),
 )
@@ -292,6 +292,7 @@ RENAMED: dict[str, str] = {
     "evolution.overlap": "evolution.async_steps",
     "learner.moments_on": "learner.optimizer_offload",
     "learner.share_prompts": "learner.prefix_sharing",
+    "learner.row_length": "learner.pack_length",
 }
 
 

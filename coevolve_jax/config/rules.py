@@ -30,7 +30,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _rows(c: ConfigDict) -> tuple[int, ...]:
-    return (c.learner.row_length, *c.learner.row_buckets)
+    return (c.learner.pack_length, *c.learner.row_buckets)
 
 
 def _probes(c: ConfigDict) -> int:
@@ -72,14 +72,14 @@ RULES = (
         "a regular expression",
     ),
     Rule(
-        "learner.row_length",
-        lambda c: c.learner.row_length >= c.rollout.max_length,
+        "learner.pack_length",
+        lambda c: c.learner.pack_length >= c.rollout.max_length,
         "at least config.rollout.max_length ({rollout.max_length})",
     ),
     Rule(
         "learner.row_buckets",
-        lambda c: all(0 < length < c.learner.row_length for length in c.learner.row_buckets),
-        "tokens of rows, each below config.learner.row_length ({learner.row_length})",
+        lambda c: all(0 < length < c.learner.pack_length for length in c.learner.row_buckets),
+        "tokens of rows, each below config.learner.pack_length ({learner.pack_length})",
     ),
     Rule(
         "learner.decay_steps",
@@ -107,7 +107,7 @@ RULES = (
         "a multiple of mesh.data * mesh.fsdp * mesh.expert ({mesh.data} * {mesh.fsdp} * {mesh.expert})",
     ),
     Rule(
-        "learner.row_length",
+        "learner.pack_length",
         lambda c: c.mesh.context == 1 or all(length % (2 * c.mesh.context) == 0 for length in _rows(c)),
         "a multiple of 2 * mesh.context (2 * {mesh.context}), as must config.learner.row_buckets",
     ),

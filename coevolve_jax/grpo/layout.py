@@ -27,20 +27,20 @@ def length(piece: Piece) -> int:
     return sum(span.stop - span.start for span in piece)
 
 
-def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+def assign_rows(lengths: Sequence[int], pack_length: int) -> list[list[int]]:
     """First-fit decreasing: indices of the items in each row. Items longer than a row raise ValueError."""
     rows: list[list[int]] = []
     room: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if lengths[i] > row_length:
+        if lengths[i] > pack_length:
             raise ValueError(
-                f"A trajectory of {lengths[i]} tokens does not fit a row of {row_length}: raise "
-                "config.learner.row_length to at least config.rollout.max_length."
+                f"A trajectory of {lengths[i]} tokens does not fit a row of {pack_length}: raise "
+                "config.learner.pack_length to at least config.rollout.max_length."
             )
         row = next((r for r in range(len(rows)) if room[r] >= lengths[i]), None)
         if row is None:
             rows.append([])
-            room.append(row_length)
+            room.append(pack_length)
             row = len(rows) - 1
         rows[row].append(i)
         room[row] -= lengths[i]
@@ -48,11 +48,11 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 def arrange(
-    trajectories: Sequence[Trajectory], row_length: int, *, prefix_sharing: bool, replayed: bool
+    trajectories: Sequence[Trajectory], pack_length: int, *, prefix_sharing: bool, replayed: bool
 ) -> list[list[Piece]]:
     """The pieces of each row. replayed: the sampler's routing is. Raises ValueError where one does not fit a row."""
-    pieces = shared_prompts(trajectories, row_length, replayed) if prefix_sharing else alone(trajectories)
-    rows = assign_rows([length(piece) for piece in pieces], row_length)
+    pieces = shared_prompts(trajectories, pack_length, replayed) if prefix_sharing else alone(trajectories)
+    rows = assign_rows([length(piece) for piece in pieces], pack_length)
     return [[pieces[k] for k in row] for row in rows]
 
 
@@ -61,8 +61,8 @@ def alone(trajectories: Sequence[Trajectory]) -> list[Piece]:
     return [[Span(i, 0, len(t.ids))] for i, t in enumerate(trajectories)]
 
 
-def shared_prompts(trajectories: Sequence[Trajectory], row_length: int, replayed: bool) -> list[Piece]:
-    """Trajectories that begin with the same prompt after one copy of it, in pieces of row_length tokens at most.
+def shared_prompts(trajectories: Sequence[Trajectory], pack_length: int, replayed: bool) -> list[Piece]:
+    """Trajectories that begin with the same prompt after one copy of it, in pieces of pack_length tokens at most.
 
     A prompt is what comes before the first sampled token. Its last token is not shared: what it predicts is another
     token in each trajectory. Prompts are the same where their tokens are, and, where routing is replayed, the experts
@@ -72,23 +72,23 @@ def shared_prompts(trajectories: Sequence[Trajectory], row_length: int, replayed
     for i, t in enumerate(trajectories):
         shared = _shared(t)
         experts = t.routing[:shared].tobytes() if replayed and t.routing is not None else b""
-        fits = shared and len(t.ids) <= row_length
+        fits = shared and len(t.ids) <= pack_length
         groups.setdefault((t.ids[: shared + 1].tobytes(), experts) if fits else i, []).append(i)
     pieces: list[Piece] = []
     for members in groups.values():
         spans = [Span(i, 0, len(trajectories[i].ids)) for i in members]
         pieces += (
-            _after_one_prompt(spans, _shared(trajectories[members[0]]), row_length)
+            _after_one_prompt(spans, _shared(trajectories[members[0]]), pack_length)
             if len(spans) > 1
             else [spans]
         )
     return pieces
 
 
-def _after_one_prompt(trajectories: list[Span], shared: int, row_length: int) -> list[Piece]:
+def _after_one_prompt(trajectories: list[Span], shared: int, pack_length: int) -> list[Piece]:
     """Whole trajectories that begin with the same `shared` tokens, in as few pieces as fit rows."""
     pieces = []
-    for part in assign_rows([span.stop - shared for span in trajectories], row_length - shared):
+    for part in assign_rows([span.stop - shared for span in trajectories], pack_length - shared):
         first, *others = (trajectories[k] for k in part)
         branches = [span._replace(start=shared) for span in (first, *others)]
         pieces.append([first._replace(stop=shared), *branches] if others else [first])

@@ -55,7 +55,7 @@ class Batch(NamedTuple, Generic[Array]):
 def pack(
     samples: Sequence[Sample],
     *,
-    row_length: int,
+    pack_length: int,
     rows_per_microbatch: int,
     max_rows: int,
     row_buckets: Sequence[int] = (),
@@ -71,7 +71,7 @@ def pack(
         number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
         the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
         shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
-      row_buckets: other lengths that rows may have. Of these and row_length, of those that every trajectory fits, the
+      row_buckets: other lengths that rows may have. Of these and pack_length, of those that every trajectory fits, the
         one is taken with which the fewest tokens are computed, padding up to whole micro-batches among them; the
         longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
@@ -79,7 +79,7 @@ def pack(
       version: of the policy that learns, from which `Batch.ages` are counted; None: the batch has none.
 
     Raises:
-      ValueError: a trajectory is invalid, longer than row_length or lacks the routing; numbers of a sample are not
+      ValueError: a trajectory is invalid, longer than pack_length or lacks the routing; numbers of a sample are not
         one per token; or some samples with advantages have ref_logprobs and others have not.
     """
     for s in samples:
@@ -95,13 +95,13 @@ def pack(
     arrange = functools.partial(
         layout.arrange, trajectories, prefix_sharing=prefix_sharing, replayed=routing != (0, 0)
     )
-    layouts = {n: arrange(n) for n in (row_length, *(n for n in row_buckets if n >= longest))}
-    row_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
-    rows = layouts[row_length]
+    layouts = {n: arrange(n) for n in (pack_length, *(n for n in row_buckets if n >= longest))}
+    pack_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
+    rows = layouts[pack_length]
     micro = max(1, -(-max_rows // rows_per_microbatch))
     while micro * rows_per_microbatch < len(rows):
         micro *= 2
-    shape = (micro * rows_per_microbatch, row_length)
+    shape = (micro * rows_per_microbatch, pack_length)
     zeros = lambda dtype, wanted=True: np.zeros(shape if wanted else (shape[0], 0), dtype)
     batch = Batch(
         tokens=zeros(np.int32),

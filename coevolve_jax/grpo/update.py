@@ -59,7 +59,7 @@ def learn(
     c = config.learner
     batch = pack(
         samples,
-        row_length=c.row_length,
+        pack_length=c.pack_length,
         row_buckets=c.row_buckets,
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,

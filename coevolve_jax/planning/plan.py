@@ -171,7 +171,7 @@ def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int)
     """As of `check_fits`, for a run that can be planned."""
     learner = config.learner
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
-    size: Any = {"rows": rows, "length": learner.row_length, "run": config}
+    size: Any = {"rows": rows, "length": learner.pack_length, "run": config}
     planned, there = plan(model, learner, mesh, **size), f"{memory / GB:.1f} GB are there"
     if planned.update > memory:
         raise ValueError(
@@ -301,7 +301,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
         larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
         parts = sharding.token_parts(larger) if sharded else 1
         rows = -(-run.learner.rows_per_microbatch // sharding.row_parts(larger))
-        size: Any = {"rows": rows, "length": run.learner.row_length, "run": changed}
+        size: Any = {"rows": rows, "length": run.learner.pack_length, "run": changed}
         try:
             without = plan(model, run.learner, larger, **size)
         except ValueError:  # so many devices do not divide a parameter

@@ -184,7 +184,7 @@ def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
         check(override(config, sizes))
     model = plan.load_model(config.model)
     mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x24"], config.mesh)
-    need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.row_length)
+    need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.pack_length)
     numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
     assert 2 * numbers == 12_288
     cache = 2 * numbers * config.engine.max_concurrency * config.rollout.max_length

@@ -26,7 +26,7 @@ from tests.support.grpo_cases import MODEL, init_params, learner_config, make_le
 NOW = 7  # the version that learns
 CAP = 1.5
 SETTINGS = dict(tis_cap=CAP, clip_low=0.2, clip_high=0.28, kl="none", kl_coef=0.0)
-SHAPE = dict(row_length=32, rows_per_microbatch=2, max_rows=8)
+SHAPE = dict(pack_length=32, rows_per_microbatch=2, max_rows=8)
 
 
 @pytest.fixture(scope="module")

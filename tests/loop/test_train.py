@@ -251,10 +251,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     [
         ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
         ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, .*random, static"),
-        ({"learner.row_length": 100}, "config.learner.row_length is 100"),
+        ({"learner.pack_length": 100}, "config.learner.pack_length is 100"),
         (
-            {"learner.row_length": 516, "mesh.context": 4},
-            r"config.learner.row_length is 516: .*2 . mesh.context .2 . 4.",
+            {"learner.pack_length": 516, "mesh.context": 4},
+            r"config.learner.pack_length is 516: .*2 . mesh.context .2 . 4.",
         ),
         ({"learner.row_buckets": "(64,512)"}, r"config.learner.row_buckets is \(64, 512\).*below .* \(512\)"),
         ({"model": "no/such/folder"}, "no/such/folder"),

@@ -387,8 +387,8 @@ def test_every_command_for_accelerators_is_in_the_list():
         assert TOPOLOGIES[command.topology].compiler
         config = load_file(ROOT / "configs" / f"{command.config}.py")
         shown = (ROOT / command.place).read_text()
-        length = f"--config.learner.row_length={command.length} --config.mesh.context={command.context}"
-        assert command.length == config.learner.row_length or length in " ".join(shown.split())
+        length = f"--config.learner.pack_length={command.length} --config.mesh.context={command.context}"
+        assert command.length == config.learner.pack_length or length in " ".join(shown.split())
     peaks = (ROOT / "docs" / "notes" / "memory.md").read_text()
     for command in hardware.COMMANDS:
         assert f"`{command.place}`" in peaks

@@ -51,7 +51,7 @@ def learner_config(**changes) -> ConfigDict:
                 epochs=1,
                 router_balance=0.0,
                 replay_routing=False,
-                row_length=32,
+                pack_length=32,
                 row_buckets=(),
                 rows_per_microbatch=2,
                 prefix_sharing=False,
