@@ -1,7 +1,7 @@
 """Settings that have no effect under the rest of a config.
 
 RULES has every key of a config that can be without effect whatever its value, when, and why. Not in it are keys whose effect depends
-on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.row_buckets).
+on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.pack_length_buckets).
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ LEARNER = dict(
     dynamic_sampling=Key(0, least=0),
     group_filter=False,  # leave out groups of unusually small spread
     pack_length=8192,  # tokens of a packed row
-    row_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
+    pack_length_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
     rows_per_microbatch=Key(1, least=1),
     prefix_sharing=False,  # one copy of the prompt for the rollouts of a group that lie in one row
     logprob_chunk=Key(4096, least=1),  # tokens whose logits exist at once, at most; a CPU takes fewer
@@ -293,6 +293,7 @@ RENAMED: dict[str, str] = {
     "learner.moments_on": "learner.optimizer_offload",
     "learner.share_prompts": "learner.prefix_sharing",
     "learner.row_length": "learner.pack_length",
+    "learner.row_buckets": "learner.pack_length_buckets",
 }
 
 

@@ -30,7 +30,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _rows(c: ConfigDict) -> tuple[int, ...]:
-    return (c.learner.pack_length, *c.learner.row_buckets)
+    return (c.learner.pack_length, *c.learner.pack_length_buckets)
 
 
 def _probes(c: ConfigDict) -> int:
@@ -77,8 +77,8 @@ RULES = (
         "at least config.rollout.max_length ({rollout.max_length})",
     ),
     Rule(
-        "learner.row_buckets",
-        lambda c: all(0 < length < c.learner.pack_length for length in c.learner.row_buckets),
+        "learner.pack_length_buckets",
+        lambda c: all(0 < length < c.learner.pack_length for length in c.learner.pack_length_buckets),
         "tokens of rows, each below config.learner.pack_length ({learner.pack_length})",
     ),
     Rule(
@@ -109,7 +109,7 @@ RULES = (
     Rule(
         "learner.pack_length",
         lambda c: c.mesh.context == 1 or all(length % (2 * c.mesh.context) == 0 for length in _rows(c)),
-        "a multiple of 2 * mesh.context (2 * {mesh.context}), as must config.learner.row_buckets",
+        "a multiple of 2 * mesh.context (2 * {mesh.context}), as must config.learner.pack_length_buckets",
     ),
     Rule(
         "data.initial_tasks",

@@ -58,20 +58,20 @@ def pack(
     pack_length: int,
     rows_per_microbatch: int,
     max_rows: int,
-    row_buckets: Sequence[int] = (),
+    pack_length_buckets: Sequence[int] = (),
     routing: tuple[int, int] = (0, 0),
     prefix_sharing: bool = False,
     version: int | None = None,
 ) -> Batch[np.ndarray]:
     """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows, and
-    with row_buckets rows of the same length.
+    with pack_length_buckets rows of the same length.
 
     Args:
       max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so the
         number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
         the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
         shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
-      row_buckets: other lengths that rows may have. Of these and pack_length, of those that every trajectory fits, the
+      pack_length_buckets: other lengths that rows may have. Of these and pack_length, of those that every trajectory fits, the
         one is taken with which the fewest tokens are computed, padding up to whole micro-batches among them; the
         longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
@@ -95,7 +95,7 @@ def pack(
     arrange = functools.partial(
         layout.arrange, trajectories, prefix_sharing=prefix_sharing, replayed=routing != (0, 0)
     )
-    layouts = {n: arrange(n) for n in (pack_length, *(n for n in row_buckets if n >= longest))}
+    layouts = {n: arrange(n) for n in (pack_length, *(n for n in pack_length_buckets if n >= longest))}
     pack_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
     rows = layouts[pack_length]
     micro = max(1, -(-max_rows // rows_per_microbatch))

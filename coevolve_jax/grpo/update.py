@@ -60,7 +60,7 @@ def learn(
     batch = pack(
         samples,
         pack_length=c.pack_length,
-        row_buckets=c.row_buckets,
+        pack_length_buckets=c.pack_length_buckets,
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,

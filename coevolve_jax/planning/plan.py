@@ -208,7 +208,7 @@ def smallest_change(
     changes = [(True, offload, rows, 1, 1)] * (not remat)
     changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
-    lengths = (length, *learner.row_buckets)
+    lengths = (length, *learner.pack_length_buckets)
     changes += [(True, moments, 1, 1, parts) for moments in (offload, True) for parts in split]
     changes += [(True, offload, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:

@@ -74,14 +74,14 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
         with pytest.raises(ValueError, match=f"--search='{text}' is no range"):
             plan.search(TINY, [text], 2, 0)
     assert plan.grid(TINY, ["evolution.every=5,5"]) == [{"evolution.every": 5}]
-    assert plan.parse_value(TINY, "learner.row_buckets", "128+256") == (128, 256)
+    assert plan.parse_value(TINY, "learner.pack_length_buckets", "128+256") == (128, 256)
     assert plan.parse_value(TINY, "environment.toolsets", "MessageAPI+TicketAPI") == (
         "MessageAPI",
         "TicketAPI",
     )
     assert (
-        Cell("static", 0, (("learner.row_buckets", (128, 256)),)).column
-        == "static+learner.row_buckets=128+256"
+        Cell("static", 0, (("learner.pack_length_buckets", (128, 256)),)).column
+        == "static+learner.pack_length_buckets=128+256"
     )
 
 

@@ -33,7 +33,7 @@ def test_segments_are_the_trajectories_whole_and_in_order(
         max_rows=12,
         **options,
     )
-    batch = of_length(pack_length, row_buckets=buckets)
+    batch = of_length(pack_length, pack_length_buckets=buckets)
     longest = max((t.ids.size for t in trajectories if t.outcome.valid), default=0)
     allowed = [pack_length, *(n for n in buckets if n >= longest)]
     computed = {n: int(of_length(n).used) * n for n in allowed}
@@ -120,7 +120,7 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_o
             pack_length=32,
             rows_per_microbatch=2,
             max_rows=8,
-            row_buckets=(24,),
+            pack_length_buckets=(24,),
         )
         used.add(int(batch.used))
         lengths.add(batch.tokens.shape[2])

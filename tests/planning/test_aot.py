@@ -326,7 +326,7 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     told = change(memory, 2)  # one row each does not fit either, but a half does
     assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
     odd = four.learner.copy_and_resolve_references()
-    odd.row_buckets = (8_191,)  # which no context axis splits
+    odd.pack_length_buckets = (8_191,)  # which no context axis splits
     assert "mesh.context" not in change(memory, 2, odd)
     memory = 26 * GB  # which no part of a row mends
     told = change(memory, 2)

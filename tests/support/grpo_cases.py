@@ -52,7 +52,7 @@ def learner_config(**changes) -> ConfigDict:
                 router_balance=0.0,
                 replay_routing=False,
                 pack_length=32,
-                row_buckets=(),
+                pack_length_buckets=(),
                 rows_per_microbatch=2,
                 prefix_sharing=False,
                 logprob_chunk=16,
