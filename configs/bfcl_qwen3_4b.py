@@ -53,7 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # fresh rollouts has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and AgentEvolver's
     # clip_high is 0.28.
     c.learner.tis_cap = 2.0
-    c.learner.skip_dead_groups = False
+    c.learner.skip_zero_variance_groups = False
     c.learner.pack_length = 25600
     c.learner.rows_per_microbatch = 8
     c.mesh.fsdp = 8

@@ -109,7 +109,7 @@ RULES = (
         "config.learner.lora_rank is above 0, and adapters alone are trained",
     ),
     Rule(
-        {"learner.skip_dead_groups": ()},
+        {"learner.skip_zero_variance_groups": ()},
         lambda r: r.config.learner.dynamic_sampling > 0 or r.config.learner.group_filter,
         "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by themselves",
     ),

@@ -151,7 +151,7 @@ LEARNER = dict(
     tis_cap=Key(0.0, least=0),
     epochs=Key(1, least=1),  # updates per batch of rollouts
     # Groups without spread have no advantage. Leaving them out saves their work.
-    skip_dead_groups=True,
+    skip_zero_variance_groups=True,
     # Rounds, at most, in which groups without spread are replaced by others.
     dynamic_sampling=Key(0, least=0),
     group_filter=False,  # leave out groups of unusually small spread
@@ -294,6 +294,7 @@ RENAMED: dict[str, str] = {
     "learner.share_prompts": "learner.prefix_sharing",
     "learner.row_length": "learner.pack_length",
     "learner.row_buckets": "learner.pack_length_buckets",
+    "learner.skip_dead_groups": "learner.skip_zero_variance_groups",
 }
 
 

@@ -10,14 +10,14 @@ Which settings of `config.learner` are which paper's method:
 | method | advantage | ratio | aggregate | clip_low, clip_high | kl | also |
 |---|---|---|---|---|---|---|
 | GRPO, arXiv 2402.03300 | group_std | token | sequence | 0.2, 0.2 | k3 | |
-| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length, skip_dead_groups=False |
+| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length, skip_zero_variance_groups=False |
 | DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling; no overlong filtering, no soft punishment |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
 | RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 |
-| CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
+| CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_zero_variance_groups |
 
 RLOO's clip is never reached in one update on fresh rollouts; the KL that it puts into the reward is not there.
-Dr. GRPO divides by all trajectories: with skip_dead_groups N counts those of live groups alone. DAPO's treatment of
+Dr. GRPO divides by all trajectories: with skip_zero_variance_groups N counts those of live groups alone. DAPO's treatment of
 truncated answers (section 3.4) is not offered: here a truncated trajectory has reward 0.
 """
 

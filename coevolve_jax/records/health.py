@@ -67,7 +67,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
 
 
 def taught(samples: Sequence[Sample]) -> set[str]:
-    """The tasks that something is learned from: with learner.skip_dead_groups off there are samples of others too."""
+    """The tasks that something is learned from: with learner.skip_zero_variance_groups off there are samples of others too."""
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     return {s.trajectory.task_id for s in samples if teaches(s)}
 

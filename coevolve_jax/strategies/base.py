@@ -257,7 +257,7 @@ def credit_groups(
 ) -> tuple[list[Sample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
 
-    This alone decides which groups count: config.learner.skip_dead_groups, dynamic_sampling and group_filter.
+    This alone decides which groups count: config.learner.skip_zero_variance_groups, dynamic_sampling and group_filter.
 
     Returns:
       the samples, and the group filter's state after them.
@@ -265,7 +265,7 @@ def credit_groups(
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
     kept = {i: spread(values) for i, values in shaped.items()}
-    if c.skip_dead_groups or c.dynamic_sampling:
+    if c.skip_zero_variance_groups or c.dynamic_sampling:
         kept = live_groups(kept)
     if c.group_filter:
         kept, state = filter_groups(state, kept)

@@ -64,7 +64,12 @@ def settings(**learner) -> ConfigDict:
             data=dict(min_evolved_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
             rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
             learner={
-                **dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False, advantage="group_std"),
+                **dict(
+                    dynamic_sampling=0,
+                    group_filter=False,
+                    skip_zero_variance_groups=False,
+                    advantage="group_std",
+                ),
                 **learner,
             },
         )
@@ -117,7 +122,7 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
     n = alive(groups)
     assert 0 < n < 6
     assert len(credit_groups(settings(), groups, FilterState())[0]) == 12
-    assert len(credit_groups(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
+    assert len(credit_groups(settings(skip_zero_variance_groups=True), groups, FilterState())[0]) == 2 * n
     samples, state = credit_groups(settings(group_filter=True), groups, FilterState())
     assert len(samples) == 2 * n and state.seen == n
 
@@ -125,7 +130,9 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
     shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
-    samples, _ = credit_groups(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
+    samples, _ = credit_groups(
+        settings(skip_zero_variance_groups=True), groups, FilterState(), rewards=shaped
+    )
     assert len(samples) == 12  # what is shaped spreads everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
         t.outcome.reward for t in trajectories_of(groups)

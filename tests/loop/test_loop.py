@@ -398,7 +398,7 @@ SETTINGS = {
     "learner.tis_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "learner.dynamic_sampling": st.sampled_from([0, 0, 1, 3]),
     "learner.group_filter": st.booleans(),
-    "learner.skip_dead_groups": st.booleans(),
+    "learner.skip_zero_variance_groups": st.booleans(),
     "learner.advantage": st.sampled_from(["group_std", "group_mean", "leave_one_out"]),
     "evaluation.tasks": st.integers(1, 3),
     "evaluation.samples": st.integers(1, 2),

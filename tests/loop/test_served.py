@@ -81,7 +81,7 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, qui
         "evolution.freeze_last_steps": 2,
         "learner.tis_cap": 2.0,
         "steps": 4,
-        "learner.skip_dead_groups": False,
+        "learner.skip_zero_variance_groups": False,
     }
     ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
     done = forked.run(command(tmp_path / "run", **ahead), quick)

@@ -215,7 +215,7 @@ class Loop:
         rewards = lambda group: [t.outcome.reward for t in group]
         spread = lambda group: float(np.std(rewards(group))) if len(set(rewards(group))) > 1 else 0.0
         alive = [group for group in chosen if spread(group) > 0]
-        if c.skip_dead_groups or c.dynamic_sampling or c.group_filter:
+        if c.skip_zero_variance_groups or c.dynamic_sampling or c.group_filter:
             chosen = alive
         if c.group_filter:
             kept, self.s.spreads = filter_groups([spread(group) for group in alive], *self.s.spreads)
