@@ -216,7 +216,7 @@ EVALUATION = dict(
 # Thresholds beyond which a step raises an alert. coevolve_jax/records/health.py has what each is of, and what it means.
 HEALTH = dict(
     patience=Key(3, least=1),  # steps in a row before it is told in the terminal
-    dead_groups=0.7,  # the paper's 0.5 and 0.3 are for rewards with more levels
+    zero_variance_groups=0.7,  # the paper's 0.5 and 0.3 are for rewards with more levels
     group_std=0.05,
     logprob=-0.02,  # -0.05 for language; most tokens here are copies
     few_steps=1.0,
@@ -295,6 +295,7 @@ RENAMED: dict[str, str] = {
     "learner.row_length": "learner.pack_length",
     "learner.row_buckets": "learner.pack_length_buckets",
     "learner.skip_dead_groups": "learner.skip_zero_variance_groups",
+    "health.dead_groups": "health.zero_variance_groups",
 }
 
 

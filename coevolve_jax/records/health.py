@@ -21,7 +21,11 @@ DEAD = 1e-3  # a group whose rewards have no more standard deviation than this t
 
 # Threshold in config.health -> (value, whether more than it is alarming, what it means).
 RULES: dict[str, tuple[str, bool, str]] = {
-    "dead_groups": ("dead_groups", True, "tasks are too easy or too hard, or the reward is too coarse"),
+    "zero_variance_groups": (
+        "zero_variance_groups",
+        True,
+        "tasks are too easy or too hard, or the reward is too coarse",
+    ),
     "group_std": ("group_std", False, "rollouts of a task end alike"),
     "logprob": ("logprob", True, "the policy is nearly certain of every token: exploration collapses"),
     "few_steps": ("steps", False, "the policy gives up early"),
@@ -37,7 +41,7 @@ RULES: dict[str, tuple[str, bool, str]] = {
 def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, Any]:
     """Values of one step, for metrics.jsonl.
 
-    dead_groups: share of groups whose rewards have no spread. group_std: mean standard deviation within groups.
+    zero_variance_groups: share of groups whose rewards have no spread. group_std: mean standard deviation within groups.
     logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
     share of rollouts that a limit ended. kept_groups: share of groups that are learned from. length_reward:
     correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
@@ -50,7 +54,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
     spreads = [float(np.std([t.outcome.reward for t in g.valid])) for g in groups if g.valid]
     written = np.concatenate([t.logprobs[t.mask] for t in valid] or [np.zeros(0)])
     return {
-        "dead_groups": _mean([s < DEAD for s in spreads]),
+        "zero_variance_groups": _mean([s < DEAD for s in spreads]),
         "group_std": _mean(spreads),
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),

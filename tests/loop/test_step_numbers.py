@@ -129,7 +129,7 @@ def test_the_health_of_a_step(seed):
             learned |= {t.task_id} if kind > 1 else set()
     found = health.diagnose(groups, samples)
     wanted = {
-        "dead_groups": mean(s < 0.001 for s in spreads),
+        "zero_variance_groups": mean(s < 0.001 for s in spreads),
         "group_std": mean(spreads),
         "logprob": mean(p for t in valid for p, own in zip(t.logprobs.tolist(), t.mask) if own),
         "steps": mean(len(t.steps) for t in valid),
@@ -168,8 +168,8 @@ def with_rewards(*rewards):
 
 def test_a_spread_that_is_all_but_none_teaches_nothing():
     """A standard deviation of 0.0005 and of 0.0015, which the environment's own reward of parts of a task can have."""
-    assert health.diagnose([with_rewards(0.2, 0.201)], [])["dead_groups"] == 1
-    assert health.diagnose([with_rewards(0.2, 0.203)], [])["dead_groups"] == 0
+    assert health.diagnose([with_rewards(0.2, 0.201)], [])["zero_variance_groups"] == 1
+    assert health.diagnose([with_rewards(0.2, 0.203)], [])["zero_variance_groups"] == 0
 
 
 def test_calls_of_one_action_in_a_row_are_a_run_whatever_they_say():

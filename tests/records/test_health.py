@@ -45,14 +45,14 @@ def diagnose(groups):
 
 def test_a_sound_step_raises_nothing():
     values = diagnose(sound())
-    assert values["dead_groups"] == 0 and values["group_std"] == 0.5 and values["kept_groups"] == 1
+    assert values["zero_variance_groups"] == 0 and values["group_std"] == 0.5 and values["kept_groups"] == 1
     assert values["logprob"] == -1 and values["steps"] == 2 and values["length_reward"] == pytest.approx(0)
     assert health.alerts(values, THRESHOLDS) == []
     assert values["success"]["tool_entropy"] == 1 and values["success"]["longest_run"] == 1
 
 
 BAD = {
-    "dead_groups": [group(f"g{i}", *(rollout(m, 0.0) for m in range(4))) for i in range(4)],
+    "zero_variance_groups": [group(f"g{i}", *(rollout(m, 0.0) for m in range(4))) for i in range(4)],
     "group_std": [group("g", *(rollout(m, 0.5 + 0.01 * m) for m in range(4)))],
     "logprob": [group("g", *(rollout(m, float(m % 2), logprob=-0.01) for m in range(4)))],
     "few_steps": [group("g", *(rollout(m, float(m % 2), "") for m in range(4)))],
