@@ -222,7 +222,7 @@ HEALTH = dict(
     few_steps=1.0,
     many_steps=50.0,
     truncated=0.2,
-    kept_groups=0.2,
+    active_groups=0.2,
     length_reward=0.3,
     malformed=0.3,
     invalid=0.05,
@@ -296,6 +296,7 @@ RENAMED: dict[str, str] = {
     "learner.row_buckets": "learner.pack_length_buckets",
     "learner.skip_dead_groups": "learner.skip_zero_variance_groups",
     "health.dead_groups": "health.zero_variance_groups",
+    "health.kept_groups": "health.active_groups",
 }
 
 

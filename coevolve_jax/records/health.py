@@ -31,7 +31,7 @@ RULES: dict[str, tuple[str, bool, str]] = {
     "few_steps": ("steps", False, "the policy gives up early"),
     "many_steps": ("steps", True, "the policy goes round in circles"),
     "truncated": ("truncated", True, "conversations are cut: raise the limits or shorten the tasks"),
-    "kept_groups": ("kept_groups", False, "hardly anything is left to learn from"),
+    "active_groups": ("active_groups", False, "hardly anything is left to learn from"),
     "length_reward": ("length_reward", True, "longer conversations are paid better"),
     "malformed": ("malformed", True, "tool calls cannot be read"),
     "invalid": ("invalid", True, "our own infrastructure fails"),
@@ -43,7 +43,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
 
     zero_variance_groups: share of groups whose rewards have no spread. group_std: mean standard deviation within groups.
     logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
-    share of rollouts that a limit ended. kept_groups: share of groups that are learned from. length_reward:
+    share of rollouts that a limit ended. active_groups: share of groups that are learned from. length_reward:
     correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
     By outcome, "success" and "failure": tool_failures (share of calls that came back as errors), tool_entropy (of the
     tools called, in bits), repeated (share of pairs of calls in a row, of any rollout, that it made before),
@@ -59,7 +59,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
-        "kept_groups": len(taught(samples)) / len(groups),
+        "active_groups": len(taught(samples)) / len(groups),
         "length_reward": _correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),

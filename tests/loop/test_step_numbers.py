@@ -134,7 +134,7 @@ def test_the_health_of_a_step(seed):
         "logprob": mean(p for t in valid for p, own in zip(t.logprobs.tolist(), t.mask) if own),
         "steps": mean(len(t.steps) for t in valid),
         "truncated": mean("limit" in t.stop for t in valid),
-        "kept_groups": len(learned) / len(groups),
+        "active_groups": len(learned) / len(groups),
         "length_reward": correlation([t.ids.size for t in valid], [t.outcome.reward for t in valid]),
         "malformed": mean(s.call is None for t in valid for s in t.steps),
         "invalid": mean(not t.outcome.valid for g in groups for t in g.trajectories),
