@@ -208,7 +208,7 @@ EVALUATION = dict(
     balanced_tasks=Key(0, least=0),  # and these besides, in which all tools come about equally often
     balanced_candidates=0,  # tasks that they are chosen from
     every=Key(20, least=0),  # GRPO steps between evaluations on the way; 0: before and after only
-    samples=Key(2, least=1),  # rollouts per task
+    num_rollouts=Key(2, least=1),  # rollouts per task
     temperature=Key(1.0, least=0.0),
     seed=Key(1234, least=0),  # of the held-out tasks; the same for every run
 )
@@ -297,6 +297,7 @@ RENAMED: dict[str, str] = {
     "learner.skip_dead_groups": "learner.skip_zero_variance_groups",
     "health.dead_groups": "health.zero_variance_groups",
     "health.kept_groups": "health.active_groups",
+    "evaluation.samples": "evaluation.num_rollouts",
 }
 
 

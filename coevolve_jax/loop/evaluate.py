@@ -150,7 +150,7 @@ def evaluate_held_out(
         chosen = [t for t in tasks if t.lineage.kind == kind]
         if not chosen:
             continue
-        how = dict(samples=c.samples, temperature=c.temperature, seed=c.seed)
+        how = dict(samples=c.num_rollouts, temperature=c.temperature, seed=c.seed)
         result, _ = evaluate(agent, chosen, **how, title=name)
         row = {
             "step": step,

@@ -600,7 +600,7 @@ def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setti
 
 SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve here too
     "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4", "evolution.every=1",
-    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.samples=1", "environment.workers=1",
+    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1", "environment.workers=1",
     "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2", "evaluation.every=1",
     "evaluation.balanced_candidates=4", f"model={ROOT / 'models' / 'tiny_qwen3'}",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ SMALL = {
         "evolution.contexts": 4,
         "signals.rare_percent": 100.0,  # whoever acts shows a weakness
         "evaluation.tasks": 4,
-        "evaluation.samples": 1,
+        "evaluation.num_rollouts": 1,
         "environment.workers": 1,
         "engine.max_concurrency": 8,
         "learner.rows_per_microbatch": 2,

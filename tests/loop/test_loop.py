@@ -401,7 +401,7 @@ SETTINGS = {
     "learner.skip_zero_variance_groups": st.booleans(),
     "learner.advantage": st.sampled_from(["group_std", "group_mean", "leave_one_out"]),
     "evaluation.tasks": st.integers(1, 3),
-    "evaluation.samples": st.integers(1, 2),
+    "evaluation.num_rollouts": st.integers(1, 2),
     "evaluation.seed": st.integers(0, 99),
     "evaluation.temperature": st.sampled_from([0.6, 1.0]),
     "checkpoint.every": st.integers(1, 3),
@@ -418,7 +418,7 @@ STOPS = st.lists(
 
 SMALL = {
     "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
-    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.samples": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
+    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
 }  # fmt: skip
 
 

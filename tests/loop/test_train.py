@@ -30,7 +30,7 @@ SMALL = {
     "evolution.tasks": 3,
     "evolution.contexts": 4,
     "evaluation.tasks": 6,
-    "evaluation.samples": 1,
+    "evaluation.num_rollouts": 1,
     "checkpoint.every": 1,
     "environment.workers": 1,
     "signals.rare_percent": 20.0,

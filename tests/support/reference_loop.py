@@ -142,7 +142,7 @@ class Loop:
     def evaluate(self):
         """Success rates on the held-out tasks by sampling and by greedy decoding."""
         c, rates = self.c.evaluation, []
-        for samples, temperature in ((c.samples, c.temperature), (1, 0.0)):
+        for samples, temperature in ((c.num_rollouts, c.temperature), (1, 0.0)):
             seeds = rng_for(c.seed, "evaluation").integers(2**32, size=len(self.held_out) * samples).tolist()
             jobs = [(task, m) for task in self.held_out for m in range(samples)]
             done = self.roll([(*job, seed) for job, seed in zip(jobs, seeds)], temperature)
