@@ -89,7 +89,7 @@ ROLLOUT = dict(
     malformed=Key("answer", of=("answer", "end_turn")),
     max_observation=Key(4000, least=1),  # characters of a tool result that the policy reads
     # How the policy writes calls. "python": the first such block of a message is run, for execute(code).
-    calls=Key("json", of=("json", "python")),
+    tool_call_format=Key("json", of=("json", "python")),
     # S: the rollouts of the next S steps already run, with weights that are up to S updates old.
     max_staleness=Key(0, least=0),
 )
@@ -298,6 +298,7 @@ RENAMED: dict[str, str] = {
     "health.dead_groups": "health.zero_variance_groups",
     "health.kept_groups": "health.active_groups",
     "evaluation.samples": "evaluation.num_rollouts",
+    "rollout.calls": "rollout.tool_call_format",
 }
 
 
