@@ -18,7 +18,7 @@ from coevolve_jax.records.logs import TRAJECTORIES
 @dataclasses.dataclass(frozen=True)
 class Run:
     """The files of a workdir; what is not there yet is empty. failure: where and why the run diverged. rows: of
-    metrics.jsonl. trajectories: (step, rows) in order of step. dialogues: as the file packs them (dialogues.py)."""
+    metrics.jsonl. trajectories: (step, rows) in order of step. llm_calls: as the file packs them (records/llm_calls.py)."""
 
     name: str
     config: dict
@@ -30,7 +30,7 @@ class Run:
     signals: list[dict]
     evaluations: list[dict]
     explorations: list[dict]
-    dialogues: list[dict]
+    llm_calls: list[dict]
     costs: list[dict]
     trajectories: list[tuple[int, list[dict]]]
     written: datetime.datetime
@@ -64,7 +64,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
         raise FileNotFoundError(f"{workdir} is not a folder; give the workdir of a run.")
-    logs = ("tasks", "held_out", "signals", "evaluations", "explorations", "dialogues", "costs")
+    logs = ("tasks", "held_out", "signals", "evaluations", "explorations", "llm_calls", "costs")
     lines = {name: _lines(workdir / f"{name}.jsonl") for name in logs}
     files = sorted((workdir / "trajectories").glob("step_*.jsonl"))
     trajectories = [(int(m[1]), _lines(path)) for path in files if (m := TRAJECTORIES.fullmatch(path.name))]

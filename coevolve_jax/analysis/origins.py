@@ -11,23 +11,23 @@ from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 
 def origins(run: Run) -> list[dict]:
-    """{"context": its id, "exploration": the row of explorations.jsonl, "dialogues": rows of dialogues.jsonl}, one for each time
+    """{"context": its id, "exploration": the row of explorations.jsonl, "llm_calls": rows of llm_calls.jsonl}, one for each time
     that a context was explored. exploration: None for the tasks that the run begins with and is evaluated on."""
-    explored, asked = defaultdict(list), by_exploration(run.dialogues)
+    explored, asked = defaultdict(list), by_exploration(run.llm_calls)
     for row in run.explorations:
         explored[row["context"]["id"]].append(row)
     return [
-        {"context": context, "exploration": row, "dialogues": dialogues or []}
+        {"context": context, "exploration": row, "llm_calls": llm_calls or []}
         for context in {**explored, **asked}
-        for row, dialogues in itertools.zip_longest(explored[context], asked.get(context, ()))
+        for row, llm_calls in itertools.zip_longest(explored[context], asked.get(context, ()))
     ]
 
 
-def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
+def by_exploration(llm_calls: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
     """Questions by the id of their context, and there by the time that it was explored: each begins with the first step
     of the first round; what was asked before the first one, a reflection, belongs to it."""
     found: dict[str, list[list[Mapping]]] = {}
-    for row in dialogues:
+    for row in llm_calls:
         about = row["about"]
         times = found.setdefault(about.get("context", ""), [[]])
         begins = row["role"] == "explore" and about["round"] == about["step"] == 0
@@ -39,10 +39,10 @@ def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]
 
 def packed(run: Run, found: Sequence[Mapping]) -> Iterator[dict]:
     """The origins as rows of the page: each has the lines of its own prompts."""
-    lines = all_lines(run.dialogues)
+    lines = all_lines(run.llm_calls)
     for origin in found:
-        dialogues = list(Packer().pack(whole(row, lines) for row in origin["dialogues"]))
-        yield {**origin, "dialogues": dialogues}
+        llm_calls = list(Packer().pack(whole(row, lines) for row in origin["llm_calls"]))
+        yield {**origin, "llm_calls": llm_calls}
 
 
 def by_task(tasks: Iterable[Mapping], found: Sequence[Mapping]) -> dict[str, int]:

@@ -34,7 +34,7 @@ SCRIPTS = (  # each one subject; a name of one is a name of all, those that are 
     "panels_machine.js",
     "list.js",
     "map.js",
-    "dialogues.js",
+    "llm_calls.js",
     "tasks.js",
     "tokens.js",
     "trajectories.js",

@@ -173,7 +173,7 @@ class Validator(Protocol):
 
 
 @dataclasses.dataclass
-class Dialogue:
+class LLMCall:
     """A question that a role put to a model, and what came back.
 
     about: what it was asked for: "context", its id, and the place there: "round" and "step" (steps done in it so far)
@@ -197,7 +197,7 @@ class Roles(NamedTuple):
     """An explorer: who plays the four roles. name: how the lineage of its tasks calls it.
 
     Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
-    resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
+    resumed, by key of the ledger; the roles add to it. None: nothing is spent. llm_calls: what was asked of a model,
     in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked. initial: who makes D_0
     and the held-out tasks; None: these as well. unanswered: given what some questions cost, says in one sentence why
     nobody answers any, "" where that is not so; None: nobody is asked who could be away. served: names the model that
@@ -210,7 +210,7 @@ class Roles(NamedTuple):
     abstractor: Abstractor
     validator: Validator
     costs: Counter | None = None
-    dialogues: list[Dialogue] | None = None
+    llm_calls: list[LLMCall] | None = None
     initial: Roles | None = None
     unanswered: Callable[[Mapping[str, float]], str] | None = None
     served: Callable[[], Mapping[str, Any]] | None = None

@@ -27,7 +27,7 @@ SMALL = {
 class Notebook:
     """A Synthesizer that makes a task of each context and notes what it was asked."""
 
-    roles = SimpleNamespace(costs=None, dialogues=None)
+    roles = SimpleNamespace(costs=None, llm_calls=None)
 
     def __init__(self):
         self.reflected, self.grown = [], []

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 
 Form = TypeVar("Form", bound=BaseModel)
 
 
 class Question(NamedTuple):
     """seed: goes to the model, so that equal questions may get different answers and each comes again. about: what it
-    is asked for, for the log alone (explorers.base.Dialogue)."""
+    is asked for, for the log alone (explorers.base.LLMCall)."""
 
     system: str
     user: str
@@ -25,11 +25,11 @@ class Question(NamedTuple):
 
 class Client(Protocol):
     """costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
-    llm_faults/FAULT; the roles add what they refuse. dialogues: all questions that were asked, in order, until somebody
+    llm_faults/FAULT; the roles add what they refuse. llm_calls: all questions that were asked, in order, until somebody
     takes them out."""
 
     costs: Counter
-    dialogues: list[Dialogue]
+    llm_calls: list[LLMCall]
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """The answers, in order; None where there is none, which is counted. role: whom they are booked to."""
@@ -49,17 +49,17 @@ class Fault(Exception):
         self.kind, self.detail, self.wait = kind, detail, wait
 
 
-def book(costs: Counter, dialogue: Dialogue) -> None:
+def book(costs: Counter, llm_call: LLMCall) -> None:
     """What a question has cost, and what went wrong with it."""
-    if dialogue.answers:
-        costs[f"llm_requests/{dialogue.role}"] += len(dialogue.answers)
-        costs[f"llm_tokens_in/{dialogue.role}"] += dialogue.tokens_in
-        costs[f"llm_tokens_out/{dialogue.role}"] += dialogue.tokens_out
-        costs["llm_tokens"] += dialogue.tokens_in + dialogue.tokens_out
-    if dialogue.complaint:
+    if llm_call.answers:
+        costs[f"llm_requests/{llm_call.role}"] += len(llm_call.answers)
+        costs[f"llm_tokens_in/{llm_call.role}"] += llm_call.tokens_in
+        costs[f"llm_tokens_out/{llm_call.role}"] += llm_call.tokens_out
+        costs["llm_tokens"] += llm_call.tokens_in + llm_call.tokens_out
+    if llm_call.complaint:
         costs["llm_repairs"] += 1
-    if dialogue.fault:
-        costs[f"llm_faults/{dialogue.fault}"] += 1
+    if llm_call.fault:
+        costs[f"llm_faults/{llm_call.fault}"] += 1
 
 
 def read(text: str, form: type[Form]) -> Form:

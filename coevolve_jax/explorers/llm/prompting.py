@@ -28,7 +28,7 @@ SHOWN = jinja2.Environment(
 
 def question(name: str, seed: int, about: Mapping[str, Any], **values) -> Question:
     """The prompt prompts/NAME.md: what the model is, a line of ---, what it is asked. seed: below 2**31. about: see
-    explorers.base.Dialogue."""
+    explorers.base.LLMCall."""
     system, _, user = _template(name).render(**values).partition("\n---\n")
     return Question(whole(system.strip()), whole(user.strip()), seed, about)
 

@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
@@ -46,7 +46,7 @@ class Client:
         self._config, self._chat, self._engine = config, chat, engine
         self._sessions = itertools.count(-1, -1)  # those of rollouts count upwards
         self.costs: Counter = Counter()
-        self.dialogues: list[Dialogue] = []
+        self.llm_calls: list[LLMCall] = []
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """The answers, in order; None where there is none. role: whom they are booked to."""
@@ -61,10 +61,10 @@ class Client:
         done = {r.session: completion for r, completion in zip(fitting, self._complete(fitting), strict=True)}
         answers: list[Form | None] = []
         for q, r in zip(questions, requests, strict=True):
-            dialogue = Dialogue(role, q.about, q.system, q.user)
-            answers.append(self._read(r, done.get(r.session), form, dialogue))
-            book(self.costs, dialogue)
-            self.dialogues.append(dialogue)
+            llm_call = LLMCall(role, q.about, q.system, q.user)
+            answers.append(self._read(r, done.get(r.session), form, llm_call))
+            book(self.costs, llm_call)
+            self.llm_calls.append(llm_call)
         return answers
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
@@ -78,19 +78,19 @@ class Client:
             self._engine.release([r.session for r in requests])
 
     def _read(
-        self, request: Request, completion: Completion | None, form: type[Form], dialogue: Dialogue
+        self, request: Request, completion: Completion | None, form: type[Form], llm_call: LLMCall
     ) -> Form | None:
-        """The answer that a completion holds; it is noted in the dialogue. None: its question was too long to be asked."""
+        """The answer that a completion holds; it is noted in the call. None: its question was too long to be asked."""
         unfinished = {"length": "truncated", "abort": "abort"}
         try:
             if completion is None:
                 raise Fault("too_long")
             text = self._chat.decode(completion.ids[: -1 if completion.finish == "stop" else None])
-            dialogue.answers.append(text)
-            dialogue.tokens_in, dialogue.tokens_out = len(request.ids), len(completion.ids)
+            llm_call.answers.append(text)
+            llm_call.tokens_in, llm_call.tokens_out = len(request.ids), len(completion.ids)
             if completion.finish in unfinished:
                 raise Fault(unfinished[completion.finish], completion.reason)
             return read(text, form)
         except Fault as fault:
-            dialogue.fault = fault.kind
+            llm_call.fault = fault.kind
             return None
