@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from coevolve_jax import config
+from coevolve_jax.strategies.base import Strategy
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -59,6 +60,11 @@ def test_files_named_are_there(name):
     for file in NAMED.findall((ROOT / name).read_text()):
         homes = [home for home in (ROOT, ROOT / "coevolve_jax") if (home / file.partition("/")[0]).exists()]
         assert not homes or any((home / file).exists() for home in homes), f"{name} names {file}"
+
+
+def test_the_picture_names_the_methods_of_a_strategy():
+    named = re.findall(r"strategy\.([a-z_]+)  ", (ROOT / "docs/guides/understand_the_code.md").read_text())
+    assert len(named) == 4 and all(hasattr(Strategy, name) for name in named)
 
 
 # ---- Language ------------------------------------------------------------------------------------
