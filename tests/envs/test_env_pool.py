@@ -124,7 +124,7 @@ def in_fragile(pool, operation, how, **more):
 @pytest.mark.parametrize("operation", ["step", "reset", "options", "end_turn", "score"])
 @pytest.mark.parametrize("how", ["crash", "spin"])
 def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_ours(operation, how):
-    with ProcessPool("families.fragile", workers=1, timeout=0.5) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.5) as pool:
         (first, second), options, outcome = in_fragile(pool, operation, how)
         by_call = operation == "step"
         assert (outcome.valid, outcome.reward, outcome.success) == (by_call, 0.0, False)
@@ -144,7 +144,7 @@ def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_our
 @pytest.mark.parametrize("how, by_call", [("spin", True), ("crash", True), ("broken", False)])
 def test_what_is_executed_is_valid_where_a_call_fails_and_invalid_where_the_environment_does(how, by_call):
     task = Task("t", "fragile", {"fails_in": "step", "how": how})
-    with ProcessPool("families.fragile", workers=1, timeout=0.5) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.5) as pool:
         lost, whole = pool.execute(
             [(task, [Call("safe", {}), fragile.FRAGILE, Call("safe", {})]), (task, [Call("safe", {})])]
         )
@@ -157,7 +157,7 @@ def test_what_is_executed_is_valid_where_a_call_fails_and_invalid_where_the_envi
 
 
 def test_an_environment_that_says_it_failed_costs_a_session_and_no_worker():
-    with ProcessPool("families.fragile", workers=1) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         (first, second), _, outcome = in_fragile(pool, "step", "broken")
         assert first == Observation("safe") and not second.valid and not second.fatal
         assert not outcome.valid and outcome.reason == "environment: The server of the world is down."
@@ -166,14 +166,14 @@ def test_an_environment_that_says_it_failed_costs_a_session_and_no_worker():
 
 def test_a_call_that_dies_once_is_made_again(tmp_path):
     """As where the kernel, short of memory, has ended the worker."""
-    with ProcessPool("families.fragile", workers=1) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         observations, _, outcome = in_fragile(pool, "step", "once", mark=str(tmp_path / "mark"))
         assert observations == [Observation("safe"), Observation("safe fragile")]
         assert outcome.success and pool.restarts == 1 and (tmp_path / "mark").exists()
 
 
 def test_a_call_that_waits_for_ever_meets_the_clock_and_is_made_again(monkeypatch):
-    with ProcessPool("families.fragile", workers=1) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         monkeypatch.setattr(worker_process, "WALL_FACTOR", 0.0)
         monkeypatch.setattr(worker_process, "WALL_SECONDS", 4.0)
         _, _, outcome = in_fragile(pool, "step", "wait")
@@ -204,7 +204,7 @@ def test_a_hang_in_execute_is_reported_and_harms_no_neighbour(impatient):
 
 def test_a_verdict_may_take_as_long_as_its_calls_together_and_one_that_never_ends_is_none():
     turns = [[[fragile.FRAGILE] * 5]]
-    with ProcessPool("families.fragile", workers=1, timeout=0.2) as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1, timeout=0.2) as pool:
         verdicts = pool.judge([("0.5", turns), ("inf", turns), ("0", turns)])
         assert [v["error_type"] for v in verdicts] == ["", "pool:timeout", ""]
         assert "more than 1.2 s of processor time" in verdicts[1]["error_message"]
@@ -280,7 +280,7 @@ def test_where_one_call_in_twenty_is_fatal_every_session_is_complete_or_a_failur
     met = [[treacherous.fault(t, n) for n in range(len(t.calls))] for t in tasks]
     assert {fault for each in met for fault in each} == {"", *treacherous.FAULTS}
     firsts = [next(filter(None, each), "") for each in met]
-    with ProcessPool("families.treacherous", workers=2, timeout=1.0) as pool:
+    with ProcessPool("tests.support.families.treacherous", workers=2, timeout=1.0) as pool:
         outcomes = replay(pool, tasks, [[t.calls for t in task.turns] for task in tasks])
         assert pool.restarts == sum({"": 0, "hang": 1}.get(first, 2) for first in firsts)
         pids = pool.pids

@@ -82,7 +82,7 @@ def test_a_call_that_kills_its_worker_on_a_node_is_the_callers_failure(cluster):
     tasks = [
         Task("t", "fragile", {"fails_in": op, "how": "crash"}, (Turn("do"),)) for op in ("step", "score")
     ]
-    with ProcessPool("families.fragile", workers=1, backend="ray") as pool:
+    with ProcessPool("tests.support.families.fragile", workers=1, backend="ray") as pool:
         sessions = pool.reset(tasks)
         observations = pool.step(sessions, [[fragile.FRAGILE]] * 2)
         assert [o.fatal for (o,) in observations] == [True, False] and pool.restarts == 2
