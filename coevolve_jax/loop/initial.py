@@ -27,7 +27,7 @@ from coevolve_jax.types import Task
 
 
 @interruptible()
-def begin(
+def bootstrap(
     config: ConfigDict, synthesizer: Callable[[LeakGuard | None], Synthesizer], agent: Agent
 ) -> RunState:
     """The state of a run before its first step.
