@@ -68,7 +68,7 @@ def bootstrap(
             held_out += choice.balanced(many, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
         guard, size = leak_guard(c, held_out), c.data.initial_tasks
         if path := c.data.get("initial_file"):
-            first, initial = given(c, path, synthesizer(guard))
+            first, initial = tasks_from_file(c, path, synthesizer(guard))
         else:
             wanted = testbed.candidates if testbed else size
             first, initial = explored(guard, train, wanted, "initial", c.seed)
@@ -84,7 +84,7 @@ def bootstrap(
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 
-def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
+def tasks_from_file(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
     """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are near to no
     evaluation task.
 
