@@ -62,7 +62,7 @@ class Evolver:
         if self._overlap and self._owed:
             begun, self._owed = self._owed, None
             past = self._past(begun)
-            self._under_way = begin(begun["step"], past, lab.beside(begun["records"]), begun["state"])
+            self._under_way = start(begun["step"], past, lab.beside(begun["records"]), begun["state"])
 
     def _past(self, begun: Mapping) -> Strategy:
         """The strategy as it was when that evolution began, which was due, whatever config.evolution.every a fork has."""
@@ -82,7 +82,7 @@ class Evolver:
         if not self._under_way:
             # To write the state down takes up to a second: only where it may be needed.
             state = None if self._idle(step) else self._strategy.to_json()
-            self._under_way = begin(step, self._strategy, self._lab.beside(), state)
+            self._under_way = start(step, self._strategy, self._lab.beside(), state)
         return grown
 
     def _idle(self, step: int) -> bool:
@@ -136,7 +136,7 @@ class Evolver:
         return saved
 
 
-def begin(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None) -> UnderWay | None:
+def start(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None) -> UnderWay | None:
     """Lets a strategy evolve in a thread of its own, from its first use of `lab` on: what it does before is done on
     return. None where it does not use it. state: the strategy's, to begin again with.
 
