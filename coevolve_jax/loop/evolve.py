@@ -62,7 +62,7 @@ class Evolver:
         if self._overlap and self._owed:
             begun, self._owed = self._owed, None
             past = self._past(begun)
-            self._under_way = start(begun["step"], past, lab.beside(begun["records"]), begun["state"])
+            self._under_way = start(begun["step"], past, lab.fork(begun["records"]), begun["state"])
 
     def _past(self, begun: Mapping) -> Strategy:
         """The strategy as it was when that evolution began, which was due, whatever config.evolution.every a fork has."""
@@ -82,7 +82,7 @@ class Evolver:
         if not self._under_way:
             # To write the state down takes up to a second: only where it may be needed.
             state = None if self._idle(step) else self._strategy.to_json()
-            self._under_way = start(step, self._strategy, self._lab.beside(), state)
+            self._under_way = start(step, self._strategy, self._lab.fork(), state)
         return grown
 
     def _idle(self, step: int) -> bool:
@@ -93,7 +93,7 @@ class Evolver:
         if not self._slow or (self._idle(step) and not self._owed):
             return self._evolved(step, self._lab)
         self._before = self._strategy.to_json()
-        lab = self._lab.beside(roller=self._lab.roller)
+        lab = self._lab.fork(roller=self._lab.roller)
         with self._may_be_given_up():
             grown = self._evolved(step, lab)
         self._lab.merge(lab)

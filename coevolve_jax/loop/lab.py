@@ -43,7 +43,7 @@ class Laboratory:
             costs |= explorer_costs(self.ledger)  # known already, unless they are those of a run that goes on
         self._book_roles()
 
-    def beside(
+    def fork(
         self, records: Mapping[str, Mapping] | None = None, roller: Callable[[int], Roller] | None = None
     ) -> Laboratory:
         """One with D_t as it is now and empty books, to be merged or dropped. records: of the tasks, where they are to be
@@ -54,10 +54,10 @@ class Laboratory:
             self, tasks=tasks, roller=roller or _no_rollouts, ledger=spent, record=None
         )
 
-    def merge(self, beside: Laboratory) -> None:
+    def merge(self, fork: Laboratory) -> None:
         """Adds what was made and booked there, since which nothing was made here."""
-        self.tasks.add(list(itertools.islice(beside.tasks, len(self.tasks), None)))
-        self.ledger.update({key: n for key, n in beside.ledger.items() if not key.startswith(EXPLORER)})
+        self.tasks.add(list(itertools.islice(fork.tasks, len(self.tasks), None)))
+        self.ledger.update({key: n for key, n in fork.ledger.items() if not key.startswith(EXPLORER)})
         self._book_roles()
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
