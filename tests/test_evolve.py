@@ -107,14 +107,14 @@ def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(ch
     """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
     run = Running(override(TINY, SMALL)).until(6)
     saved = run.save()
-    assert saved["strategy"]["under_way"]["step"] == 4
+    assert saved["strategy"]["pending"]["step"] == 4
     alone = Running(override(TINY, {**SMALL, "evolution.overlap": 0, **changes}), saved)
-    assert alone.save()["strategy"]["under_way"] == saved["strategy"]["under_way"]
+    assert alone.save()["strategy"]["pending"] == saved["strategy"]["pending"]
     again = Running(alone.config, alone.save()).until(7)
     run.evolver.close()
     assert again.made.reflected == run.made.reflected and again.made.grown == [4]
     assert again.stats == {6: len(again.tasks) - 12} and again.stats[6] > 0
-    assert "under_way" not in again.save()["strategy"]
+    assert "pending" not in again.save()["strategy"]
     assert again.until(10).made.grown[1:] == [s for s in range(7, 10) if evolves(again.config, s)]
 
 

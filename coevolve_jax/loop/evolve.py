@@ -20,7 +20,7 @@ from coevolve_jax.strategies.base import Lab, Strategy, evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 
-class UnderWay(NamedTuple):
+class PendingEvolution(NamedTuple):
     """An evolution that began after `step`, by a strategy of this state, with D_t of this size then."""
 
     step: int
@@ -49,7 +49,7 @@ class Evolver:
         self._config, self._strategy, self._lab = config, strategy, lab
         self._overlap = config.evolution.get("overlap", 0)
         self._scheduled = configs.scheduled(config)
-        self._under_way: UnderWay | None = None
+        self._pending: PendingEvolution | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
         self._before: dict | None = None  # the strategy's state when the present evolution began
         self.given_up = False
@@ -57,12 +57,12 @@ class Evolver:
             None  # the evolution that the checkpoint had under way, where overlap is 0 now
         )
         own = saved["strategy"] if saved else {}
-        if own.get("under_way") and own["name"] == config.strategy.name:
-            self._owed = own["under_way"]
+        if own.get("pending") and own["name"] == config.strategy.name:
+            self._owed = own["pending"]
         if self._overlap and self._owed:
             begun, self._owed = self._owed, None
             past = self._past(begun)
-            self._under_way = start(begun["step"], past, lab.fork(begun["records"]), begun["state"])
+            self._pending = start(begun["step"], past, lab.fork(begun["records"]), begun["state"])
 
     def _past(self, begun: Mapping) -> Strategy:
         """The strategy as it was when that evolution began, which was due, whatever config.evolution.every a fork has."""
@@ -73,16 +73,16 @@ class Evolver:
         """What became of the evolution that ends with this step; None where none does."""
         if not self._overlap:
             return self._at_once(step)
-        grown, ending = None, self._under_way
+        grown, ending = None, self._pending
         if ending and step >= ending.step + self._overlap:
             with self._may_be_given_up():
                 grown = ending.grown.result()
             self._lab.merge(ending.lab)
-            self._under_way = None
-        if not self._under_way:
+            self._pending = None
+        if not self._pending:
             # To write the state down takes up to a second: only where it may be needed.
             state = None if self._idle(step) else self._strategy.to_json()
-            self._under_way = start(step, self._strategy, self._lab.fork(), state)
+            self._pending = start(step, self._strategy, self._lab.fork(), state)
         return grown
 
     def _idle(self, step: int) -> bool:
@@ -119,24 +119,24 @@ class Evolver:
     def close(self) -> None:
         """Waits for what is under way, so that nothing asks for its answers a second time while it does. Raises Preempted
         where the run is asked to end."""
-        if self._under_way:
+        if self._pending:
             with interruptible():
-                self._under_way.grown.exception()
+                self._pending.grown.exception()
 
     def to_json(self) -> dict:
         """The strategy and what it has under way, as JSON values."""
         state = self._strategy.to_json() if self._before is None else self._before
         saved: dict[str, Any] = {"name": self._config.strategy.name, "state": state}
-        if self._under_way:
-            step, state, size, lab, _ = self._under_way
+        if self._pending:
+            step, state, size, lab, _ = self._pending
             records = {i: dict(vars(r)) for i, r in islice(lab.tasks.records.items(), size)}
-            saved["under_way"] = {"step": step, "state": state, "records": records}
+            saved["pending"] = {"step": step, "state": state, "records": records}
         elif self._owed:
-            saved["under_way"] = self._owed
+            saved["pending"] = self._owed
         return saved
 
 
-def start(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None) -> UnderWay | None:
+def start(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None) -> PendingEvolution | None:
     """Lets a strategy evolve in a thread of its own, from its first use of `lab` on: what it does before is done on
     return. None where it does not use it. state: the strategy's, to begin again with.
 
@@ -165,7 +165,7 @@ def start(step: int, strategy: Strategy, lab: Laboratory, state: Mapping | None)
             f"The strategy evolves after step {step}, and READS of its module names {KEYS[0]}: evolve where "
             "strategies.base.evolves is true, or leave that key out of READS."
         )
-    return UnderWay(step, state, size, lab, grown)
+    return PendingEvolution(step, state, size, lab, grown)
 
 
 class FirstUse:
