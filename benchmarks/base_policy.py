@@ -102,7 +102,7 @@ def main(_) -> None:
 
         def explored(wanted: int, kind: str) -> list[Task]:
             tasks, rng = TaskPool(key=family.task_key), rng_for(e.seed, kind)
-            synthesizer.explore_unguided(tasks, scenarios, wanted=wanted, kind=kind, step=0, rng=rng)
+            synthesizer.synthesize_unguided(tasks, scenarios, wanted=wanted, kind=kind, step=0, rng=rng)
             return list(tasks)
 
         tool_of, samples = family.action_pattern, c.rollout.group_size

@@ -49,7 +49,7 @@ def explored(config, seeds):
             tasks = TaskPool(key=family.task_key)
             synthesizer = Synthesizer(roles, family.tools, pool, config, guard)
             how = {"kind": kind, "step": 0, "rng": rng_for(seed, kind), "all_or_none": True}
-            return tasks, synthesizer.explore_unguided(tasks, scenarios, wanted=wanted, **how)
+            return tasks, synthesizer.synthesize_unguided(tasks, scenarios, wanted=wanted, **how)
 
         e = config.evaluation
         held_out, _ = explore(None, build.held_out_scenarios(config), e.tasks, "held_out", e.seed)

@@ -207,7 +207,7 @@ def gullible_made(
         twins, tasks = Twins(llm.make(config, envs.load("bfcl")), pool), TaskPool()
         made = Synthesizer(twins.roles(), bfcl.tools, pool, config, None)
         rng, contexts = np.random.default_rng(seed), [unguided(s, s.id) for s in scenarios]
-        stats = made.grow(tasks, contexts, wanted=10**6, kind="initial", step=0, rng=rng)
+        stats = made.synthesize(tasks, contexts, wanted=10**6, kind="initial", step=0, rng=rng)
         unoffered = pool.unoffered
         twins.reflect([e for task in list(tasks)[:8] for e in evidence_of(pool, [task], 0)])
     told = lambda row, p: {signature(_call(row["triplets"][i])) for i in p["triplets"]}

@@ -66,7 +66,7 @@ def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
     tasks, e = TaskPool(key=family.task_key), c.environment
     # A call may wait long on a busy machine; one that was given up would make other tasks.
     with ProcessPool(e.name, workers=1, timeout=60.0, memory_gib=e.worker_memory) as pool:
-        Synthesizer(scripted.make(c, family), family.tools, pool, c, None).explore_unguided(
+        Synthesizer(scripted.make(c, family), family.tools, pool, c, None).synthesize_unguided(
             tasks,
             family.scenarios(e.train_split, e.to_dict()),
             wanted=wanted,

@@ -80,7 +80,7 @@ def main(_) -> None:
         engine = build.engine(c, policy)
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
+        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
             tasks,
             build.scenarios(c),
             wanted=c.data.initial_tasks,

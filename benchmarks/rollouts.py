@@ -41,7 +41,7 @@ def prepare(job: dict):
     engine = build.engine(c, policy)
     agent = build.agent(c, policy, engine, env_pool)
     tasks, step = TaskPool(), 0
-    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
+    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
         tasks,
         build.scenarios(c),
         wanted=c.data.initial_tasks,

@@ -104,7 +104,7 @@ def main(argv) -> None:
     with build.env_pool(c) as env_pool, closing(build.engine(c, policy)) as engine:
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool(None)
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).explore_unguided(
+        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).synthesize_unguided(
             tasks,
             build.scenarios(c),
             wanted=c.rollout.tasks_per_step,

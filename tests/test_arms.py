@@ -13,7 +13,7 @@ from coevolve_jax import build
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import credit_groups, grow_for_tools, solvable
+from coevolve_jax.strategies.base import credit_groups, solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Evidence, Group, Signal, Task
@@ -39,11 +39,11 @@ class Lab:
         self.reflected.append(list(evidence))
         return []
 
-    def grow(self, contexts, **how):
+    def synthesize(self, contexts, **how):
         self.asked.append((list(contexts), how))
         return SynthesisStats()
 
-    def grow_unguided(self, **how):
+    def synthesize_unguided(self, **how):
         self.asked.append(([], how))
         return SynthesisStats()
 
@@ -177,7 +177,7 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     lab = Lab({"a": (1, 3), "b": (2,), "nowhere": ()})
     tools = ["a", "b", "nowhere", "a"]
     how = dict(wanted=7, kind="signal", step=5, rng=np.random.default_rng(0))
-    grow_for_tools(lab, tools, "blame", **how)
+    synthesize_for_tools(lab, tools, "blame", **how)
     ((contexts, asked),) = lab.asked
     assert [c.id for c in contexts] == ["blame/5/0/a/0", "blame/5/1/b/0", "blame/5/3/a/0"]
     assert [(c.must, c.focus_pattern) for c in contexts] == [((t,), (t,)) for t in "aba"]

@@ -390,7 +390,7 @@ def test_equal_seeds_make_equal_tasks(server, pool):
     made = []
     for _ in range(2):
         tasks = TaskPool()
-        synthesizer(server, pool).explore_unguided(
+        synthesizer(server, pool).synthesize_unguided(
             tasks, bfcl.scenarios("train"), wanted=6, kind="initial", step=0, rng=np.random.default_rng(3)
         )
         made.append([task.to_json() for task in tasks])
@@ -400,7 +400,7 @@ def test_equal_seeds_make_equal_tasks(server, pool):
 
 def explored(made, **how):
     tasks, how = TaskPool(), dict(wanted=6, kind="initial", step=0) | how
-    stats = made.explore_unguided(tasks, bfcl.scenarios("train"), rng=np.random.default_rng(3), **how)
+    stats = made.synthesize_unguided(tasks, bfcl.scenarios("train"), rng=np.random.default_rng(3), **how)
     return tasks, stats
 
 
@@ -451,7 +451,7 @@ def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, poo
     server.always = fault
     made, tasks = synthesizer(server, pool), TaskPool()
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:3])]
-    stats = made.grow(tasks, contexts, wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
+    stats = made.synthesize(tasks, contexts, wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
     assert (stats.added, stats.proposed, stats.environment_steps) == (0, 0, 0)
     assert (
         made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == 18
@@ -473,14 +473,14 @@ def test_what_a_model_writes_is_checked(server, pool):
         return json.dumps(data)
 
     server.wrap = hostile
-    stats = made.grow(
+    stats = made.synthesize(
         TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=0, rng=np.random.default_rng(0)
     )
     assert stats.proposed == 0
     refused = {k.partition("/")[2]: n for k, n in made.roles.costs.items() if k.startswith("llm_refused")}
     assert refused["no_such_step"] and refused["steps_out_of_order"] and sum(refused.values()) == 12
     server.wrap = lambda text: json.dumps({"tool": "os.system", "arguments": {"command": "touch /tmp/x"}})
-    stats = made.grow(
+    stats = made.synthesize(
         TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=1, rng=np.random.default_rng(0)
     )
     assert stats.environment_steps == 0 and made.roles.costs["llm_refused/no_such_tool"] > 0
@@ -491,7 +491,7 @@ def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(se
     strict = lambda text: text.replace('"ok"', '"underspecified"')
     server.wrap = strict
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:4])]
-    stats = made.grow(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
+    stats = made.synthesize(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
     assert stats.added == 0 and stats.refused["underspecified"] == stats.proposed > 0
     assert stats.judge_agreement == {"no_yes": stats.proposed}
     again = SynthesisStats.from_json(stats.to_json())
@@ -509,7 +509,7 @@ def test_the_judge_is_asked_about_a_few_of_those_that_the_environment_refuses(se
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:6])]
     for calibration in (0, 2):
         made = synthesizer(server, Harsh(), calibration=calibration)
-        stats = made._grow_once(TaskPool(), contexts, 99, "x", 0, 0, np.random.default_rng(0))
+        stats = made._one_pass(TaskPool(), contexts, 99, "x", 0, 0, np.random.default_rng(0))
         assert stats.refused["state_differs"] == stats.proposed > 2
         assert made.roles.costs["llm_requests/judge"] == calibration
         assert stats.judge_agreement == ({"yes_no": 2} if calibration else {})
@@ -522,7 +522,7 @@ def faulty_tasks(server, pool, spoil, solve):
     made.config.explorer.solve = solve
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:15])]
     lab = Laboratory(tasks, [], made, None, Counter())
-    stats = lab.grow(contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
+    stats = lab.synthesize(contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
     assert lab.ledger["environment_steps/solve"] == stats.solve_steps and bool(stats.solve_steps) == bool(
         solve
     )

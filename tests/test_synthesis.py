@@ -440,7 +440,7 @@ def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
     for executions in (1, 3):
         synthesizer.config.evolution.executions = executions
         tasks = made[executions] = TaskPool()
-        stats = synthesizer.explore_unguided(
+        stats = synthesizer.synthesize_unguided(
             tasks, bfcl.scenarios("train"), wanted=100, kind="initial", step=0, rng=np.random.default_rng(5)
         )
         assert stats.refused["flaky"] == 0
@@ -462,13 +462,13 @@ def synthesizer(roles, pool):
 def test_growth_passes_over_the_contexts_until_there_are_enough_tasks(synthesizer, contexts):
     tasks = TaskPool()
     options = dict(kind="signal", step=9, rng=np.random.default_rng(0))
-    made = synthesizer.grow(tasks, contexts[:4], wanted=3, **options)
+    made = synthesizer.synthesize(tasks, contexts[:4], wanted=3, **options)
     assert (made.added, made.contexts) == (3, 4) and len(tasks) == 3
     assert all(t.id.startswith("signal-9-") and t.lineage.step == 9 for t in tasks)
-    more = synthesizer.grow(TaskPool(), contexts[:4], wanted=100, **options)
+    more = synthesizer.synthesize(TaskPool(), contexts[:4], wanted=100, **options)
     assert more.contexts == 3 * 4 and more.added < 100
     assert more.proposed == more.added + sum(more.refused.values())
-    assert synthesizer.grow(tasks, [], wanted=3, **options) == SynthesisStats()
+    assert synthesizer.synthesize(tasks, [], wanted=3, **options) == SynthesisStats()
 
 
 def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
@@ -491,7 +491,7 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
     tasks = TaskPool()
     first = [wants("at home/0", offering[0]), wants("moved/0", barren[0]), wants("hopeless/0", barren[0])]
     options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), elsewhere=elsewhere)
-    made = synthesizer.grow(tasks, first, wanted=2, **options)
+    made = synthesizer.synthesize(tasks, first, wanted=2, **options)
     births = [
         row["context"]["id"].partition("/")[0]
         for row in made.explored
@@ -501,7 +501,7 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
     assert made.refused["spare"] or made.proposed == 2
 
     left["hopeless"], left["moved"], tasks = barren[2:12], [barren[1], *offering[1:8]], TaskPool()
-    made = synthesizer.grow(tasks, first, wanted=4, **options)
+    made = synthesizer.synthesize(tasks, first, wanted=4, **options)
     places = [row["context"]["id"] for row in made.explored if row["context"]["id"].startswith("hopeless")]
     assert places[:5] == [f"hopeless/{place}" for place in range(5)]
     assert made.added == 4 == len(tasks)  # made up by second tasks of the others
@@ -511,10 +511,10 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
 def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contexts):
     free, guarded = TaskPool(), TaskPool()
     options = dict(wanted=100, kind="signal", step=9)
-    synthesizer.grow(free, contexts[:4], **options, rng=np.random.default_rng(0))
+    synthesizer.synthesize(free, contexts[:4], **options, rng=np.random.default_rng(0))
     copies = list(free)[:2]
     strict = dataclasses.replace(synthesizer, guard=LeakGuard(copies, 1.0))
-    made = strict.grow(guarded, contexts[:4], **options, rng=np.random.default_rng(0))
+    made = strict.synthesize(guarded, contexts[:4], **options, rng=np.random.default_rng(0))
     assert made.refused["near_evaluation"] >= 2
     proposals = [p for row in made.explored for p in row["proposals"]]
     leaks = [p for p in proposals if p["reason"] == "near_evaluation"]
@@ -531,13 +531,13 @@ def test_how_often_a_task_was_solved_before_it_was_taken_is_told(synthesizer, co
         return [Admission(None if n % 2 else "never_solved", 0.25 * (n % 2)) for n in range(len(tasks))]
 
     tasks, options = TaskPool(), dict(wanted=3, kind="signal", step=9)
-    made = synthesizer.grow(tasks, contexts[:4], **options, rng=np.random.default_rng(0), admit=admit)
+    made = synthesizer.synthesize(tasks, contexts[:4], **options, rng=np.random.default_rng(0), admit=admit)
     rows = [p for row in made.explored for p in row["proposals"]]
     assert {p["solved"] for p in rows if p["task"]} == {0.25} and made.refused["never_solved"]
     assert {p["solved"] for p in rows if p["reason"] == "never_solved"} == {0.0}
     assert all(Task.from_json(t.to_json()).lineage.solved == 0.25 for t in tasks)
     untried = TaskPool()
-    made = synthesizer.grow(untried, contexts[:4], **options, rng=np.random.default_rng(0))
+    made = synthesizer.synthesize(untried, contexts[:4], **options, rng=np.random.default_rng(0))
     assert not any("solved" in p for row in made.explored for p in row["proposals"])
     assert not any("solved" in t.to_json()["lineage"] for t in untried)
 
@@ -547,7 +547,7 @@ def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
         explorer=type("Idle", (), {"act": lambda self, es: [None] * len(es)})()
     )
     with pytest.raises(ValueError, match="found 0 of 5 new tasks"):
-        dataclasses.replace(synthesizer, roles=nobody).explore_unguided(
+        dataclasses.replace(synthesizer, roles=nobody).synthesize_unguided(
             TaskPool(),
             [c.task for c in contexts],
             wanted=5,

@@ -34,7 +34,9 @@ def test_a_real_server_whose_model_knows_nothing(server, pool):
     for constrained in (True, False):
         made = synthesizer(spoken_to, pool, json_schema=constrained, max_tokens=100)
         contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
-        stats = made.grow(TaskPool(), contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+        stats = made.synthesize(
+            TaskPool(), contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0)
+        )
         costs = made.roles.costs
         failed = {k.partition("/")[2]: n for k, n in costs.items() if "faults/" in k or "refused/" in k}
         assert stats.added == 0 and costs["llm_requests/explore"] >= 18 and costs["llm_tokens"] > 10_000

@@ -48,7 +48,7 @@ def bootstrap(
         tasks, made_by = TaskPool(key=key), synthesizer(guard)
         made_by = dataclasses.replace(made_by, roles=made_by.roles.initial or made_by.roles)
         with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
-            stats = made_by.explore_unguided(
+            stats = made_by.synthesize_unguided(
                 tasks,
                 scenarios,
                 wanted=wanted,
@@ -84,7 +84,9 @@ def bootstrap(
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 
-def tasks_from_file(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
+def tasks_from_file(
+    config: ConfigDict, path: str, synthesizer: Synthesizer
+) -> tuple[list[Task], SynthesisStats]:
     """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are near to no
     evaluation task.
 

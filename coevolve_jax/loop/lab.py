@@ -69,7 +69,7 @@ class Laboratory:
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
 
-    def grow(
+    def synthesize(
         self,
         contexts: Sequence[Context],
         *,
@@ -80,13 +80,13 @@ class Laboratory:
         admit: Admit | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> SynthesisStats:
-        stats = self.synthesizer.grow(
+        stats = self.synthesizer.synthesize(
             self.tasks, contexts,
             wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
         )  # fmt: skip
         return self._booked(kind, stats)
 
-    def grow_unguided(
+    def synthesize_unguided(
         self,
         *,
         wanted: int,
@@ -97,9 +97,9 @@ class Laboratory:
         admit: Admit | None = None,
         all_or_none: bool = False,
     ) -> SynthesisStats:
-        """all_or_none: as Synthesizer.explore_unguided has it."""
+        """all_or_none: as Synthesizer.synthesize_unguided has it."""
         try:
-            stats = self.synthesizer.explore_unguided(
+            stats = self.synthesizer.synthesize_unguided(
                 self.tasks, scenarios or self.scenarios,
                 wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, all_or_none=all_or_none,
             )  # fmt: skip

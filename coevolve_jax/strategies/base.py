@@ -65,7 +65,7 @@ class Lab(Protocol):
         """Names of the tools that the environment offers in a scenario or task."""
         ...
 
-    def grow(
+    def synthesize(
         self,
         contexts: Sequence[Context],
         *,
@@ -82,7 +82,7 @@ class Lab(Protocol):
         before any gives a second."""
         ...
 
-    def grow_unguided(
+    def synthesize_unguided(
         self,
         *,
         wanted: int,
@@ -220,7 +220,7 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
     return admit if k else lambda tasks: [Admission(None)] * len(tasks)
 
 
-def grow_for_tools(
+def synthesize_for_tools(
     lab: Lab,
     tools: Sequence[str],
     signal: str,
@@ -246,7 +246,7 @@ def grow_for_tools(
         id, _, place = barren.id.rpartition("/")
         return context(barren.must[0], f"{id}/{int(place) + 1}")
 
-    return lab.grow(
+    return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
         wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
     )  # fmt: skip

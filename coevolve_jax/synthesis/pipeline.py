@@ -103,7 +103,7 @@ class Synthesizer:
         """One context for each piece of evidence, in order."""
         return self.roles.reflector.reflect(evidence)
 
-    def grow(
+    def synthesize(
         self,
         tasks: TaskPool,
         contexts: Sequence[Context],
@@ -128,7 +128,7 @@ class Synthesizer:
             missing, first_id = wanted - total.added, total.proposed
             if not contexts or missing <= 0:
                 return SynthesisStats()
-            stats = self._grow_once(tasks, contexts, missing, kind, step, first_id, rng, admit, each)
+            stats = self._one_pass(tasks, contexts, missing, kind, step, first_id, rng, admit, each)
             total.add(stats)
             return stats
 
@@ -141,7 +141,7 @@ class Synthesizer:
             pass_over(contexts)
         return total
 
-    def explore_unguided(
+    def synthesize_unguided(
         self,
         tasks: TaskPool,
         scenarios: Sequence[Task],
@@ -156,7 +156,7 @@ class Synthesizer:
     ) -> SynthesisStats:
         """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
 
-        What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it ends with
+        What a full pool has no room for is not made, as in `synthesize`. Where 20 rounds on end give no new task it ends with
         those that it has, or with all_or_none it raises ValueError: at once where the first round was answered by nobody.
         """
         (total, wanted), empty = self._room(tasks, wanted), 0
@@ -166,7 +166,7 @@ class Synthesizer:
             contexts = [
                 unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
             ]
-            stats = self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng, admit)
+            stats = self._one_pass(tasks, contexts, missing, kind, step, total.proposed, rng, admit)
             total.add(stats)
             on_added(stats.added)
             empty = 0 if stats.added else empty + 1
@@ -220,7 +220,7 @@ class Synthesizer:
         fitting = int(min(wanted, tasks.room))
         return SynthesisStats(refused=+Counter(pool_full=wanted - fitting)), fitting
 
-    def _grow_once(
+    def _one_pass(
         self,
         tasks: TaskPool,
         contexts: Sequence[Context],

@@ -230,7 +230,7 @@ class MadeUpLab:
             for e in evidence
         ]
 
-    def grow(
+    def synthesize(
         self,
         contexts: Sequence[Context],
         *,
@@ -243,7 +243,7 @@ class MadeUpLab:
     ) -> SynthesisStats:
         return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
 
-    def grow_unguided(
+    def synthesize_unguided(
         self,
         *,
         wanted: int,
