@@ -184,7 +184,7 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     assert {name: asked[name] for name in ("wanted", "kind", "step")} == {"wanted": 7, "kind": "signal", "step": 5}  # fmt: skip
     places, barren = Counter(), contexts[0]
     for n in range(1, 60):
-        barren = asked["elsewhere"](barren)
+        barren = asked["relocate"](barren)
         assert barren.id == f"blame/5/0/a/{n}" and barren.must == ("a",) and barren.signal == "blame"
         places[barren.task.id] += 1
     assert places.keys() == {"scenario_1", "scenario_3"} and min(places.values()) > 15

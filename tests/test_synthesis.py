@@ -484,13 +484,13 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
 
     left = {"moved": [barren[1], *offering[1:8]], "hopeless": barren[2:12], "at home": offering[8:16]}
 
-    def elsewhere(context):
+    def relocate(context):
         name, _, place = context.id.partition("/")
         return wants(f"{name}/{int(place) + 1}", left[name].pop(0))
 
     tasks = TaskPool()
     first = [wants("at home/0", offering[0]), wants("moved/0", barren[0]), wants("hopeless/0", barren[0])]
-    options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), elsewhere=elsewhere)
+    options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), relocate=relocate)
     made = synthesizer.synthesize(tasks, first, wanted=2, **options)
     births = [
         row["context"]["id"].partition("/")[0]

@@ -12,7 +12,7 @@ import numpy as np
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import Admit, Relocate, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -78,11 +78,11 @@ class Laboratory:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         stats = self.synthesizer.synthesize(
             self.tasks, contexts,
-            wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
+            wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
         )  # fmt: skip
         return self._booked(kind, stats)
 

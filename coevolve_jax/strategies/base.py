@@ -20,7 +20,7 @@ from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admission, Admit, Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
@@ -74,11 +74,11 @@ class Lab(Protocol):
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind:
         what the new tasks' lineage says of their origin. admit: has the last word on each batch of validated
-        tasks. elsewhere: gives a context that led to no task another place; then each context gives one task
+        tasks. relocate: gives a context that led to no task another place; then each context gives one task
         before any gives a second."""
         ...
 
@@ -242,13 +242,13 @@ def synthesize_for_tools(
         words = f"{tool} is called wrongly or not at all."
         return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
 
-    def elsewhere(barren: Context) -> Context:
+    def relocate(barren: Context) -> Context:
         id, _, place = barren.id.rpartition("/")
         return context(barren.must[0], f"{id}/{int(place) + 1}")
 
     return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
-        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
+        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
 from coevolve_jax.types import Context, Evidence, Task
 
-Elsewhere = Callable[[Context], Context]
+Relocate = Callable[[Context], Context]
 
 
 class Admission(NamedTuple):
@@ -113,12 +113,12 @@ class Synthesizer:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         """Adds `wanted` tasks at most, made under these contexts in up to MAX_PASSES passes over all of them.
 
         kind and step go to their lineage and, with a number, make their ids. admit: has a last word on validated
-        tasks. elsewhere: the same context in another place; with it each context is explored in MAX_PLACES places
+        tasks. relocate: the same context in another place; with it each context is explored in MAX_PLACES places
         until it gives a task, before any gives a second ("spare"). What a full pool has no room for is not made; it
         is counted as refused, "pool_full".
         """
@@ -132,11 +132,11 @@ class Synthesizer:
             total.add(stats)
             return stats
 
-        if elsewhere is not None:
+        if relocate is not None:
             barren = list(contexts)
             for _ in range(MAX_PLACES):
                 gave = pass_over(barren, each=1).fruitful
-                barren = [elsewhere(context) for context in barren if context.id not in gave]
+                barren = [relocate(context) for context in barren if context.id not in gave]
         for _ in range(MAX_PASSES):
             pass_over(contexts)
         return total

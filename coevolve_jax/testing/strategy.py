@@ -20,7 +20,7 @@ from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Admit, Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     Call,
@@ -239,7 +239,7 @@ class MadeUpLab:
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
 
