@@ -182,11 +182,15 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     assert [c.id for c in contexts] == ["blame/5/0/a/0", "blame/5/1/b/0", "blame/5/3/a/0"]
     assert [(c.must, c.focus_pattern) for c in contexts] == [((t,), (t,)) for t in "aba"]
     assert {name: asked[name] for name in ("wanted", "kind", "step")} == {"wanted": 7, "kind": "signal", "step": 5}  # fmt: skip
-    places, barren = Counter(), contexts[0]
+    places, unproductive = Counter(), contexts[0]
     for n in range(1, 60):
-        barren = asked["relocate"](barren)
-        assert barren.id == f"blame/5/0/a/{n}" and barren.must == ("a",) and barren.signal == "blame"
-        places[barren.task.id] += 1
+        unproductive = asked["relocate"](unproductive)
+        assert (
+            unproductive.id == f"blame/5/0/a/{n}"
+            and unproductive.must == ("a",)
+            and unproductive.signal == "blame"
+        )
+        places[unproductive.task.id] += 1
     assert places.keys() == {"scenario_1", "scenario_3"} and min(places.values()) > 15
 
 

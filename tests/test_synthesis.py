@@ -472,35 +472,43 @@ def test_growth_passes_over_the_contexts_until_there_are_enough_tasks(synthesize
 
 
 def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
-    offering, barren = [], []
+    offering, unproductive = [], []
     for scenario in bfcl.scenarios("train", {"toolsets": ("GorillaFileSystem", "MessageAPI")}):
-        (offering if "touch" in {t["function"]["name"] for t in bfcl.tools(scenario)} else barren).append(
-            scenario
-        )
+        (
+            offering if "touch" in {t["function"]["name"] for t in bfcl.tools(scenario)} else unproductive
+        ).append(scenario)
 
     def wants(id, scenario):
         free = unguided(scenario, id)
         return dataclasses.replace(free, signal="oracle", focus_pattern=("touch",), must=("touch",))
 
-    left = {"moved": [barren[1], *offering[1:8]], "hopeless": barren[2:12], "at home": offering[8:16]}
+    left = {
+        "moved": [unproductive[1], *offering[1:8]],
+        "hopeless": unproductive[2:12],
+        "at home": offering[8:16],
+    }
 
     def relocate(context):
         name, _, place = context.id.partition("/")
         return wants(f"{name}/{int(place) + 1}", left[name].pop(0))
 
     tasks = TaskPool()
-    first = [wants("at home/0", offering[0]), wants("moved/0", barren[0]), wants("hopeless/0", barren[0])]
+    first = [
+        wants("at home/0", offering[0]),
+        wants("moved/0", unproductive[0]),
+        wants("hopeless/0", unproductive[0]),
+    ]
     options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), relocate=relocate)
     made = synthesizer.synthesize(tasks, first, wanted=2, **options)
     births = [
         row["context"]["id"].partition("/")[0]
         for row in made.explored
-        if row["context"]["id"] in made.fruitful
+        if row["context"]["id"] in made.productive
     ]
     assert made.added == 2 and births == ["at home", "moved"]  # one each, though one alone could give both
     assert made.refused["spare"] or made.proposed == 2
 
-    left["hopeless"], left["moved"], tasks = barren[2:12], [barren[1], *offering[1:8]], TaskPool()
+    left["hopeless"], left["moved"], tasks = unproductive[2:12], [unproductive[1], *offering[1:8]], TaskPool()
     made = synthesizer.synthesize(tasks, first, wanted=4, **options)
     places = [row["context"]["id"] for row in made.explored if row["context"]["id"].startswith("hopeless")]
     assert places[:5] == [f"hopeless/{place}" for place in range(5)]

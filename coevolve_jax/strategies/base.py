@@ -242,9 +242,9 @@ def synthesize_for_tools(
         words = f"{tool} is called wrongly or not at all."
         return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
 
-    def relocate(barren: Context) -> Context:
-        id, _, place = barren.id.rpartition("/")
-        return context(barren.must[0], f"{id}/{int(place) + 1}")
+    def relocate(unproductive: Context) -> Context:
+        id, _, place = unproductive.id.rpartition("/")
+        return context(unproductive.must[0], f"{id}/{int(place) + 1}")
 
     return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],

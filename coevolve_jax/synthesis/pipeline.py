@@ -62,7 +62,7 @@ class SynthesisStats:
     explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     @property
-    def fruitful(self) -> set[str]:
+    def productive(self) -> set[str]:
         """Ids of the contexts that gave a task."""
         return {row["context"]["id"] for row in self.explored if any(p["task"] for p in row["proposals"])}
 
@@ -133,10 +133,10 @@ class Synthesizer:
             return stats
 
         if relocate is not None:
-            barren = list(contexts)
+            unproductive = list(contexts)
             for _ in range(MAX_PLACES):
-                gave = pass_over(barren, each=1).fruitful
-                barren = [relocate(context) for context in barren if context.id not in gave]
+                gave = pass_over(unproductive, each=1).productive
+                unproductive = [relocate(context) for context in unproductive if context.id not in gave]
         for _ in range(MAX_PASSES):
             pass_over(contexts)
         return total
