@@ -124,18 +124,20 @@ class Synthesizer:
         """
         total, wanted = self._room(tasks, wanted)
 
-        def pass_over(contexts: Sequence[Context], each: float = math.inf) -> SynthesisStats:
+        def pass_over(contexts: Sequence[Context], max_per_context: float = math.inf) -> SynthesisStats:
             missing, first_id = wanted - total.added, total.proposed
             if not contexts or missing <= 0:
                 return SynthesisStats()
-            stats = self._one_pass(tasks, contexts, missing, kind, step, first_id, rng, admit, each)
+            stats = self._one_pass(
+                tasks, contexts, missing, kind, step, first_id, rng, admit, max_per_context
+            )
             total.add(stats)
             return stats
 
         if relocate is not None:
             unproductive = list(contexts)
             for _ in range(MAX_PLACES):
-                gave = pass_over(unproductive, each=1).productive
+                gave = pass_over(unproductive, max_per_context=1).productive
                 unproductive = [relocate(context) for context in unproductive if context.id not in gave]
         for _ in range(MAX_PASSES):
             pass_over(contexts)
@@ -230,9 +232,9 @@ class Synthesizer:
         first_id: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        each: float = math.inf,
+        max_per_context: float = math.inf,
     ) -> SynthesisStats:
-        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most, by `each` at
+        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most, by `max_per_context` at
         most from a context."""
         e, d = self.config.evolution, self.config.data
         made = synthesize(
@@ -269,7 +271,7 @@ class Synthesizer:
                 stats.discarded += verdict.task is None
                 refusal, leak = verdict.reason, None
                 if verdict.task is not None:
-                    spare = given[proposal.context.id] >= each
+                    spare = given[proposal.context.id] >= max_per_context
                     refusal, leak = ("spare", None) if spare else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
                 given[proposal.context.id] += refusal is None
