@@ -506,7 +506,7 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
         if row["context"]["id"] in made.productive
     ]
     assert made.added == 2 and births == ["at home", "moved"]  # one each, though one alone could give both
-    assert made.refused["spare"] or made.proposed == 2
+    assert made.refused["over_quota"] or made.proposed == 2
 
     left["hopeless"], left["moved"], tasks = unproductive[2:12], [unproductive[1], *offering[1:8]], TaskPool()
     made = synthesizer.synthesize(tasks, first, wanted=4, **options)

@@ -119,7 +119,7 @@ class Synthesizer:
 
         kind and step go to their lineage and, with a number, make their ids. admit: has a last word on validated
         tasks. relocate: the same context in another place; with it each context is explored in MAX_PLACES places
-        until it gives a task, before any gives a second ("spare"). What a full pool has no room for is not made; it
+        until it gives a task, before any gives a second ("over_quota"). What a full pool has no room for is not made; it
         is counted as refused, "pool_full".
         """
         total, wanted = self._room(tasks, wanted)
@@ -271,8 +271,8 @@ class Synthesizer:
                 stats.discarded += verdict.task is None
                 refusal, leak = verdict.reason, None
                 if verdict.task is not None:
-                    spare = given[proposal.context.id] >= max_per_context
-                    refusal, leak = ("spare", None) if spare else self.admit(tasks, verdict.task)
+                    over_quota = given[proposal.context.id] >= max_per_context
+                    refusal, leak = ("over_quota", None) if over_quota else self.admit(tasks, verdict.task)
                 stats.added += refusal is None
                 given[proposal.context.id] += refusal is None
                 stats.refused.update([refusal] if refusal else [])
