@@ -122,7 +122,7 @@ class Synthesizer:
         until it gives a task, before any gives a second ("over_quota"). What a full pool has no room for is not made; it
         is counted as refused, "pool_full".
         """
-        total, wanted = self._room(tasks, wanted)
+        total, wanted = self._within_capacity(tasks, wanted)
 
         def pass_over(contexts: Sequence[Context], max_per_context: float = math.inf) -> SynthesisStats:
             missing, first_id = wanted - total.added, total.proposed
@@ -161,7 +161,7 @@ class Synthesizer:
         What a full pool has no room for is not made, as in `synthesize`. Where 20 rounds on end give no new task it ends with
         those that it has, or with all_or_none it raises ValueError: at once where the first round was answered by nobody.
         """
-        (total, wanted), empty = self._room(tasks, wanted), 0
+        (total, wanted), empty = self._within_capacity(tasks, wanted), 0
         while total.added < wanted:
             missing, before = wanted - total.added, Counter(self.roles.costs)
             chosen = [scenarios[i] for i in rng.choice(len(scenarios), min(32, max(4, missing)))]
@@ -217,9 +217,9 @@ class Synthesizer:
         return [Admission(word(attempt.outcome)) for attempt in done]
 
     @staticmethod
-    def _room(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
+    def _within_capacity(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
         """How many tasks can be added, and the stats that say how many can not."""
-        fitting = int(min(wanted, tasks.room))
+        fitting = int(min(wanted, tasks.remaining_capacity))
         return SynthesisStats(refused=+Counter(pool_full=wanted - fitting)), fitting
 
     def _one_pass(
