@@ -30,7 +30,7 @@ from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.scripted.abstractor import word
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.similarity import EmbeddingCosines, KnownCosines, calls, ngrams
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Turn
@@ -69,10 +69,7 @@ def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
         Synthesizer(scripted.make(c, family), family.tools, pool, c, None).synthesize_unguided(
             tasks,
             family.scenarios(e.train_split, e.to_dict()),
-            wanted=wanted,
-            kind="initial",
-            step=0,
-            rng=rng_for(seed, "leak threshold"),
+            SynthesisRequest(wanted=wanted, kind="initial", step=0, rng=rng_for(seed, "leak threshold")),
         )
     return list(tasks), family.tools
 

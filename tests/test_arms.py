@@ -14,8 +14,9 @@ from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import credit_groups, solvable, synthesize_for_tools
-from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats
+from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.types import Evidence, Group, Signal, Task
 from tests.step_cases import a_rollout, a_task, as_, some_groups
 from tests.test_comparable import settings_of
@@ -230,7 +231,7 @@ def test_random_explores_where_it_is_told_and_probes_if_it_is_told(scenarios, pr
     else:
         assert how["scenarios"] is None
     if probe:
-        assert how["admit"](first) == [Admission(None, 1 / 3)] * 3
+        assert how["admit"](first) == [Verdict(None, 1 / 3)] * 3
     else:
         assert how["admit"] is None
     wanted = rng_for(config.seed, "evolve", 7).integers(2**32, size=4).tolist()
@@ -245,8 +246,8 @@ def test_a_probe_counts_valid_rollouts_only():
             return [Group(tasks[0], tuple(as_(t, *o) for t, o in zip(rolled, outcomes[: 2 + k])))]
 
     config, task = settings_of("random"), a_task(np.random.default_rng(0), "t")
-    assert solvable(config, Half(), 0, 1)([task]) == [Admission("always_solved", 1.0)]
-    assert solvable(config, Half(), 0, 2)([task]) == [Admission(None, 2 / 3)]
+    assert solvable(config, Half(), 0, 1)([task]) == [Verdict("always_solved", 1.0)]
+    assert solvable(config, Half(), 0, 2)([task]) == [Verdict(None, 2 / 3)]
 
 
 # Which groups count

@@ -36,8 +36,9 @@ class Notebook:
         self.reflected.append([(e.signal.kind, e.task.id, e.signal.rollout_index) for e in evidence])
         return list(evidence)
 
-    def synthesize(self, tasks, contexts, *, kind, step, rng, **how):
-        new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(len(contexts))]
+    def synthesize(self, tasks, contexts, request):
+        kind, step = request.kind, request.step
+        new = [made_up_task(f"{kind}-{step}-{i}", request.rng, kind, step) for i in range(len(contexts))]
         self.grown.append(step)
         return SynthesisStats(proposed=len(new), added=sum(word is None for word in tasks.add(new)))
 

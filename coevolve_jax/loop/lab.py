@@ -6,13 +6,12 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from typing import Any
 
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
-from coevolve_jax.synthesis.pipeline import Admit, Relocate, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -69,43 +68,23 @@ class Laboratory:
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
 
-    def synthesize(
-        self,
-        contexts: Sequence[Context],
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        relocate: Relocate | None = None,
-    ) -> SynthesisStats:
-        stats = self.synthesizer.synthesize(
-            self.tasks, contexts,
-            wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
-        )  # fmt: skip
-        return self._booked(kind, stats)
+    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+        """wanted: the fields of a SynthesisRequest."""
+        request = SynthesisRequest(**wanted)
+        return self._booked(request, self.synthesizer.synthesize(self.tasks, contexts, request))
 
     def synthesize_unguided(
-        self,
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        scenarios: Sequence[Task] | None = None,
-        admit: Admit | None = None,
-        all_or_none: bool = False,
+        self, *, scenarios: Sequence[Task] | None = None, all_or_none: bool = False, **wanted: Any
     ) -> SynthesisStats:
-        """all_or_none: as Synthesizer.synthesize_unguided has it."""
+        """all_or_none: as Synthesizer.synthesize_unguided has it. wanted: the fields of a SynthesisRequest."""
+        request = SynthesisRequest(**wanted)
         try:
             stats = self.synthesizer.synthesize_unguided(
-                self.tasks, scenarios or self.scenarios,
-                wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, all_or_none=all_or_none,
-            )  # fmt: skip
+                self.tasks, scenarios or self.scenarios, request, all_or_none=all_or_none
+            )
         finally:
             self._book_roles()  # also what was spent in vain
-        return self._booked(kind, stats)
+        return self._booked(request, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         if step not in self._rollers:  # one for a step counts its calls, so that each has seeds of its own
@@ -117,12 +96,8 @@ class Laboratory:
         self.ledger.update(roll.costs - before)
         return groups
 
-    def _booked(self, kind: str, stats: SynthesisStats) -> SynthesisStats:
-        self.ledger[f"environment_steps/{kind}"] += stats.environment_steps
-        if stats.solve_steps:
-            self.ledger["environment_steps/solve"] += stats.solve_steps
-        self.ledger[f"tasks_proposed/{kind}"] += stats.proposed
-        self.ledger[f"tasks_added/{kind}"] += stats.added
+    def _booked(self, request: SynthesisRequest, stats: SynthesisStats) -> SynthesisStats:
+        self.ledger.update(stats.costs(request.kind))
         self._book_roles()
         return stats
 

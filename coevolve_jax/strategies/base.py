@@ -20,8 +20,9 @@ from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admission, Admit, Relocate, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Admit, Verdict
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
 SIGNALS = ("signals.window", "signals.rare_percent")
@@ -206,18 +207,18 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
     rollouts are all invalid is refused as "environment": nothing is known about it."""
 
-    def admit(tasks: Sequence[Task]) -> list[Admission]:
-        words: list[Admission] = []
+    def admit(tasks: Sequence[Task]) -> list[Verdict]:
+        words: list[Verdict] = []
         for group in lab.probe(tasks, k, step):
             solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
             if not tried:
-                words.append(Admission("environment", None))
+                words.append(Verdict("environment"))
                 continue
             refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
-            words.append(Admission(refusal, solved / tried))
+            words.append(Verdict(refusal, solved / tried))
         return words
 
-    return admit if k else lambda tasks: [Admission(None)] * len(tasks)
+    return admit if k else lambda tasks: [Verdict(None)] * len(tasks)
 
 
 def synthesize_for_tools(
