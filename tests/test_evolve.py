@@ -102,7 +102,15 @@ def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"evolution.every": 4}, {"evolution.every": 3, "steps": 25}, {"strategy.probe": 0}]
+    "changes",
+    [
+        {},
+        {"evolution.every": 4},
+        {"evolution.every": 3, "steps": 25},
+        {"strategy.probe": 0},
+        {"steps": 7},
+        {"evolution.settle_steps": 16},
+    ],
 )
 def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(changes):
     """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
@@ -117,6 +125,20 @@ def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(ch
     assert again.stats == {6: len(again.tasks) - 12} and again.stats[6] > 0
     assert "pending" not in again.save()["strategy"]
     assert again.until(10).made.grown[1:] == [s for s in range(7, 10) if evolves(again.config, s)]
+
+
+@pytest.mark.parametrize("changes", [{"steps": 8}, {"evolution.settle_steps": 16}, {"steps": 10}])
+def test_a_fork_with_another_schedule_goes_on_with_the_pending_evolution(changes):
+    """By its own schedule the evolution after step 4 would come too late."""
+    run = Running(override(TINY, SMALL)).until(6)
+    saved = run.save()
+    fork = Running(override(TINY, {**SMALL, **changes}), saved)
+    assert not evolves(fork.config, 4)
+    assert fork.save()["strategy"]["pending"] == saved["strategy"]["pending"]
+    fork.until(8)
+    run.until(8)
+    assert fork.made.reflected == run.made.reflected and fork.made.grown == [4]
+    assert [t.id for t in fork.tasks] == [t.id for t in run.tasks] and fork.stats == run.stats
 
 
 def test_two_evolutions_of_one_step_are_counted_together():

@@ -112,7 +112,7 @@ class Paced(Evolver):
     def _pace(self, now):
         if now and self._pending:
             self._gates[self._pending.step].set()
-            wait([self._pending.grown])
+            wait([self._pending.stats])
 
 
 class Gated:
