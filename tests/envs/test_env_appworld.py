@@ -23,7 +23,9 @@ from coevolve_jax.rollout.agent import Agent, Job, Limits
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
@@ -237,9 +239,9 @@ except interpreter.Ended as end:
 def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
     scenarios = family.scenarios("own_train", SETTINGS)[:1]
     contexts = [unguided(s, f"free{n}") for n, s in enumerate(scenarios)]
-    made = synthesize(
-        scripted.make(None, family), family.tools, pool, contexts, Sizes(1, max_calls=3), rounds=1, steps=8,
-        rng=np.random.default_rng(0), kind="initial",
+    made = run_pipeline(
+        scripted.make(None, family), family.tools, pool, contexts,
+        Settings(Sizes(1, max_calls=3), rounds=1, steps=8), Birth("initial"), np.random.default_rng(0),
     )  # fmt: skip
     actions = {family.action_pattern(t.call) for e in made.explorations for t in e.triplets}
     assert len(actions) > 4

@@ -26,7 +26,9 @@ from coevolve_jax.explorers.scripted.arguments import KNOWN, Bank, fill
 from coevolve_jax.explorers.scripted.tools import toolbox
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.testing.probe import play
@@ -331,9 +333,10 @@ def test_explored_tasks_are_graded_by_the_state_and_by_what_was_told(domain, fam
     """They pass by their own calls, and not without the last of them."""
     roles, train = scripted.make(None, family), family.scenarios("train", of(domain))
     contexts = [unguided(scenario, scenario.id) for scenario in train[:3]]
-    made = synthesize(
-        roles, family.tools, pool, contexts, Limits(2, max_calls=4), rounds=1, steps=12, rng=np.random.default_rng(1), kind="initial"
-    )  # fmt: skip
+    settings = Settings(Limits(2, max_calls=4), rounds=1, steps=12)
+    made = run_pipeline(
+        roles, family.tools, pool, contexts, settings, Birth("initial"), np.random.default_rng(1)
+    )
     tasks = [verdict.task for verdict in made.verdicts if verdict.task is not None]
     assert tasks and all(verdict.reason == "reproduced" for verdict in made.verdicts)
     cut = [[[c for c in turn.calls if c is not task.calls[-1]] for turn in task.turns] for task in tasks]

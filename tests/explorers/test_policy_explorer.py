@@ -378,7 +378,9 @@ def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool
     made = Synthesizer(build.explorer(config, policy, engine), bfcl.tools, pool, config, None)
     scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
-    stats = made.grow(tasks, contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+    stats = made.synthesize(
+        tasks, contexts, Request(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+    )
     costs = made.roles.costs
     assert (stats.added, stats.proposed) == (0, 0) and costs["llm_requests/explore"] >= 9
     failed = {k.partition("/")[2]: n for k, n in costs.items() if "faults/" in k or "refused/" in k}

@@ -100,7 +100,7 @@ class Paced(Evolver):
         self._pace(self._soon)
 
     def __call__(self, step):
-        self._pace(self._under_way and step >= self._under_way.step + self._overlap)
+        self._pace(self._pending and step >= self._pending.step + self._overlap)
         grown = super().__call__(step)
         self._pace(self._soon)
         return grown
@@ -110,9 +110,9 @@ class Paced(Evolver):
         super().close()
 
     def _pace(self, now):
-        if now and self._under_way:
-            self._gates[self._under_way.step].set()
-            wait([self._under_way.grown])
+        if now and self._pending:
+            self._gates[self._pending.step].set()
+            wait([self._pending.stats])
 
 
 class Gated:
@@ -256,7 +256,7 @@ def check_state(saved, reference, state, strategy):
     assert {k: n for k, n in found["signals"].items() if n} == dict(+state.signals)
     assert {k: n for k, n in found["ledger"].items() if n} == dict(+state.ledger)
     alike(found["synthesis"], synthesis(state.made), "synthesis")
-    under_way = found["strategy"].get("under_way", {"step": None})["step"]
+    under_way = found["strategy"].get("pending", {"step": None})["step"]
     assert under_way == (state.under_way[0] if state.under_way else None)
     own = found["strategy"]["state"]
     assert own["history"]["action_counts"] == dict(state.actions)

@@ -160,12 +160,12 @@ class Lamplighter:
             (),
         )
 
-    def judge(self, proposals, executions):
+    def judge(self, proposals, answered):
         """Why the answers of each turn are not those that exploration recorded."""
         opinions = []
-        for p, e in zip(proposals, executions, strict=True):
+        for p, own in zip(proposals, answered, strict=True):
             wanted, row = iter(p.observations), []
-            for answers in e.observations:
+            for answers in own:
                 row.append(None if list(answers) == [next(wanted) for _ in answers] else "result_differs")
             opinions.append(row)
         return opinions

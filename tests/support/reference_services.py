@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from coevolve_jax.explorers.base import Episode, Exploration, ProposalExecution
+from coevolve_jax.explorers.base import Episode, Exploration
 from coevolve_jax.types import Observation, Outcome, Step, Trajectory, Triplet
 from tests.support.families import lamps
 from tests.support.loop_fakes import CHAT, write
@@ -113,7 +113,7 @@ def validate(least, limits, validator, proposal):
     short = lambda turns: fits(
         limits, dataclasses.replace(task, turns=proposal.turns[:turns]), sum(answers, ())
     )
-    (opinions,) = validator.judge([proposal], [ProposalExecution(tuple(answers), score)])
+    (opinions,) = validator.judge([proposal], [tuple(answers)])
     failures = [
         "step_failed" if any(a.error for a in row) else opinion for row, opinion in zip(answers, opinions)
     ]

@@ -46,7 +46,7 @@ class Curriculum:
         c, rng = self._config.evolution, rng_for(self._config.seed, "evolve", step)
         if not evolves(self._config, step):
             return None
-        grown = lab.grow_unguided(wanted=c.tasks, kind="random", step=step, rng=rng)
+        grown = lab.synthesize_unguided(wanted=c.tasks, kind="random", step=step, rng=rng)
         new = [t for t in lab.tasks if (t.lineage.kind, t.lineage.step) == ("random", step)]
         self.observe(step, lab.probe(new, 2, step))
         return grown

@@ -39,7 +39,7 @@ class Faulty(static.Static):
 
     def evolve(self, step, lab):
         if self._config.strategy.fault == "uncounted":
-            lab.grow_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
+            lab.synthesize_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
         return None
 
     def to_json(self):
