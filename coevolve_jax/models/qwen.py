@@ -96,7 +96,8 @@ class Attention(nn.Module):
         )
 
     def qkv(self, x, cos, sin):
-        """Maps x [B * L, D] to rotated q [B, L, heads, head_dim], rotated k and v [B, L, kv heads, head_dim]."""
+        """Maps x [B * L, D] to q [B, L, heads, head_dim] and k, v [B, L, kv heads, head_dim]. Rotates q and
+        k."""
         c, rows = self.config, cos.shape[:2]
         q = self.q_proj(x).reshape(*rows, c.num_attention_heads, c.head_dim)
         k = self.k_proj(x).reshape(*rows, c.num_key_value_heads, c.head_dim)
@@ -324,7 +325,7 @@ class Qwen(nn.Module):
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
     def _rotations(self, positions, columns):
-        """Computes `rope` of positions [B, T] below `columns`. The result at other positions is meaningless."""
+        """Computes `rope` of positions [B, T] below `columns`. Other positions give meaningless values."""
         if self.platform != "cpu":
             return rope(positions, self.config)
         # XLA's CPU backend recomputes cosines in each loop that uses them, so twice per layer. It computes a
