@@ -4,8 +4,9 @@
 
 Run it in sglang-jax's own environment (Python 3.12) from the root of this repository. The engine always runs
 in this process and without a tokenizer. No other file touches sglang-jax. A version that is built differently
-gives an error with the name that is missing. docs/tpu.md says against which source this file was written. It
-has not run against sglang-jax itself.
+gives an error with the name that is missing.
+
+This file has not run against sglang-jax itself. See docs/tpu.md for the source that it was written against.
 """
 
 from __future__ import annotations
