@@ -3,8 +3,8 @@
 All code but attention treats a part as a row of its own. Attention takes a part's queries and gathers the
 keys and values of the whole row. Grouped heads make these small (Llama 3, arXiv 2407.21783, section 3.3.2).
 
-A row is cut into 2 P chunks. Part i takes the i-th chunk and the i-th from the end, so that causal attention
-takes equally long for every part.
+A row is cut into 2 P chunks. Part i takes the i-th chunk and the i-th from the end. So causal attention takes
+equally long for every part.
 
 R: rows; L: tokens of a row; P: parts of a row.
 """

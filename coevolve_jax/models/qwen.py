@@ -137,8 +137,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer.
 
-    Its stream x is [B * L, D], so products are of two matrices. XLA's CPU backend takes half as long for
-    these as for products of [B, L, D] with a matrix, forward and backward.
+    Its stream x is [B * L, D], not [B, L, D], so products are of two matrices. XLA's CPU backend runs these
+    in half the time, forward and backward.
     """
 
     config: QwenConfig

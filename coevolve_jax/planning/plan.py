@@ -217,12 +217,12 @@ def smallest_change(
 
     It tries these in order, and names the first that is enough:
 
-      layers computed again (remat)
-      fewer rows per micro-batch
-      both
-      rows split over devices as well
-      the same with moments in the host's memory
-      the same without that, on more devices
+      1. Layers computed again (remat).
+      2. Fewer rows per micro-batch.
+      3. Both.
+      4. Rows split over devices as well.
+      5. The same with moments in the host's memory.
+      6. The same without that, on more devices.
 
     Changes of the numbers, such as bfloat16 moments, are not tried.
 

@@ -132,8 +132,8 @@ def load(
 def multiplied(batch: Batch[np.ndarray], platform: str, context: int = 1) -> dict[str, np.ndarray]:
     """Counts the query-key pairs that the platform's attention kernels multiply for one head.
 
-    Returns a word in each kernel's name -> int [rows, context]: the count for each part of each row in the
-    micro-batches that are used. It is empty where the platform has no kernel.
+    Returns a word in each kernel's name -> int [rows, context], for each part of each row. Only micro-batches
+    that are used count. It is empty where the platform has no kernel.
     """
     kernels = {"gpu": flash.pairs, "tpu": splash.pairs}
     if platform not in kernels:
