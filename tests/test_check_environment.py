@@ -7,8 +7,9 @@ import pytest
 
 from coevolve_jax.testing.environment import check_environment
 
-PAGE = Path(__file__).parent.parent / "docs" / "guides" / "add_environment.md"
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "guides" / "add_environment.md"
+CUPBOARD = (ROOT / "tests" / "families" / "cupboard.py").read_text()
 
 
 def test_bfcl_conforms():
@@ -16,10 +17,15 @@ def test_bfcl_conforms():
 
 
 def test_the_example_of_the_page_conforms(tmp_path, monkeypatch):
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "cupboard.py").write_text(EXAMPLE)
-    check_environment("page.cupboard", timeout=2.0)
+    (tmp_path / "page" / "lights.py").write_text(example)
+    check_environment("page.lights", timeout=2.0)
+
+
+def test_the_cupboard_conforms():
+    check_environment("tests.families.cupboard", timeout=2.0)
 
 
 FAULTS = {
@@ -29,7 +35,7 @@ FAULTS = {
         "start in different states",
     ),
     "shared_state": (
-        'self.shelves, self.goal = ({thing: "top" for thing in task.scenario["thing"]} for _ in range(2))',
+        'self.shelves, self.goal = (dict.fromkeys(task.scenario["thing"], "top") for _ in range(2))',
         "self.shelves, self.goal = SHARED.setdefault(task.id, {thing: 'top' for thing in task.scenario['thing']}), "
         "{thing: 'top' for thing in task.scenario['thing']}",
         "start in different states",
@@ -124,10 +130,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_family_is_caught(fault, tmp_path, monkeypatch):
-    """Each differs from the page's example in one place."""
+    """Each differs from the cupboard in one place."""
     good, bad, sentence = FAULTS[fault]
-    assert EXAMPLE.count(good) == 1
-    source = "SHARED = {}\n" + EXAMPLE.replace(good, bad)
+    assert CUPBOARD.count(good) == 1
+    source = "SHARED = {}\n" + CUPBOARD.replace(good, bad)
     (tmp_path / f"broken_{fault}").mkdir()
     (tmp_path / f"broken_{fault}" / "family.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)

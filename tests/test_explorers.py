@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -195,22 +194,25 @@ def test_a_module_that_makes_no_explorer():
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
-    """The explorer of docs/guides/add_explorer.md, as a user has it: a file on the Python path."""
-    page = (Path(__file__).parents[1] / "docs" / "guides" / "add_explorer.md").read_text()
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
-    folder = tmp_path_factory.mktemp("explorers")
-    (folder / "mine").mkdir()
-    (folder / "mine" / "sweep.py").write_text(code)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        yield build.explorer(named("mine.sweep"))
-        sys.modules.pop("mine.sweep"), sys.modules.pop("mine")
+def sweep():
+    """All four roles, in a file of a user's."""
+    return build.explorer(named("tests.explorers.sweep"))
 
 
-def test_the_example_of_the_docs_keeps_the_contract(sweep, pool):
+def test_an_explorer_of_ones_own_keeps_the_contract(sweep, pool):
     assert sweep.name == "sweep"
     check_explorer(sweep, bfcl.tools, pool, bfcl.scenarios("train")[::12])
+
+
+def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch):
+    """As a user has it: a file on the Python path, named in the config."""
+    page = (Path(__file__).parents[1] / "docs" / "guides" / "add_explorer.md").read_text()
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "curious.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    roles = build.explorer(named("page.curious"))
+    assert roles.name == "curious"
+    check_explorer(roles, bfcl.tools, pool, bfcl.scenarios("train")[::12])
 
 
 def test_kinds_can_be_mixed(sweep, roles, pool):

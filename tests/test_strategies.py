@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("optimised")
 
 ROOT = Path(__file__).parents[1]
 OURS = ("coevolve", "random", "static", "blame", "oracle")
+EXAMPLES = ("unsolved", "failing")  # of docs/guides/add_strategy.md
 SMALL_ONES = ("tests.strategies.curriculum", "tests.strategies.replay", "tests.strategies.memory")
 SMALL = {
     "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
@@ -33,7 +34,7 @@ def settings(name: str, **changes):
 
 
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
-@pytest.mark.parametrize("name", OURS + SMALL_ONES)
+@pytest.mark.parametrize("name", [*OURS, *SMALL_ONES, *(f"tests.strategies.{name}" for name in EXAMPLES)])
 def test_every_strategy_passes_the_suite(name, learner):
     check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
 
@@ -138,7 +139,15 @@ def test_settings_of_a_strategy_are_config_keys():
         strategy("no.such")
 
 
-def test_the_example_of_the_docs_is_the_tested_one():
+def test_the_examples_of_the_docs_are_the_tested_ones():
     page = (ROOT / "docs" / "guides" / "add_strategy.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert code == (ROOT / "tests" / "strategies" / "memory.py").read_text()
+    codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert codes == [(ROOT / "tests" / "strategies" / f"{name}.py").read_text() for name in EXAMPLES]
+    assert len(codes[0].splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_docs_grows_the_training_set(name, tmp_path):
+    train(settings(f"tests.strategies.{name}"), tmp_path / "run")
+    born = [t["lineage"]["signal"] for t in rows(tmp_path / "run", "tasks.jsonl")]
+    assert born.count(name) == 3

@@ -4,7 +4,7 @@
 
 To be run in sglang-jax's own environment (Python 3.12) from the root of this repository. The engine always
 runs in this process and without a tokenizer. This file is the only code that touches sglang-jax, and fails by
-name where a version of it is built otherwise. docs/guides/run_on_tpu.md says against which source it was written, and that
+name where a version of it is built otherwise. docs/notes/tpu.md says against which source it was written, and that
 it has not run against sglang-jax itself.
 """
 
@@ -137,7 +137,7 @@ def _attribute(owner: Any, name: str) -> Any:
         kind = getattr(owner, "__name__", type(owner).__name__)
         raise RuntimeError(
             f"This version of sglang-jax has no {kind}.{name}, which weight updates need; use "
-            "the version named in docs/guides/run_on_tpu.md or adapt tpu_scripts/sglang_jax_server.py."
+            "the version named in docs/notes/tpu.md or adapt tpu_scripts/sglang_jax_server.py."
         ) from None
 
 
