@@ -117,7 +117,7 @@ test: setup-test setup-sglang
 
 # The tests of the families that have a virtual environment of their own: `make test` leaves out those that are not set up.
 test-environments: setup-test setup-textworld setup-tau2 setup-appworld
-	$(RUN) -m pytest tests/test_env_textworld.py tests/test_textworld_policy.py tests/test_env_tau2.py tests/test_tau2_policy.py tests/test_env_appworld.py -n 2 --dist loadfile
+	$(RUN) -m pytest tests/envs/test_env_textworld.py tests/experiments/test_textworld_policy.py tests/envs/test_env_tau2.py tests/experiments/test_tau2_policy.py tests/envs/test_env_appworld.py -n 2 --dist loadfile
 
 # pyright reads the packages of $(VENV) to know their types; pyproject.toml has the settings of all three.
 check: setup-check

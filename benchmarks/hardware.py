@@ -3,7 +3,7 @@ compilers say.
 
     make aot-all
 
-COMMANDS is the list; tests/test_aot.py holds the documents against it. A program of full size takes minutes
+COMMANDS is the list; tests/planning/test_aot.py holds the documents against it. A program of full size takes minutes
 of a core, and up to 4 GB.
 """
 

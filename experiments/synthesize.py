@@ -60,7 +60,7 @@ def synthesize() -> None:
     from coevolve_jax.loop.initial import leak_guard
     from coevolve_jax.loop.lab import Laboratory
     from coevolve_jax.seeding import rng_for
-    from coevolve_jax.strategies.base import grow_for_tools
+    from coevolve_jax.strategies.base import synthesize_for_tools
     from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
     from coevolve_jax.synthesis.task_pool import TaskPool
 
@@ -94,13 +94,13 @@ def synthesize() -> None:
                 if _TOOLS.value:
                     first = batch * AT_ONCE
                     tools = [_TOOLS.value[(first + n) % len(_TOOLS.value)] for n in range(wanted)]
-                    stats = grow_for_tools(lab, tools, "tool", kind="signal", **how)
+                    stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
                     end = (
                         "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
                     )
                 else:
                     # The first batch in whole: where nobody answers the explorer, it says so at once.
-                    stats = lab.grow_unguided(kind="initial", all_or_none=not before, **how)
+                    stats = lab.synthesize_unguided(kind="initial", all_or_none=not before, **how)
                     end = (
                         ""
                         if stats.added

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" and
 # JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimise them. Files of whole runs optimise (`optimised`); what a user starts is compiled as
@@ -105,7 +106,7 @@ def pytest_addoption(parser):
     # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
     # or not to have run. The seed stands at the end of the output, and names the order:
     #     pytest tests -n 3 --dist loadfile --no-loadscope-reorder --order-seed=random
-    #     pytest tests/test_push_served.py --order-seed=17
+    #     pytest tests/rollout/test_push_served.py --order-seed=17
     parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
 
 
@@ -163,7 +164,9 @@ def tiny_config() -> QwenConfig:
 @pytest.fixture(scope="session")
 def environ() -> dict[str, str]:
     """What a user starts runs as installed for a user, and optimised (see above)."""
-    path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join(
+        (str(ROOT / "tests" / "support" / "as_installed"), os.environ.get("PYTHONPATH", ""))
+    )
     return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from coevolve_jax import config
 from coevolve_jax.strategies.base import Strategy
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = sorted(p.relative_to(ROOT).as_posix() for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 GUIDES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/guides/*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -18,7 +18,7 @@ from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.moments import step_by_layer
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import moe, parts
+from coevolve_jax.models import context_parallel, moe
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
@@ -286,7 +286,7 @@ class _Programs:
         """[R, L] log-probabilities of the targets, and entropies, where the mask is True, else 0; and what the routers
         did, if there are any."""
         variables = {"params": params}
-        split = functools.partial(parts.split, self._mesh)
+        split = functools.partial(context_parallel.split, self._mesh)
         if routing is not None:
             routing = jnp.moveaxis(split(routing), 2, 0).astype(jnp.int32)
         hidden, told = self.model.apply(
@@ -315,7 +315,7 @@ class _Programs:
             mesh=self._mesh if self._mesh.size > 1 else None,
         )
         own = hidden.shape[:2]
-        logprobs, entropy = (parts.join(self._mesh, x.reshape(own)) for x in scores)
+        logprobs, entropy = (context_parallel.join(self._mesh, x.reshape(own)) for x in scores)
         return logprobs, entropy, told.get("intermediates", {}).get("routing")
 
     def _loss(

@@ -4,7 +4,7 @@ Logits exist for one block of positions and one tile of the vocabulary at a time
 maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135); the backward pass computes each
 tile's logits again.
 
-On a mesh each device does so for its own positions (`spread_loops.py`).
+On a mesh each device does so for its own positions (`sharded_logprobs.py`).
 
 R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
 T: entries of a tile.
@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import spread_loops
+from coevolve_jax.grpo import sharded_logprobs
 
 # On a CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary is one tile:
 # products are so fast there that fewer and larger ones are better.
@@ -123,8 +123,8 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
     blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     loop, gathered = functools.partial(_statistics, plan), matrix
     if plan.mesh is not None:
-        gathered = spread_loops.gather(plan.mesh, plan.axis, matrix, hidden.dtype)
-        loop = spread_loops.statistics(plan.mesh, plan.axis, loop)
+        gathered = sharded_logprobs.gather(plan.mesh, plan.axis, matrix, hidden.dtype)
+        loop = sharded_logprobs.statistics(plan.mesh, plan.axis, loop)
     peak, total, surprise, picked = loop(used, gathered, blocks)
     logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
     outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
@@ -176,7 +176,7 @@ def _backward(plan: _Plan, residuals, cotangents):
     g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
     loop = functools.partial(_gradients, plan)
     if plan.mesh is not None:
-        loop = spread_loops.gradients(plan.mesh, plan.axis, loop)
+        loop = sharded_logprobs.gradients(plan.mesh, plan.axis, loop)
     d_hidden, d_matrix = loop(used, gathered, (*blocks, g_Nxn, logz))
     # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
     d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
