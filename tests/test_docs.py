@@ -111,7 +111,7 @@ def problems(text: str) -> list[str]:
     prose = list(paragraphs(text))
     count = sum(len(words(p)) for p in prose)
     share = 100 * sum(len(numbers(p)) for p in prose) / max(count, 1)
-    read = len(text.split())  # code and tables too
+    read = len(words(text))  # code and tables too
     found = [f"{read} words: at most 900"] if read > 900 else []
     if not any(line.startswith(("    ", "```")) for line in text.splitlines()[:10]):
         found.append("no command in its first ten lines")

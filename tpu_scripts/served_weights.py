@@ -72,7 +72,7 @@ class ServedWeights:
                     raise ValueError(
                         f"The leaf that sglang-jax serves for {name} is not the tensor in {folder}: this "
                         "version of sglang-jax stores its weights in another way, so updates would be wrong; "
-                        "use the version named in docs/guides/run_on_tpu.md or correct LEAVES in served_weights.py."
+                        "use the version named in docs/notes/tpu.md or correct LEAVES in served_weights.py."
                     )
 
     def read(self, folder: str | Path) -> list[jax.Array]:

@@ -14,7 +14,7 @@ models/tiny_qwen3_tau2 with another tokenizer and one who errs with 17 of teleco
     make pretrain-textworld # models/tiny_qwen3_textworld, from models/tiny_qwen3, as runs/pretrain/textworld
     make pretrain-tau2      # models/tiny_qwen3_tau2, from models/tiny_qwen3, as runs/pretrain/tau2
 
-Seeded. The wall time and what came out stand in docs/notes/results.md, of the last two in docs/environments/.
+Seeded. The wall time and what came out stand in docs/notes/results.md, of the last two in docs/notes/textworld.md and tau2.md.
 """
 
 from __future__ import annotations
