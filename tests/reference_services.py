@@ -1,4 +1,4 @@
-"""The services of reference_loop.py, each as directly as docs/architecture.md states it: a conversation, a round of
+"""The services of reference_loop.py, each as directly as docs/guides/understand_the_code.md states it: a conversation, a round of
 exploration, validation, whether a rollout can hold a task, the group filter, similarity to the evaluation tasks.
 
 A rollout is a Trajectory; the world is families/lamps.py; the policy is `write` of loop_fakes.py.
