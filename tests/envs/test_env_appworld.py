@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import appworld
-from coevolve_jax.envs.appworld import calls, own_tasks
+from coevolve_jax.envs.appworld import calls, data
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
@@ -29,6 +30,7 @@ from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
+from experiments import appworld_tasks
 from tests.rollout.test_rollout import Script
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
@@ -144,11 +146,14 @@ def test_it_conforms():
 
 
 @installed
-def test_data_that_is_not_there_is_missed_in_one_sentence(family):
+def test_data_that_is_not_there_is_missed_in_one_sentence(family, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="make appworld downloads it"):
         family.tasks("test_normal", SETTINGS)
     with pytest.raises(ValueError, match="no split 'dev2': use one of train, dev, test_normal"):
         family.scenarios("dev2", SETTINGS)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(ValueError, match=r"own_train.txt is missing\): run .* experiments/appworld_tasks.py"):
+        data.ids("own_train")
 
 
 @installed
@@ -157,12 +162,14 @@ def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
     tasks = {t.id: t for s in ("own_train", "own_development") for t in family.tasks(s, SETTINGS)}
     assert len(tasks) == 6 and not any(t.calls for t in tasks.values())
     for id, task in tasks.items():
-        answers, outcome = play(pool, task, code(own_tasks.solution(id)))
+        answers, outcome = play(pool, task, code(appworld_tasks.solution(id)))
         assert outcome.success and answers[-1].ends and not answers[-1].error, (id, outcome, answers)
-    wrong = own_tasks.solution("own1_1").replace("len(songs)", "len(songs) + 1")
+    wrong = appworld_tasks.solution("own1_1").replace("len(songs)", "len(songs) + 1")
     _, outcome = play(pool, tasks["own1_1"], code(wrong))
     assert not outcome.success and outcome.reason == "1_of_2_tests"
-    _, outcome = play(pool, tasks["own1_1"], code(NOTES, ADD.format("Mine"), own_tasks.solution("own1_1")))
+    _, outcome = play(
+        pool, tasks["own1_1"], code(NOTES, ADD.format("Mine"), appworld_tasks.solution("own1_1"))
+    )
     assert not outcome.success
 
 
@@ -279,7 +286,7 @@ def test_a_language_model_works_in_all_four_roles_here(family, pool):
 def test_the_first_python_block_of_a_message_is_run_and_the_end_of_the_task_ends_the_rollout(family, pool):
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny_qwen3")
     chat = Chat(tokenizer).writing("python")
-    solved = own_tasks.solution("own1_1")
+    solved = appworld_tasks.solution("own1_1")
     said = [
         "I look first.\n```python\nprint(6 * 7)\n```\nor\n```python\nprint(8)\n```",
         f"```python\n{solved}",
