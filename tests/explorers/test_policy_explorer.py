@@ -28,7 +28,7 @@ from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampli
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.grammar import Grammars
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.engine import Subject
 from coevolve_jax.testing.explorer import check_explorer
@@ -379,7 +379,7 @@ def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool
     scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
     stats = made.synthesize(
-        tasks, contexts, Request(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+        tasks, contexts, SynthesisRequest(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
     )
     costs = made.roles.costs
     assert (stats.added, stats.proposed) == (0, 0) and costs["llm_requests/explore"] >= 9
