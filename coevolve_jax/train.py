@@ -140,7 +140,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
                         # 3. Weakness signals from these rollouts
                         found = strategy.observe(step, groups)
-                        tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        tasks.record(task_scores(groups))
                         run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.lab import Laboratory
@@ -72,7 +71,7 @@ def settings(**learner) -> ConfigDict:
 
 
 def alive(groups) -> int:
-    return sum(spread(outcome_rewards(g)) > 0 for g in groups)
+    return sum(g.spread > 0 for g in groups)
 
 
 def collect(agent, tasks, step, **learner):
@@ -136,7 +135,7 @@ def test_spread_and_advantages_are_those_of_the_shaped_rewards():
 
 def test_invalid_rollouts_are_no_samples_and_move_no_mean():
     groups = collect(MadeUpRewards(), pool(60), 4)
-    group = next(g for g in groups if spread(outcome_rewards(g)) > 0)
+    group = next(g for g in groups if g.spread > 0)
     lost = dataclasses.replace(
         group.trajectories[0], rollout_index=2, outcome=Outcome(0.9, True, valid=False)
     )

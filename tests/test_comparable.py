@@ -198,7 +198,9 @@ def test_a_call_to_what_is_no_tool_is_no_action():
     )
     t = dataclasses.replace(trajectory(np.random.default_rng(0), 8, reward=1.0), steps=steps)
     assert t.actions == ("ls",)
-    _, history = signals.extract(signals.History(), [t], 0, window=3, theta=50.0)
+    _, history = signals.extract(
+        signals.History(), [Group(made_up_task("t", np.random.default_rng(0)), (t,))], 0, window=3, theta=50.0
+    )
     assert history.action_counts == {"ls": 1}
 
 
@@ -345,7 +347,7 @@ def made_up_groups(seed, count=8, k=4):
 def test_the_placebo_moves_signals_to_tasks_by_chance_and_keeps_their_number(seed):
     groups = made_up_groups(seed)
     trajectories = [t for g in groups for t in g.trajectories]
-    found, _ = signals.extract(signals.History(), trajectories, 0, window=3, theta=20.0)
+    found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=20.0)
     moved = signals.shuffle(found, groups, np.random.default_rng(seed))
     assert [s.kind for s in moved] == [
         s.kind for s in found
@@ -367,9 +369,7 @@ def test_over_many_steps_the_placebo_knows_nothing_of_who_is_mixed():
     for seed in range(150):
         groups = made_up_groups(seed)
         mixed = {g.task.id for g in groups if len({t.outcome.success for t in g.valid}) == 2}
-        found, _ = signals.extract(
-            signals.History(), [t for g in groups for t in g.trajectories], 0, window=3, theta=1.0
-        )
+        found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=1.0)
         for name, of in (
             ("true", found),
             ("placebo", signals.shuffle(found, groups, np.random.default_rng(seed))),

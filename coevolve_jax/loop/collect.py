@@ -141,9 +141,7 @@ def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None
         "success_initial": of_kind(True),
         "success_new": of_kind(False),
         "valid": len(valid) / len(trajectories),
-        "mixed_groups": mean(
-            [0 < sum(t.outcome.success for t in g.valid) < len(g.valid) for g in groups if g.valid]
-        ),
+        "mixed_groups": mean([g.mixed for g in groups if g.valid]),
         "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
         "malformed": mean([s.call is None for s in steps]),
         "length": mean([len(t.ids) for t in valid]),

@@ -17,8 +17,6 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.types import Group, Sample, Trajectory
 
-DEAD = 1e-3  # a group whose rewards have no more standard deviation than this teaches nothing
-
 # Threshold in config.health -> (value, whether more than it is alarming, what it means).
 RULES: dict[str, tuple[str, bool, str]] = {
     "dead_groups": ("dead_groups", True, "tasks are too easy or too hard, or the reward is too coarse"),
@@ -37,7 +35,8 @@ RULES: dict[str, tuple[str, bool, str]] = {
 def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, Any]:
     """Values of one step, for metrics.jsonl.
 
-    dead_groups: share of groups whose rewards have no spread. group_std: mean standard deviation within groups.
+    dead_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
+    finds no advantage. A spread above 0, however small, is not counted: the estimator group_std scales it up. group_std: mean standard deviation within groups.
     logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
     share of rollouts that a limit ended. kept_groups: share of groups that are learned from. length_reward:
     correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
@@ -47,10 +46,10 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
     """
     everything = [t for g in groups for t in g.trajectories]
     valid = [t for t in everything if t.outcome.valid]
-    spreads = [float(np.std([t.outcome.reward for t in g.valid])) for g in groups if g.valid]
+    spreads = [g.spread for g in groups if g.valid]
     written = np.concatenate([t.logprobs[t.mask] for t in valid] or [np.zeros(0)])
     return {
-        "dead_groups": _mean([s < DEAD for s in spreads]),
+        "dead_groups": _mean([s == 0 for s in spreads]),
         "group_std": _mean(spreads),
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),

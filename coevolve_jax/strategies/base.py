@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
+from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
+from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory, spread
 
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
@@ -141,9 +141,9 @@ class Strategy(Protocol):
         ...
 
 
-def outcome_rewards(group: Group) -> list[float]:
+def outcome_rewards(group: Group) -> Sequence[float]:
     """The environment's own rewards."""
-    return [t.outcome.reward for t in group.valid]
+    return group.rewards
 
 
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -174,7 +174,7 @@ def collect_batch(
             break
         groups += roll(drawn, c.rollout.group_size, **how)
         missing = c.rollout.tasks_per_step - len(
-            live_groups({i: spread(rewards(g)) for i, g in enumerate(groups)})
+            drop_zero_variance({i: spread(rewards(g)) for i, g in enumerate(groups)})
         )
         if missing <= 0:
             break
@@ -213,7 +213,7 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
             if not tried:
                 words.append(Admission("environment", None))
                 continue
-            refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
+            refusal = None if group.mixed else "always_solved" if solved else "never_solved"
             words.append(Admission(refusal, solved / tried))
         return words
 
@@ -264,16 +264,16 @@ def credit_groups(
     """
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
-    kept = {i: spread(values) for i, values in shaped.items()}
+    active_groups = {i: spread(values) for i, values in shaped.items()}
     if c.skip_dead_groups or c.dynamic_sampling:
-        kept = live_groups(kept)
+        active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
-        kept, state = filter_groups(state, kept)
-    pairs = [(i, t, r) for i in kept for t, r in zip(groups[i].valid, shaped[i], strict=True)]
-    advantages = group_advantages(
-        [r for _, _, r in pairs], [i for i, _, _ in pairs], [True] * len(pairs), estimator=c.advantage
-    )
-    samples = [
-        Sample(t, np.full(len(t.ids), a, np.float32)) for (_, t, _), a in zip(pairs, advantages, strict=True)
-    ]
+        active_groups, state = filter_groups(state, active_groups)
+    samples = []
+    for i in active_groups:
+        advantages = group_advantages(shaped[i], estimator=c.advantage)
+        samples += [
+            Sample(t, np.full(len(t.ids), a, np.float32))
+            for t, a in zip(groups[i].valid, advantages, strict=True)
+        ]
     return samples, state

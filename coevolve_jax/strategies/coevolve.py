@@ -25,7 +25,6 @@ from coevolve_jax.strategies.base import (
     credit_groups,
     evolves,
     solvable,
-    trajectories_of,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -62,7 +61,7 @@ class CoEvolve:
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:
         c = self._config.signals
         found, self._history = signals.extract(
-            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+            self._history, groups, step, window=c.window, theta=c.rare_percent
         )
         used = [s for s in found if s.kind in self._kinds]
         if self._config.strategy.shuffled:

@@ -17,7 +17,6 @@ from coevolve_jax.strategies.base import (
     Roll,
     collect_batch,
     credit_groups,
-    trajectories_of,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -47,7 +46,7 @@ class Static:
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:
         c = self._config.signals
         found, self._history = signals.extract(
-            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+            self._history, groups, step, window=c.window, theta=c.rare_percent
         )
         return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
 

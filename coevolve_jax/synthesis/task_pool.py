@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from coevolve_jax.envs.base import task_key
-from coevolve_jax.types import Task
+from coevolve_jax.types import Task, mixed
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
     """Training history of a task. born: GRPO step. trained: steps that scored it. Scores are mean rewards.
 
-    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike.
+    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike. The score tells: a mean of
+    rewards from 0 to 1 is 0 or 1 only where all of them are.
     """
 
     born: int
@@ -32,7 +33,7 @@ class Record:
     def scored(self, score: float) -> Record:
         first = score if self.first_score is None else self.first_score
         again = self.settled if score == self.last_score else 0
-        settled = again + 1 if score in (0.0, 1.0) else 0
+        settled = 0 if mixed(score, 1) else again + 1
         return Record(self.born, self.trained + 1, first, score, settled)
 
 
