@@ -95,7 +95,7 @@ def main(_) -> None:
                 for method in ("fit", "copy", "feed", "decode"):
                     timers.wrap(engine._programs, method, f"engine: {method}")
                 timers.wrap(engine, "_advance", "engine: around its programs")
-                timers.wrap(agent, "rollouts", BETWEEN)
+                timers.wrap(agent, "rollout_groups", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
                 started, busy = time.perf_counter(), env_pool.busy
             groups = collect_batch(c, step, tasks, Roller(c, agent, step))

@@ -40,20 +40,17 @@ class MadeUpRewards:
     def __init__(self, period: int = 3):
         self.rolled, self.period = [], period
 
-    def rollouts(self, jobs, temperature):
-        self.rolled.append([task.id for task, rollout_index, *_ in jobs if rollout_index == 0])
+    def rollout_groups(self, tasks, seeds, temperature, hints=None):
+        self.rolled.append([task.id for task in tasks])
         return [
-            dataclasses.replace(
-                trajectory(
-                    np.random.default_rng(seed),
-                    8,
-                    reward=float(int(task.id[1:]) % self.period == 0 and rollout_index),
-                ),
-                task_id=task.id,
-                rollout_index=rollout_index,
-            )
-            for task, rollout_index, seed, _ in jobs
+            Group(task, tuple(self._made_up(task, m, seed) for m, seed in enumerate(row)))
+            for task, row in zip(tasks, seeds, strict=True)
         ]
+
+    def _made_up(self, task, rollout_index, seed):
+        reward = float(int(task.id[1:]) % self.period == 0 and rollout_index)
+        t = trajectory(np.random.default_rng(seed), 8, reward=reward)
+        return dataclasses.replace(t, task_id=task.id, rollout_index=rollout_index)
 
 
 def settings(**learner) -> ConfigDict:
@@ -150,9 +147,9 @@ def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
     seeds = []
 
     class Seeds(MadeUpRewards):
-        def rollouts(self, jobs, temperature):
-            seeds.append([job.seed for job in jobs])
-            return super().rollouts(jobs, temperature)
+        def rollout_groups(self, tasks, own, temperature, hints=None):
+            seeds.append(sum(own, []))
+            return super().rollout_groups(tasks, own, temperature)
 
     tasks = list(pool(3))
     for _ in range(2):
@@ -169,9 +166,9 @@ def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
     seeds = []
 
     class Seeds(MadeUpRewards):
-        def rollouts(self, jobs, temperature):
-            seeds.append([job.seed for job in jobs])
-            return super().rollouts(jobs, temperature)
+        def rollout_groups(self, tasks, own, temperature, hints=None):
+            seeds.append(sum(own, []))
+            return super().rollout_groups(tasks, own, temperature)
 
     roles = SimpleNamespace(costs=None, dialogues=None)
     for _ in range(2):

@@ -19,7 +19,7 @@ from coevolve_jax.config import load_file, override
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.grpo import losses
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
@@ -242,7 +242,7 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
             limits = Limits(limit, 64, 20, 160)
             agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
             fits = agent.fits(task, answers)
-            (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+            (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
             agent.close()
             assert (t.stop == "done") == fits, (task.id, limit, len(t.ids))
             assert t.outcome.success or not fits
@@ -254,7 +254,7 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
     for allowed in (needed - 1, needed):
         limits = Limits(4000, 64, 20, 160, max_messages=allowed)
         agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
-        (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+        (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
         assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
 
 

@@ -17,12 +17,12 @@ from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import versions
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.environment import check_environment
-from coevolve_jax.types import Call, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Task, Trajectory, Turn
 
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
 BLOCKED = "import sys; sys.modules.update(dict.fromkeys(('numpy', 'jax', 'ml_collections', 'bfcl_eval')))\n"
@@ -193,13 +193,13 @@ def test_a_rollout_of_free_text(doors, door_pool):
         1,
         family.action_pattern,
     )
-    (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
     agent.close()
     assert t.outcome.success and t.outcome.progress == 1.0 and t.stop == "done"
     assert [s.pattern for s in t.steps] == ["act:open", "act:go", "act:go", "act:take", ""]
     assert t.actions == ("act:open", "act:go", "act:go", "act:take")  # there is no tool "jump"
     assert [s.error for s in t.steps] == [False, True, False, False, True]
-    report = family.report([task], [t], 1, door_pool.judge)
+    report = family.report([Group(task, (t,))], door_pool.judge)
     counts = {"success": 1.0, "trials": 1, "invalid": 0}
     assert report == {"benchmark": "door_game", "scoring": "the environment", **counts}
 
@@ -287,23 +287,24 @@ def test_the_default_report_and_that_by_verdicts():
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
     lost_one = {"success": 1 / 3, "trials": 3, "invalid": 1, "success_if_invalid_failed": 1 / 4}
-    own = base.report(tasks, rollouts, 2, judge)
+    groups = [Group(task, tuple(rollouts[2 * i : 2 * i + 2])) for i, task in enumerate(tasks)]
+    own = base.report(groups, judge)
     assert {k: own[k] for k in lost_one} == lost_one and not asked
-    assert base.success_by("part", tasks, rollouts, 2) == {
+    assert base.success_by("part", groups) == {
         "a": {"success": 1 / 2, "trials": 2, "invalid": 0},
         "b": {"success": 0.0, "trials": 1, "invalid": 1, "success_if_invalid_failed": 0.0},
     }
-    none = base.success_by("part", tasks[:1], [rollouts[3]] * 2, 2)["a"]
+    none = base.success_by("part", [Group(tasks[0], (rollouts[3],) * 2)])["a"]
     assert none == {"success": None, "trials": 0, "invalid": 2, "success_if_invalid_failed": 0.0}
     expected = {
         **lost_one,
         "failures": {"force_terminated": 1, "wrong": 1},
         "by_task": {"a": [1, 2], "b": [0, 1]},
     }
-    assert base.report_verdicts(tasks, rollouts, 2, judge) == expected
+    assert base.report_verdicts(groups, judge) == expected
     assert asked == [("a", [[[ls]], [[cd], [ls]]]), ("b", [[], [[cd]]])]
     lost = [{"valid": True, "error_type": ""}, {"valid": False, "error_type": "pool:timeout"}]
-    assert base.report_verdicts(tasks, rollouts, 2, lambda _: lost) == {
+    assert base.report_verdicts(groups, lambda _: lost) == {
         "success": 1 / 2,
         "trials": 2,
         "invalid": 2,
@@ -311,7 +312,7 @@ def test_the_default_report_and_that_by_verdicts():
         "failures": {"force_terminated": 1, "pool:timeout": 1},
         "by_task": {"a": [1, 2], "b": [0, 0]},
     }
-    counted = base.report_verdicts(tasks, [rollouts[0], hung, *rollouts[2:]], 2, judge)
+    counted = base.report_verdicts([Group(tasks[0], (rollouts[0], hung)), groups[1]], judge)
     assert counted == {**expected, "failures": {"call_failed": 1, "wrong": 1}}
 
 

@@ -24,7 +24,7 @@ from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
@@ -217,7 +217,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
     with ProcessPool("bfcl", workers=1) as env_pool:
         agent = Agent(engine, policy.chat, env_pool, bfcl.tools, Limits(900, 32), concurrency=1)
         proxy.faults = ["pass"] + ["500"] * 3
-        lost, whole = agent.rollouts([Job(TASK, 0, 0), Job(TASK, 1, 1)], 0.0)
+        lost, whole = agent.rollout_groups([TASK], [[0, 1]], 0.0)[0].trajectories
     assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason
     assert lost.mask.any()  # the message before is still there
     assert whole.outcome.valid and whole.stop != "engine"

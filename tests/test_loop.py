@@ -149,15 +149,16 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
 
     def agent(*arguments):
         made = real_agent(*arguments)
-        rollouts = made.rollouts
+        rollout_groups = made.rollout_groups
 
-        def recorded(jobs, temperature, **more):
-            tell("rollouts", temperature, [(task.id, m, seed) for task, m, seed, _ in jobs])
-            done = rollouts(jobs, temperature, **more)
-            tell("trajectories", [tokens(t) for t in done])
-            return done
+        def recorded(tasks, seeds, temperature, *more, **others):
+            asked = [(task.id, m, seed) for task, row in zip(tasks, seeds) for m, seed in enumerate(row)]
+            tell("rollouts", temperature, asked)
+            groups = rollout_groups(tasks, seeds, temperature, *more, **others)
+            tell("trajectories", [tokens(t) for group in groups for t in group.trajectories])
+            return groups
 
-        made.rollouts = recorded
+        made.rollout_groups = recorded
         return made
 
     real_agent, real_strategy = build.agent, build.strategy

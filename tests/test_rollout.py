@@ -18,7 +18,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.transcripts import readable, segments
 from coevolve_jax.records import logs
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -93,7 +93,7 @@ def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
     engine = Script(policy, messages, cut)
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
-    return agent.rollouts([Job(task, 0, 0)], 1.0)[0], engine
+    return agent.rollout_groups([task], [[0]], 1.0)[0].trajectories[0], engine
 
 
 # ---- Tool-call text ------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
     with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
         for failing in (wrong, [render_call(HANG), "Done."]):
             rolled = [play(policy, pool, right if n < 3 else failing, task=SUM)[0] for n in range(8)]
-            found.append(tally([SUM], rolled, 8, 1.0))
+            found.append(tally([Group(SUM, tuple(rolled))], 8, 1.0))
     merely, hanging = found
     assert hanging.success == merely.success == 3 / 8 and hanging.invalid == merely.invalid == 0
     assert hanging.by_task == merely.by_task == {"sum": [3, 8]}
@@ -391,7 +391,7 @@ class Told:
 
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
     """Seven conversations on four seats, in messages of different lengths: the same is asked for in each tick."""
-    jobs = [Job(TASK, i, 100 + i) for i in range(7)]
+    seeds = [[100 + i for i in range(7)]]
     limits, runs, ticks = Limits(max_length=400, max_new_tokens=48), [], []
     for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
         engine = NativeEngine(
@@ -399,7 +399,7 @@ def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, e
         )
         agent = Agent(Told(engine, told := []), policy.chat, pool, bfcl.tools, limits, concurrency=4)
         ticks.append(told)
-        runs.append(agent.rollouts(jobs, 1.5))
+        runs.append(agent.rollout_groups([TASK], seeds, 1.5)[0].trajectories)
         agent.close()
     assert len({len(t.ids) for t in runs[0]}) > 3 and sum(len(t.steps) for t in runs[0]) > 7
     assert ticks[1] == ticks[0] == ticks[2]
@@ -414,22 +414,22 @@ def test_two_calls_at_once_are_served_one_after_the_other(policy, env_pool):
     engine = NativeEngine(policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3)
     limits = Limits(max_length=400, max_new_tokens=48)
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=4)
-    batches = [[Job(TASK, i, first + i) for i in range(4)] for first in (100, 200)]
-    alone = [agent.rollouts(jobs, 3.0) for jobs in batches]
+    roll = lambda first: agent.rollout_groups([TASK], [range(first, first + 4)], 3.0)[0].trajectories
+    alone = [roll(100), roll(200)]
     needed, together = dict(engine.counts), [None, None]
     engine.counts.clear()
 
-    def roll(n):
-        together[n] = agent.rollouts(batches[n], 3.0)
+    def roll_one(n):
+        together[n] = roll((100, 200)[n])
 
-    threads = [threading.Thread(target=roll, args=(n,), daemon=True) for n in range(2)]
+    threads = [threading.Thread(target=roll_one, args=(n,), daemon=True) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert all(together), "the two calls do not end"
     assert dict(engine.counts) == needed and needed["decode_tokens"] > 8 * 32
-    for one, other in zip(sum(alone, []), sum(together, []), strict=True):
+    for one, other in zip(sum(alone, ()), sum(together, ()), strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)
     agent.close()
 

@@ -1,10 +1,11 @@
-"""The multi-turn agent loop: tasks in, token-exact trajectories out."""
+"""The multi-turn agent loop: tasks in, groups of token-exact trajectories out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from coevolve_jax.envs.base import EnvPool, action_pattern
 from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 from coevolve_jax.rollout.writing import ParsedCall
-from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
+from coevolve_jax.types import Call, Group, Hint, Observation, Outcome, Step, Task, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,22 +45,13 @@ class Limits:
         return answer if len(answer) <= self.max_observation else answer[: self.max_observation] + "..."
 
 
-class Job(NamedTuple):
-    """One rollout to do. Those of a group start from the same environment state and differ in their seed, and in
-    their hints, alone."""
-
-    task: Task
-    rollout_index: int
-    seed: int
-    hint: Hint | None = None
-
-
 class _Rollout:
-    """One conversation in progress: the lists that become a Trajectory."""
+    """One conversation: the lists that become a Trajectory. Those of a group start from the same environment state and
+    differ in their seed, and in their hints, alone."""
 
-    def __init__(self, job: Job, session: int, world: int):
-        self.task, self.rollout_index, self.seed, self.hint = job
-        self.session, self.world = session, world
+    def __init__(self, task: Task, rollout_index: int, seed: int, hint: Hint | None = None):
+        self.task, self.rollout_index, self.seed, self.hint = task, rollout_index, seed, hint
+        self.session = self.world = -1  # handles of the engine and of the environment, once it has begun
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -238,28 +230,38 @@ class Agent:
         self._alone = asyncio.Lock()  # of a call whose engine serves batches
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[asyncio.Task] = set()
-        self._sessions = 0
+        self._sessions = itertools.count()
         self._use = _Use(pool)
         self._counted: Counter[str] = Counter()  # of the engine, when it was last looked at
 
-    def rollouts(
+    def rollout_groups(
         self,
-        jobs: Sequence[Job],
+        tasks: Sequence[Task],
+        seeds: Sequence[Sequence[int]],
         temperature: float,
+        hints: Callable[[Task, int], Hint | None] | None = None,
         on_done: Callable[[], object] = lambda: None,
-    ) -> list[Trajectory]:
-        """One trajectory per job, in the order of the jobs.
+    ) -> list[Group]:
+        """A group of rollouts for each task, in the order of the tasks.
 
         Args:
-          jobs: what to roll out.
+          tasks: what to roll out.
+          seeds: a row for each task, which holds the seed of each of its rollouts.
           temperature: 0 is greedy.
-          on_done: called as each trajectory ends.
+          hints: (task, rollout_index) -> help for that rollout.
+          on_done: called as each rollout ends.
 
         Raises:
           EngineError: the engine cannot go on.
         """
+        help = hints or (lambda task, rollout_index: None)
+        rollouts = [
+            [_Rollout(task, m, seed, help(task, m)) for m, seed in enumerate(row)]
+            for task, row in zip(tasks, seeds, strict=True)
+        ]
         with self._use.of(calls=1):
-            return event_loop.run(self._rollouts(jobs, temperature, on_done))
+            done = event_loop.run(self._rollouts(rollouts, temperature, on_done))
+        return [Group(task, tuple(row)) for task, row in zip(tasks, done)]
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
         """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
@@ -311,41 +313,47 @@ class Agent:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
+    async def _rollouts(self, rollouts, temperature, on_done) -> list[list[Trajectory]]:
         running = asyncio.current_task()
         assert running is not None
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         if not self._engine.batches:
-            return await self._converse_all(jobs, temperature, on_done)
+            return await self._converse_all(rollouts, temperature, on_done)
         # Side by side one call's conversations would push the other's out of the cache, by turns, for ever.
         async with self._alone:
-            return await self._converse_all(jobs, temperature, on_done)
+            return await self._converse_all(rollouts, temperature, on_done)
 
-    async def _converse_all(self, jobs, temperature, on_done) -> list[Trajectory]:
-        done: dict[int, Trajectory] = {}
-        first, seats = self._sessions, min(self._concurrency, len(jobs))
-        self._sessions += len(jobs)
+    async def _converse_all(self, rollouts, temperature, on_done) -> list[list[Trajectory]]:
+        """Trajectories of rollouts[i][m], in the same places."""
+        left = sum(map(len, rollouts))
+        seats = min(self._concurrency, left)
         ask, free = self._ask, self._seats
         rounds = _Rounds(partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), seats)
         if self._engine.batches:  # a round waits for all seats of its call: none may be another call's
             ask = rounds.ask
 
-        async def converse(i: int, job: Job) -> None:
+        async def converse(r: _Rollout) -> Trajectory:
+            nonlocal left
             async with free:
-                done[i] = await self._converse(ask, job, first + i, temperature)
+                trajectory = await self._converse(ask, r, temperature)
             on_done()
-            if len(done) > len(jobs) - seats:
+            left -= 1
+            if left < seats:
                 rounds.leave()
+            return trajectory
 
-        conversations = [asyncio.ensure_future(converse(i, job)) for i, job in enumerate(jobs)]
+        for r in itertools.chain.from_iterable(rollouts):
+            r.session = next(self._sessions)
+        rows = [[asyncio.ensure_future(converse(r)) for r in row] for row in rollouts]
+        conversations = list(itertools.chain.from_iterable(rows))
         try:
             await asyncio.gather(*conversations)
         finally:  # where one fails, the others' requests and worlds are given back
             for task in conversations:
                 task.cancel()
             await asyncio.gather(*conversations, return_exceptions=True)
-        return [done[i] for i in range(len(jobs))]
+        return [[conversation.result() for conversation in row] for row in rows]
 
     async def _ask(self, request: Request) -> Completion:
         return (await self._timed(self._engine.generate, [request]))[0]
@@ -358,28 +366,27 @@ class Agent:
         """A call of the pool, which blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
-    async def _converse(self, ask, job: Job, session: int, temperature: float) -> Trajectory:
+    async def _converse(self, ask, r: _Rollout, temperature: float) -> Trajectory:
         """One whole conversation."""
-        (world,) = await self._in_world(self._pool.reset, [job.task])
+        (r.world,) = await self._in_world(self._pool.reset, [r.task])
         try:
-            r = _Rollout(job, session, world)
-            query = r.hinted(job.hint.before_task if job.hint else "", job.task.turns[0].query, first=True)
-            tools = self._tools(job.task)
+            query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
+            tools = self._tools(r.task)
             r.offered = frozenset(tool_name(t) for t in tools)
             r.feed(self._chat.prompt(tools, query))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_limits(r)
             while r.stop is None:
-                completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, job.seed))
+                completion = await ask(Request(r.session, np.asarray(r.ids, np.int32), sampling, r.seed))
                 r.sampled(completion)
                 await self._react(r, completion)
                 self._check_limits(r)
             if r.stop == "engine":
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
-            return r.finish((await self._in_world(self._pool.score, [world]))[0])
+            return r.finish((await self._in_world(self._pool.score, [r.world]))[0])
         finally:
-            self._engine.release([session])
-            await self._in_world(self._pool.close, [world])
+            self._engine.release([r.session])
+            await self._in_world(self._pool.close, [r.world])
 
     def _check_limits(self, r: _Rollout) -> None:
         """Ends a conversation that may not have, or has no room for, one more assistant message."""

@@ -31,7 +31,7 @@ from coevolve_jax.testing.probe import (
     require_valid,
     some,
 )
-from coevolve_jax.types import Call, Lineage, Outcome, Step, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Lineage, Outcome, Step, Task, Trajectory, Turn
 
 HEAVY = ("jax", "numpy", "torch")
 
@@ -301,9 +301,9 @@ def _check_report(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task])
     shares = []
     for turns in ([[u.calls for u in t.turns] for t in tasks], [[()] * len(t.turns) for t in tasks]):
         outcomes = play(pool, tasks, turns)
-        played = [_trajectory(*one) for one in zip(tasks, turns, outcomes)]
+        groups = [Group(one[0], (_trajectory(*one),)) for one in zip(tasks, turns, outcomes)]
         with answering("report"):
-            found = family.report(tasks, played, 1, pool.judge)
+            found = family.report(groups, pool.judge)
             json.dumps(found)
             shares.append(float(found["success"]))
         texts = all(isinstance(found.get(k), str) for k in ("benchmark", "scoring"))

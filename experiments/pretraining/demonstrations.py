@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent, Limits
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Request
 from coevolve_jax.types import Task, Trajectory
@@ -53,4 +53,5 @@ def demonstrate(
     chat = Chat(tokenizer)
     engine = DemonstrationEngine(chat, scripts, lambda m: tokenizer.encode(m, add_special_tokens=False))
     agent = Agent(engine, chat, pool, tools, limits, concurrency=256)
-    return agent.rollouts([Job(task, 0, 0) for task in tasks], temperature=1.0)
+    groups = agent.rollout_groups(tasks, [[0]] * len(tasks), temperature=1.0)
+    return [group.trajectories[0] for group in groups]
