@@ -22,8 +22,9 @@ from ml_collections import ConfigDict
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from coevolve_jax.loop.collect import Collector
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Task, Turn

@@ -58,7 +58,10 @@ MODULES = {
     "grpo": module(
         "grpo/*.py", "grpo", "losses", "streams", "packing", "logprobs", "lora", "collect", *WHOLE_LOOP
     ),
-    "agent": module("rollout/agent.py", "rollout", "comparable", *WHOLE_LOOP),
+    "agent": module(
+        "rollout/agent.py rollout/batch_scheduler.py rollout/limits.py rollout/utilization.py",
+        *("rollout", "ahead", "comparable", *WHOLE_LOOP),
+    ),
     "begin": module("begin.py", *WHOLE_LOOP),
     "run": module("run.py", "logs", *WHOLE_LOOP),
     "collect": module("collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),

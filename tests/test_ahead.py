@@ -7,7 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax.loop.collect import Collector
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from tests import loop_fakes

@@ -21,9 +21,10 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark, environment, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.types import Call, Group, Outcome
 

@@ -19,8 +19,9 @@ from coevolve_jax.config import load_file, override
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.grpo import losses
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
 from coevolve_jax.synthesis import choice, signals

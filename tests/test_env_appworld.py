@@ -21,8 +21,9 @@ from coevolve_jax.envs.appworld import calls, own_tasks
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.pipeline import synthesize

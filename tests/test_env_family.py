@@ -17,7 +17,8 @@ from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import versions
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.writing import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool

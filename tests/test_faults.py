@@ -24,8 +24,9 @@ from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
 from coevolve_jax.rollout.sglang.engine import SGLangEngine

@@ -18,9 +18,10 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.transcripts import readable, segments
 from coevolve_jax.records import logs
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.writing import parse_calls, render_call
 from coevolve_jax.types import Call, Group, Sample, Task, Turn

@@ -18,7 +18,7 @@ from coevolve_jax.loop.collect import Collected
 from coevolve_jax.models.attention import BLOCKS
 from coevolve_jax.models.qwen import Qwen
 from coevolve_jax.planning import topologies
-from coevolve_jax.rollout.agent import Usage
+from coevolve_jax.rollout.utilization import Usage
 
 SPARSE = dataclasses.replace(
     MODEL, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12

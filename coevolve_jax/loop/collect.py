@@ -13,8 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.rollout.agent import Agent, Usage
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
+from coevolve_jax.rollout.utilization import Usage
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool

@@ -12,7 +12,7 @@ from coevolve_jax.explorers.base import Proposal, ProposalExecution, Validator
 from coevolve_jax.synthesis.explore import Tools, offered_names
 from coevolve_jax.types import Lineage, Observation, Task
 
-Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.Agent.fits
+Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.limits.reference_fits
 FAILED = ("step_failed", "result_differs", "state_differs")  # refused by execution, whatever the goal is
 
 

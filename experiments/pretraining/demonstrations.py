@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Request
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.types import Task, Trajectory
 
 
