@@ -20,7 +20,7 @@ from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import (
     collect_batch,
-    credit_groups,
+    grpo_samples,
     outcome_rewards,
     trajectories_of,
 )
@@ -91,7 +91,7 @@ def test_groups_without_spread_are_replaced_round_by_round():
     for drawn in more.rolled:  # each round asks for as many tasks as are missing
         assert len(drawn) == 6 - found
         found += sum(int(i[1:]) % 3 == 0 for i in drawn)
-    samples, _ = credit_groups(settings(dynamic_sampling=20), groups, FilterState())
+    samples, _ = grpo_samples(settings(dynamic_sampling=20), groups, FilterState())
     assert len(samples) == 12 and len({s.trajectory.task_id for s in samples}) == 6
 
 
@@ -112,16 +112,16 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
     groups = collect(MadeUpRewards(), pool(60), 4)
     n = alive(groups)
     assert 0 < n < 6
-    assert len(credit_groups(settings(), groups, FilterState())[0]) == 12
-    assert len(credit_groups(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
-    samples, state = credit_groups(settings(group_filter=True), groups, FilterState())
+    assert len(grpo_samples(settings(), groups, FilterState())[0]) == 12
+    assert len(grpo_samples(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
+    samples, state = grpo_samples(settings(group_filter=True), groups, FilterState())
     assert len(samples) == 2 * n and state.seen == n
 
 
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
     shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
-    samples, _ = credit_groups(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
+    samples, _ = grpo_samples(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
     assert len(samples) == 12  # what is shaped spreads everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
         t.outcome.reward for t in trajectories_of(groups)
@@ -137,10 +137,10 @@ def test_invalid_rollouts_are_no_samples_and_move_no_mean():
         group.trajectories[0], rollout_index=2, outcome=Outcome(0.9, True, valid=False)
     )
     with_lost = Group(group.task, (*group.trajectories, lost))
-    kept, _ = credit_groups(settings(), [group], FilterState())
-    also, _ = credit_groups(settings(), [with_lost], FilterState())
+    kept, _ = grpo_samples(settings(), [group], FilterState())
+    also, _ = grpo_samples(settings(), [with_lost], FilterState())
     assert [s.advantages[0] for s in kept] == [s.advantages[0] for s in also] and len(also) == 2
-    assert credit_groups(settings(), [Group(group.task, (lost,))], FilterState())[0] == []
+    assert grpo_samples(settings(), [Group(group.task, (lost,))], FilterState())[0] == []
 
 
 def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
@@ -196,7 +196,7 @@ def test_a_strategy_goes_through_a_checkpoint(name):
     )
     strategy = build.strategy(config)
     groups = collect(MadeUpRewards(), pool(60), 4)
-    strategy.credit(groups)
+    strategy.compute_advantages(groups)
     strategy.observe(4, groups)
     saved = json.loads(json.dumps({"strategy": {"name": name, "state": strategy.to_json()}}))
     assert saved["strategy"]["state"]["filter"]["seen"] == alive(groups)

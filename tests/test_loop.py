@@ -60,9 +60,9 @@ class Heard:
         self.strategy, self.tell, self.gates = strategy, tell, gates
         self.collect, self.to_json = strategy.collect, strategy.to_json
 
-    def credit(self, groups):
-        self.tell("credit", [g.task.id for g in groups])
-        return self.strategy.credit(groups)
+    def compute_advantages(self, groups):
+        self.tell("compute_advantages", [g.task.id for g in groups])
+        return self.strategy.compute_advantages(groups)
 
     def observe(self, step, groups):
         self.tell("observe", step)
@@ -461,7 +461,9 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches
     whole, _ = session(config, tmp_path / "whole", batches, soon=True)
     steps = [i for i, event in enumerate(whole) if event[0] == "observe"]
     evaluation = next(i for i, event in enumerate(whole) if i > steps[1] and event[0] == "rollouts")
-    assert evaluation < next(i for i, event in enumerate(whole) if event[0] == "credit" and i > steps[1])
+    assert evaluation < next(
+        i for i, event in enumerate(whole) if event[0] == "compute_advantages" and i > steps[1]
+    )
     heard, end = session(config, tmp_path / "run", batches, soon=True, kill_at=evaluation)
     assert isinstance(end, EngineError) and heard == [*whole[:evaluation], ("saved", 2)]
     session(config, tmp_path / "run", batches, soon=True)

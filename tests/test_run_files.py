@@ -73,17 +73,17 @@ def told(folder, monkeypatch, config, stops=(None,)):
 
     def strategy(*arguments):
         made, learned = real(*arguments), []
-        credit, observe = made.credit, made.observe
+        compute_advantages, observe = made.compute_advantages, made.observe
 
         def credited(groups):
-            learned[:] = credit(groups)
+            learned[:] = compute_advantages(groups)
             return list(learned)
 
         def observed(step, groups):
             steps[step] = groups, list(learned)
             return observe(step, groups)
 
-        made.credit, made.observe = credited, observed
+        made.compute_advantages, made.observe = credited, observed
         return made
 
     with monkeypatch.context() as m:

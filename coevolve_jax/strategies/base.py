@@ -113,7 +113,7 @@ class Findings:
 class Strategy(Protocol):
     """A self-evolving method; the four calls come in this order in every GRPO step.
 
-    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `credit` of step t and runs in
+    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `compute_advantages` of step t and runs in
     other threads: it must then change nothing but what it draws from `tasks`.
     """
 
@@ -121,7 +121,7 @@ class Strategy(Protocol):
         """Draws a batch of tasks from D_t and rolls it out."""
         ...
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
         ...
 
@@ -252,7 +252,7 @@ def grow_for_tools(
     )  # fmt: skip
 
 
-def credit_groups(
+def grpo_samples(
     config: ConfigDict, groups: Sequence[Group], state: FilterState, rewards: Rewards = outcome_rewards
 ) -> tuple[list[Sample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.

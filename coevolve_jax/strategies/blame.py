@@ -59,8 +59,8 @@ class Blame:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return self._grpo.collect(step, tasks, roll)
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
-        return self._grpo.credit(groups)
+    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
+        return self._grpo.compute_advantages(groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:
         found, memory = self._grpo.observe(step, groups), self._config.strategy.memory

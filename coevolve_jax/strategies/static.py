@@ -16,7 +16,7 @@ from coevolve_jax.strategies.base import (
     Lab,
     Roll,
     collect_batch,
-    credit_groups,
+    grpo_samples,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -39,8 +39,8 @@ class Static:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return collect_batch(self._config, step, tasks, roll)
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
-        samples, self._filter = credit_groups(self._config, groups, self._filter)
+    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
+        samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 
     def observe(self, step: int, groups: Sequence[Group]) -> Findings:

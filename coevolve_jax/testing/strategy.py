@@ -106,8 +106,10 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     assert len(set(numbers)) == len(numbers), f"{name}: collect returned a rollout twice at step {step}."
 
     before = [t.outcome for t in trajectories_of(groups)]
-    samples = strategy.credit(groups)
-    assert before == [t.outcome for t in trajectories_of(groups)], f"{name}: credit changed an outcome."
+    samples = strategy.compute_advantages(groups)
+    assert before == [t.outcome for t in trajectories_of(groups)], (
+        f"{name}: compute_advantages changed an outcome."
+    )
     for s in samples:
         _check_sample(name, s)
 

@@ -18,8 +18,8 @@ class Faulty(static.Static):
             return groups + groups[:1]
         return groups
 
-    def credit(self, groups):
-        samples = super().credit(groups)
+    def compute_advantages(self, groups):
+        samples = super().compute_advantages(groups)
         match self._config.strategy.fault:
             case "invalid":
                 samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import Findings, collect_batch, credit_groups, trajectories_of
+from coevolve_jax.strategies.base import Findings, collect_batch, grpo_samples, trajectories_of
 from coevolve_jax.types import Sample, Trajectory
 
 DEFAULTS = {"weight": 0.1, "size": 16}  # of the cross-entropy; successes kept
@@ -27,8 +27,8 @@ class Replay:
     def collect(self, step, tasks, roll):
         return collect_batch(self._config, step, tasks, roll)
 
-    def credit(self, groups):
-        fresh, _ = credit_groups(self._config, groups, FilterState())
+    def compute_advantages(self, groups):
+        fresh, _ = grpo_samples(self._config, groups, FilterState())
         weight = self._config.strategy.weight
         replayed = [
             Sample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32)) for t in self._kept
