@@ -14,7 +14,7 @@ from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
 from coevolve_jax.loop import initial as begin
-from coevolve_jax.strategies.base import Findings
+from coevolve_jax.strategies.base import StepReport
 from tests import loop_fakes
 from tests.families import lamps
 from tests.test_loop import BASE, SMALL, rows, session
@@ -253,7 +253,7 @@ def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, mon
 
     def strategy(*arguments):
         made = real(*arguments)
-        made.observe = lambda step, groups: Findings({"odd": step} if step % 2 else {"even": 1})
+        made.observe = lambda step, groups: StepReport({"odd": step} if step % 2 else {"even": 1})
         return made
 
     monkeypatch.setattr(build, "strategy", strategy)

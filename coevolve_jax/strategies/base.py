@@ -102,7 +102,7 @@ class Lab(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class StepReport:
     """What a method read from the rollouts of a step. counts: by kind, for metrics.jsonl. rows: for
     signals.jsonl, in a form of the method's own; the report links those that have a Signal's keys to tasks."""
 
@@ -125,7 +125,7 @@ class Strategy(Protocol):
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
         ...
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         """Remembers what the rollouts tell."""
         ...
 

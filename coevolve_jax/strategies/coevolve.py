@@ -18,9 +18,9 @@ from coevolve_jax.schedule import still_evolves
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
     SHARED,
-    Findings,
     Lab,
     Roll,
+    StepReport,
     collect_batch,
     evolves,
     grpo_samples,
@@ -58,7 +58,7 @@ class CoEvolve:
         samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
         found, self._history = signals.extract(
             self._history, groups, step, window=c.window, theta=c.rare_percent
@@ -69,7 +69,7 @@ class CoEvolve:
         if still_evolves(self._config, step):  # nobody reflects on what comes later
             self._evidence += join_evidence(used, groups)
         # What evolution is given goes to signals.jsonl: for the placebo that is what it was shown, not what was there.
-        return Findings(signals.count_by_kind(found), [s.to_json() for s in used])
+        return StepReport(signals.count_by_kind(found), [s.to_json() for s in used])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c = self._config

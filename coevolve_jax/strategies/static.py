@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
     SIGNALS,
-    Findings,
     Lab,
     Roll,
+    StepReport,
     collect_batch,
     grpo_samples,
 )
@@ -43,12 +43,12 @@ class Static:
         samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
         found, self._history = signals.extract(
             self._history, groups, step, window=c.window, theta=c.rare_percent
         )
-        return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
+        return StepReport(signals.count_by_kind(found), [s.to_json() for s in found])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         return self._evolve(self._config, step, lab) if self._evolve else None

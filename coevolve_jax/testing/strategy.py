@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
+from coevolve_jax.strategies.base import SHARED, Lab, StepReport, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
@@ -114,11 +114,11 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
         _check_sample(name, s)
 
     found = strategy.observe(step, groups)
-    assert isinstance(found, Findings), f"{name}: observe returned {type(found).__name__}, not Findings."
+    assert isinstance(found, StepReport), f"{name}: observe returned {type(found).__name__}, not StepReport."
     assert all(isinstance(n, int) and n >= 0 for n in found.counts.values()), (
-        f"{name}: Findings.counts holds {dict(found.counts)}; counts are whole numbers from 0."
+        f"{name}: StepReport.counts holds {dict(found.counts)}; counts are whole numbers from 0."
     )
-    rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
+    rows = _as_json(list(found.rows), f"{name}: StepReport.rows of step {step}")
 
     ids, states, lab = list(known), [], MadeUpLab(config, tasks)
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))

@@ -34,7 +34,7 @@ class Faulty(static.Static):
             assert self._config.evolution.contexts
         found = super().observe(step, groups)
         if self._config.strategy.fault == "rows":
-            return base.Findings(found.counts, [{"task": groups[0].task}])
+            return base.StepReport(found.counts, [{"task": groups[0].task}])
         return found
 
     def evolve(self, step, lab):

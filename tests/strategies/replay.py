@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import Findings, collect_batch, grpo_samples, trajectories_of
+from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
 from coevolve_jax.types import Sample, Trajectory
 
 DEFAULTS = {"weight": 0.1, "size": 16}  # of the cross-entropy; successes kept
@@ -38,7 +38,7 @@ class Replay:
     def observe(self, step, groups):
         won = [t for t in trajectories_of(groups) if t.outcome.valid and t.outcome.success]
         self._kept = (self._kept + won)[-self._config.strategy.size :]
-        return Findings({"replayed": len(self._kept)})
+        return StepReport({"replayed": len(self._kept)})
 
     def evolve(self, step, lab):
         return None
