@@ -21,7 +21,7 @@ from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from configs.bfcl_tiny import get_config
 
 
@@ -86,7 +86,7 @@ def make_batch(
 
     return pack(
         [
-            Sample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
+            TrainingSample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
             for i, (t, a) in enumerate(zip(rollouts, data["advantages"], strict=True))
         ],
         row_length=config.row_length,

@@ -348,7 +348,7 @@ class Hint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """What the learner learns from one trajectory of T tokens. Numbers at tokens that the policy did not sample do
     not count.
 

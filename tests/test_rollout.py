@@ -24,7 +24,7 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.writing import parse_calls, render_call
-from coevolve_jax.types import Call, Group, Sample, Task, Turn
+from coevolve_jax.types import Call, Group, Task, TrainingSample, Turn
 
 FOLDER = Path(__file__).parent.parent / "models" / "tiny_qwen3"
 TASK = Task(
@@ -222,7 +222,7 @@ def test_what_is_logged_to_read_is_one_of_each_outcome_in_turn(policy, env_pool)
     right, wrong = (play(policy, env_pool, m)[0] for m in (RIGHT, ["Done.", "Done."]))
     again = dataclasses.replace(right, rollout_index=2)
     groups = [Group(TASK, (right, dataclasses.replace(wrong, rollout_index=1), again))]
-    samples = [Sample(right, np.where(right.mask, 0.75, 9.0).astype(np.float32))]
+    samples = [TrainingSample(right, np.where(right.mask, 0.75, 9.0).astype(np.float32))]
     rows = readable(policy.chat, groups, samples, 4, most=8)
     assert [(r["rollout_index"], r["success"], r["step"]) for r in rows] == [(1, False, 4), (0, True, 4)]
     assert [r["advantage"] for r in rows] == [None, 0.75]

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.loop.collect import describe, leave_out_stale
 from coevolve_jax.records import health
-from coevolve_jax.types import Call, Group, Outcome, Sample, Step, Trajectory
+from coevolve_jax.types import Call, Group, Outcome, Step, TrainingSample, Trajectory
 from tests.step_cases import a_rollout, a_task, some_groups
 
 SEEDS = st.integers(0, 10**6)
@@ -126,7 +126,7 @@ def test_the_health_of_a_step(seed):
         advantages[0] = kind == 2
         if kind:
             replay = np.ones(len(t.ids), np.float32) if kind == 3 else None
-            samples.append(Sample(t, advantages, replay))
+            samples.append(TrainingSample(t, advantages, replay))
             learned |= {t.task_id} if kind > 1 else set()
     found = health.diagnose(groups, samples)
     wanted = {
@@ -153,8 +153,12 @@ def test_the_health_of_a_step(seed):
 def test_a_replay_that_has_no_advantages_is_learned_from():
     t = a_rollout(np.random.default_rng(0), a_task(np.random.default_rng(0), "t"), 0)
     none = np.zeros(len(t.ids), np.float32)
-    assert health.taught([Sample(t, None, none + 1)]) == health.taught([Sample(t, None)]) == {"t"}
-    assert health.taught([Sample(t, none)]) == set()
+    assert (
+        health.taught([TrainingSample(t, None, none + 1)])
+        == health.taught([TrainingSample(t, None)])
+        == {"t"}
+    )
+    assert health.taught([TrainingSample(t, none)]) == set()
 
 
 def with_rewards(*rewards):

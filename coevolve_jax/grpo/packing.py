@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
 
 from coevolve_jax.grpo import layout
-from coevolve_jax.types import Sample, Trajectory
+from coevolve_jax.types import TrainingSample, Trajectory
 
 # What holds a batch's numbers: np.ndarray as packed, jax.Array on devices and in programs.
 Array = TypeVar("Array")
@@ -26,7 +26,7 @@ class Batch(NamedTuple, Generic[Array]):
 
     positions: from 0 in each trajectory. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
     trajectory. mask: the target is a token that the policy sampled, of a sample with advantages.
-    sampler_logprobs, advantages, ce_weights, ref_logprobs: of the target, as in `Sample`; the first two are 0 where
+    sampler_logprobs, advantages, ce_weights, ref_logprobs: of the target, as in `TrainingSample`; the first two are 0 where
     not mask. ce_weights and ref_logprobs have no elements where no sample has any.
     used: the first `used` micro-batches hold data; the rest is padding.
     routing: the experts that the sampler's A sparse layers used for the token, K of each, -1 on padding;
@@ -53,7 +53,7 @@ class Batch(NamedTuple, Generic[Array]):
 
 
 def pack(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     *,
     row_length: int,
     rows_per_microbatch: int,
@@ -137,7 +137,7 @@ def _write(
     batch: Batch[np.ndarray],
     r: int,
     here: slice,
-    sample: Sample,
+    sample: TrainingSample,
     span: layout.Span,
     segment: int,
     version: int | None,
@@ -166,7 +166,7 @@ def _write(
         batch.routing[r, here] = _routing(t, batch.routing.shape[2:])[own]
 
 
-def _check(sample: Sample) -> None:
+def _check(sample: TrainingSample) -> None:
     """Raises ValueError for what no batch may hold."""
     t = sample.trajectory
     if not t.outcome.valid:

@@ -45,7 +45,7 @@ from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Sample, Task
+from coevolve_jax.types import Task, TrainingSample
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 FAILURE = "failure.json"
@@ -166,7 +166,7 @@ class Run:
     def note(
         self,
         collected: Collected,
-        samples: Sequence[Sample],
+        samples: Sequence[TrainingSample],
         learned: Mapping[str, Any],
         found: StepReport,
         seconds: Mapping[str, float],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.types import Group, Sample, Trajectory
+from coevolve_jax.types import Group, TrainingSample, Trajectory
 
 # Threshold in config.health -> (value, whether more than it is alarming, what it means).
 RULES: dict[str, tuple[str, bool, str]] = {
@@ -32,7 +32,7 @@ RULES: dict[str, tuple[str, bool, str]] = {
 }
 
 
-def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, Any]:
+def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, Any]:
     """Values of one step, for metrics.jsonl.
 
     dead_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
@@ -65,7 +65,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
     }
 
 
-def taught(samples: Sequence[Sample]) -> set[str]:
+def taught(samples: Sequence[TrainingSample]) -> set[str]:
     """The tasks that something is learned from: with learner.skip_dead_groups off there are samples of others too."""
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     return {s.trajectory.task_id for s in samples if teaches(s)}

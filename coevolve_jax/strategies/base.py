@@ -22,7 +22,7 @@ from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory, spread
+from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSample, Trajectory, spread
 
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
@@ -121,7 +121,7 @@ class Strategy(Protocol):
         """Draws a batch of tasks from D_t and rolls it out."""
         ...
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
         ...
 
@@ -254,7 +254,7 @@ def grow_for_tools(
 
 def grpo_samples(
     config: ConfigDict, groups: Sequence[Group], state: FilterState, rewards: Rewards = outcome_rewards
-) -> tuple[list[Sample], FilterState]:
+) -> tuple[list[TrainingSample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
 
     This alone decides which groups count: config.learner.skip_dead_groups, dynamic_sampling and group_filter.
@@ -273,7 +273,7 @@ def grpo_samples(
     for i in active_groups:
         advantages = group_advantages(shaped[i], estimator=c.advantage)
         samples += [
-            Sample(t, np.full(len(t.ids), a, np.float32))
+            TrainingSample(t, np.full(len(t.ids), a, np.float32))
             for t, a in zip(groups[i].valid, advantages, strict=True)
         ]
     return samples, state

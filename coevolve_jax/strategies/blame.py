@@ -23,7 +23,7 @@ from coevolve_jax.strategies import static
 from coevolve_jax.strategies.base import SIGNALS, Lab, Roll, StepReport, evolves, grow_for_tools, solvable
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Group, Sample, Trajectory
+from coevolve_jax.types import Call, Group, TrainingSample, Trajectory
 
 PRIOR = 4.0  # attempts at the mean rate of all tools that each tool begins with
 
@@ -59,7 +59,7 @@ class Blame:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return self._grpo.collect(step, tasks, roll)
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         return self._grpo.compute_advantages(groups)
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:

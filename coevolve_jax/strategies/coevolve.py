@@ -29,7 +29,7 @@ from coevolve_jax.strategies.base import (
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Evidence, Group, Sample, Signal, Task, Trajectory
+from coevolve_jax.types import Evidence, Group, Signal, Task, TrainingSample, Trajectory
 
 READS = SHARED
 DEFAULTS = {
@@ -54,7 +54,7 @@ class CoEvolve:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return collect_batch(self._config, step, tasks, roll)
 
-    def compute_advantages(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 

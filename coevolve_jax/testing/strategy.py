@@ -30,9 +30,9 @@ from coevolve_jax.types import (
     Hint,
     Lineage,
     Outcome,
-    Sample,
     Step,
     Task,
+    TrainingSample,
     Trajectory,
     Turn,
 )
@@ -139,11 +139,11 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     return numbers, roll.hints, learned, dict(found.counts), rows, [t.id for t in tasks]
 
 
-def _streams(sample: Sample) -> tuple:
+def _streams(sample: TrainingSample) -> tuple:
     return sample.advantages, sample.ce_weights, sample.ref_logprobs
 
 
-def _check_sample(name: str, sample: Sample) -> None:
+def _check_sample(name: str, sample: TrainingSample) -> None:
     t = sample.trajectory
     where = f"{name}: the sample of rollout {t.rollout_index} of task {t.task_id}"
     assert t.outcome.valid, f"{where} is of an invalid rollout; leave those out."

@@ -22,11 +22,13 @@ class Faulty(static.Static):
         samples = super().compute_advantages(groups)
         match self._config.strategy.fault:
             case "invalid":
-                samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]
+                samples += [
+                    base.TrainingSample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)
+                ]
             case "shape":
-                samples += [base.Sample(groups[0].valid[0], np.ones(3, np.float32))]
+                samples += [base.TrainingSample(groups[0].valid[0], np.ones(3, np.float32))]
             case "nan":
-                samples += [base.Sample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
+                samples += [base.TrainingSample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
         return samples
 
     def observe(self, step, groups):

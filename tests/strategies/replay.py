@@ -6,7 +6,7 @@ import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
-from coevolve_jax.types import Sample, Trajectory
+from coevolve_jax.types import TrainingSample, Trajectory
 
 DEFAULTS = {"weight": 0.1, "size": 16}  # of the cross-entropy; successes kept
 
@@ -31,7 +31,8 @@ class Replay:
         fresh, _ = grpo_samples(self._config, groups, FilterState())
         weight = self._config.strategy.weight
         replayed = [
-            Sample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32)) for t in self._kept
+            TrainingSample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32))
+            for t in self._kept
         ]
         return fresh + replayed
 

@@ -11,7 +11,7 @@ from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import flash, parts, splash
 from coevolve_jax.models.packed import Row, Segments
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 
 
 class Lengths(NamedTuple):
@@ -36,7 +36,7 @@ class Load(NamedTuple):
     pairs: dict[str, float]
 
 
-def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[Sample]:
+def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[TrainingSample]:
     """Rollouts whose prompts differ by a fifth of the mean and what follows by a twelfth (standard deviation), as
     BFCL's along the reference calls do, and which fit a row. All that follows is learned from."""
     rng = np.random.default_rng(0)
@@ -50,12 +50,12 @@ def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> 
     return found
 
 
-def full_rows(rollouts: int, row_length: int) -> list[Sample]:
+def full_rows(rollouts: int, row_length: int) -> list[TrainingSample]:
     """As many, each of which fills a row and is learned from but for its first token."""
     return [_sample(i, 1, row_length) for i in range(rollouts)]
 
 
-def _sample(group: int, prompt: int, length: int) -> Sample:
+def _sample(group: int, prompt: int, length: int) -> TrainingSample:
     t = Trajectory(
         task_id=str(group),
         rollout_index=0,
@@ -68,7 +68,7 @@ def _sample(group: int, prompt: int, length: int) -> Sample:
         stop="done",
         outcome=Outcome(0.0, False),
     )
-    return Sample(t, np.ones(length, np.float32))
+    return TrainingSample(t, np.ones(length, np.float32))
 
 
 def load(
