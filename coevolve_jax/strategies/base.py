@@ -163,7 +163,7 @@ def collect_batch(
     missing = c.rollout.tasks_per_step
     for round in range(1 + c.learner.dynamic_sampling):
         again = (round,) if round else ()
-        drawn = tasks.sample(
+        drawn = tasks.draw(
             missing,
             rng_for(c.seed, "sample", step, *again),
             new_share=c.data.new_share,

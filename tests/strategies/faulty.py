@@ -13,7 +13,7 @@ class Faulty(static.Static):
         groups = super().collect(step, tasks, roll)
         fault = self._config.strategy.fault
         if fault == "unseeded":
-            return roll(tasks.sample(2, np.random.default_rng()), 4)
+            return roll(tasks.draw(2, np.random.default_rng()), 4)
         if fault == "twice":
             return groups + groups[:1]
         return groups
