@@ -136,7 +136,7 @@ class Observation:
     failed. valid: False when our own infrastructure failed;
     the whole rollout is then invalid and text says why. ends: the call has ended the user turn.
     fatal: the call took too long or killed its worker, which is the caller's failure and no fault of ours. text says
-    how. Its world is gone: no later call of the session is made, and each is answered alike.
+    how. Its world is gone: no later call in it is made, and each is answered alike.
     """
 
     text: str

@@ -260,11 +260,11 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
 
 
 def _answers(pool, task):
-    (session,) = pool.reset([task])
+    (env_id,) = pool.reset([task])
     for turn in task.turns:
-        yield pool.step([session], [turn.calls])[0]
-        pool.end_turn([session])
-    pool.close([session])
+        yield pool.step([env_id], [turn.calls])[0]
+        pool.end_turn([env_id])
+    pool.close([env_id])
 
 
 def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):

@@ -127,12 +127,12 @@ def pool():
 
 def play(pool, task, *turns):
     """Observations and outcome of turns[turn][call] in a fresh world."""
-    sessions, answers = pool.reset([task]), []
+    env_ids, answers = pool.reset([task]), []
     for turn in turns:
-        answers += pool.step(sessions, [turn])[0]
-        pool.end_turn(sessions)
-    (outcome,) = pool.score(sessions)
-    pool.close(sessions)
+        answers += pool.step(env_ids, [turn])[0]
+        pool.end_turn(env_ids)
+    (outcome,) = pool.score(env_ids)
+    pool.close(env_ids)
     return answers, outcome
 
 
@@ -415,9 +415,9 @@ ESCAPES = {
 @pytest.fixture(scope="module")
 def world(family, pool):
     (scenario, *_) = family.scenarios("own_train", SETTINGS)
-    (session,) = pool.reset([scenario])
-    yield session
-    pool.close([session])
+    (env_id,) = pool.reset([scenario])
+    yield env_id
+    pool.close([env_id])
 
 
 @installed

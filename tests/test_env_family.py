@@ -207,9 +207,9 @@ def test_a_rollout_of_free_text(doors, door_pool):
 
 def test_a_world_that_does_not_say_what_it_would_take_offers_no_options(doors, door_pool):
     scenarios = envs.load(DOORS, doors).scenarios("train", {})[:3]
-    sessions = door_pool.reset(scenarios)
-    assert door_pool.options(sessions) == [[]] * 3
-    door_pool.close(sessions)
+    env_ids = door_pool.reset(scenarios)
+    assert door_pool.options(env_ids) == [[]] * 3
+    door_pool.close(env_ids)
 
 
 def test_exploration_sees_states_change(doors, door_pool):
@@ -219,19 +219,19 @@ def test_exploration_sees_states_change(doors, door_pool):
     assert before != opened == again == after and [o.error for o in one.observations] == [False, False, True]
 
 
-def test_a_crash_in_the_other_interpreter_costs_one_session(doors, door_pool):
+def test_a_crash_in_the_other_interpreter_costs_one_world(doors, door_pool):
     (task, *_) = envs.load(DOORS, doors).tasks("test", {})
-    sessions = door_pool.reset([task] * 6)
+    env_ids = door_pool.reset([task] * 6)
     calls = [act("open attic")] * 6
     calls[2] = act("open attic", "crash", "take rope")
-    observed = door_pool.step(sessions, calls)
+    observed = door_pool.step(env_ids, calls)
     assert [o.fatal for o in observed[2]] == [False, True, True] and "code 7" in observed[2][1].text
     assert all(o.valid for each in observed for o in each)
     assert not any(o.fatal for i in range(6) if i != 2 for o in observed[i])
-    door_pool.end_turn(sessions)
-    assert all(o.valid for o in door_pool.score(sessions))
-    assert [o.progress for o in door_pool.score(sessions)] == [0.5 * (i != 2) for i in range(6)]
-    door_pool.close(sessions)
+    door_pool.end_turn(env_ids)
+    assert all(o.valid for o in door_pool.score(env_ids))
+    assert [o.progress for o in door_pool.score(env_ids)] == [0.5 * (i != 2) for i in range(6)]
+    door_pool.close(env_ids)
 
 
 # --- What a family answers ------------------------------------------------------------------------

@@ -337,8 +337,8 @@ class Ending:
     def __getattr__(self, name):
         return getattr(self._pool, name)
 
-    def step(self, worlds, calls):
-        answers = self._pool.step(worlds, calls)
+    def step(self, env_ids, calls):
+        answers = self._pool.step(env_ids, calls)
         return [
             [dataclasses.replace(o, ends=c.name == "pwd") for c, o in zip(*one)]
             for one in zip(calls, answers)
@@ -365,11 +365,11 @@ class Slow:
     def reset(self, tasks):
         return self._delayed(self._pool.reset, tasks)
 
-    def step(self, worlds, calls):
-        return self._delayed(self._pool.step, worlds, calls)
+    def step(self, env_ids, calls):
+        return self._delayed(self._pool.step, env_ids, calls)
 
-    def score(self, worlds):
-        return self._delayed(self._pool.score, worlds)
+    def score(self, env_ids):
+        return self._delayed(self._pool.score, env_ids)
 
     def _delayed(self, operation, *args):
         time.sleep(0.03 * self._random.random())

@@ -61,8 +61,8 @@ class Execution:
 class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
-    A session is an integer handle. A call that takes too long or kills its worker
-    costs its own session and no other: it answers fatal=True from then on, and its outcome is a valid failure.
+    An env_id names an open world. A call that takes too long or kills its worker costs its own world and no other:
+    that world answers fatal=True from then on, and its outcome is a valid failure.
     Where our infrastructure fails it answers valid=False, and its outcome is invalid.
     Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
@@ -72,17 +72,17 @@ class EnvPool(Protocol):
 
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 
-    def step(self, sessions: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
+    def step(self, env_ids: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
 
-    def options(self, sessions: Sequence[int]) -> list[list[Call]]:
+    def options(self, env_ids: Sequence[int]) -> list[list[Call]]:
         """Calls that each world says it would take now; none where it does not say."""
         ...
 
-    def end_turn(self, sessions: Sequence[int]) -> None: ...
+    def end_turn(self, env_ids: Sequence[int]) -> None: ...
 
-    def score(self, sessions: Sequence[int]) -> list[Outcome]: ...
+    def score(self, env_ids: Sequence[int]) -> list[Outcome]: ...
 
-    def close(self, sessions: Sequence[int]) -> None: ...
+    def close(self, env_ids: Sequence[int]) -> None: ...
 
     def execute(self, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
         """Runs each job's calls in a fresh world of its task."""

@@ -32,7 +32,7 @@ class _Rollout:
 
     def __init__(self, task: Task, rollout_index: int, seed: int, hint: Hint | None = None):
         self.task, self.rollout_index, self.seed, self.hint = task, rollout_index, seed, hint
-        self.session = self.world = -1  # handles of the engine and of the environment, once it has begun
+        self.session = self.env_id = -1  # names of the conversation and of its world, once it has begun
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -234,13 +234,13 @@ class Agent:
         with self._meter.of(requests=len(requests)):
             return await call(requests)
 
-    async def _in_world(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_env(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """A call of the pool, which blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
     async def _converse(self, ask, r: _Rollout, temperature: float) -> Trajectory:
         """One whole conversation."""
-        (r.world,) = await self._in_world(self._pool.reset, [r.task])
+        (r.env_id,) = await self._in_env(self._pool.reset, [r.task])
         try:
             query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
             tools = self._tools(r.task)
@@ -255,10 +255,10 @@ class Agent:
                 self._check_limits(r)
             if r.stop == "engine":  # the policy was never heard, so its world's score says nothing about it
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
-            return r.finish((await self._in_world(self._pool.score, [r.world]))[0])
+            return r.finish((await self._in_env(self._pool.score, [r.env_id]))[0])
         finally:
             self._engine.release([r.session])
-            await self._in_world(self._pool.close, [r.world])
+            await self._in_env(self._pool.close, [r.env_id])
 
     def _check_limits(self, r: _Rollout) -> None:
         """Ends a conversation that may not have, or has no room for, one more assistant message."""
@@ -297,7 +297,7 @@ class Agent:
         for p in parsed:
             answer = Observation(f'{{"error": "{p.error}"}}', error=True)
             if p.call:
-                ((answer,),) = await self._in_world(self._pool.step, [r.world], [[p.call]])
+                ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[p.call]])
             text = self._limits.shown(answer.text)
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
@@ -323,7 +323,7 @@ class Agent:
         return None if pattern == call.name else pattern
 
     async def _end_turn(self, r: _Rollout) -> None:
-        await self._in_world(self._pool.end_turn, [r.world])
+        await self._in_env(self._pool.end_turn, [r.env_id])
         r.turn += 1
         r.steps_in_turn = 0
         if r.turn == len(r.task.turns):

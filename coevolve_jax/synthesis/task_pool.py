@@ -63,7 +63,7 @@ class TaskPool:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
         self.max_size, self._key = max_size, key
-        # Forks share these three, which only grow, so that a fork costs the same however many tasks there are.
+        # Forks share these three, which only grow, so that a fork copies no task.
         # A pool owns the first _size tasks; what lies behind belongs to a fork.
         self._tasks: list[Task] = []
         self._places: dict[str, int] = {}  # in _tasks, by id

@@ -112,16 +112,16 @@ def validate(
 
 def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[ProposalExecution]:
     """Makes each task's own calls, turn by turn, in a fresh environment."""
-    sessions = env_pool.reset(tasks)
+    env_ids = env_pool.reset(tasks)
     answers: list[list[tuple[Observation, ...]]] = [[] for _ in tasks]
     for turn in range(max((len(t.turns) for t in tasks), default=0)):
         active = [n for n, t in enumerate(tasks) if turn < len(t.turns)]
         calls = [tasks[n].turns[turn].calls for n in active]
-        for n, observations in zip(active, env_pool.step([sessions[n] for n in active], calls)):
+        for n, observations in zip(active, env_pool.step([env_ids[n] for n in active], calls)):
             answers[n].append(tuple(observations))
-        env_pool.end_turn([sessions[n] for n in active])
-    outcomes = env_pool.score(sessions)
-    env_pool.close(sessions)
+        env_pool.end_turn([env_ids[n] for n in active])
+    outcomes = env_pool.score(env_ids)
+    env_pool.close(env_ids)
     return [ProposalExecution(tuple(a), o) for a, o in zip(answers, outcomes)]
 
 
