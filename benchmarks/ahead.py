@@ -75,7 +75,7 @@ class Lognormal:
         ids = np.asarray([0x100, *loop_fakes.CHAT.stop_ids], np.int32)
         return [Completion(ids, np.zeros(2, np.float32), "stop", np.zeros(2, np.int32))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 

@@ -125,14 +125,17 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     def generate(temperature: float) -> list:
         nonlocal served
         sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
-        sessions = range(served, served + case.rows)
+        conversation_ids = range(served, served + case.rows)
         served += case.rows
         completions = event_loop.run(
             engine.generate(
-                [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]
+                [
+                    Request(s, ids, sampling, seed=s)
+                    for s, ids in zip(conversation_ids, data["prompts"], strict=True)
+                ]
             )
         )
-        engine.release(sessions)
+        engine.release(conversation_ids)
         return [c.ids.tolist() for c in completions]
 
     return ["coevolve_jax.rollout.native.NativeEngine.generate"], {

@@ -236,7 +236,7 @@ class Engine:
         self.weights, self.version = int(params), version
         self.tell("engine", self.weights, version)
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
     def close(self):

@@ -157,7 +157,7 @@ class Script:
         ids = np.asarray(self._lines[len(self.seen) - 1], np.int32)
         return [Completion(ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids)))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 

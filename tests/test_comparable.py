@@ -227,7 +227,7 @@ class Says:
         assert len(ids) <= requests[0].sampling.max_new_tokens
         return [Completion(ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids), np.int32))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 

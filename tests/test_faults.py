@@ -287,8 +287,8 @@ def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, 
     """One that is answered begins the count anew; a fault that a second attempt mends counts for nothing."""
     proxy, _ = proxies
     monkeypatch.setattr(sglang, "GIVEN_UP", 3)
-    engine, session = make(Member(proxy.url), attempts=2), itertools.count()
-    one = lambda: generate(engine, [ask(next(session), PROMPT, new=2)])[0].finish
+    engine, conversation_id = make(Member(proxy.url), attempts=2), itertools.count()
+    one = lambda: generate(engine, [ask(next(conversation_id), PROMPT, new=2)])[0].finish
     for _ in range(2):
         proxy.faults = ["garbage"] * 4
         assert [one(), one()] == ["abort", "abort"]
@@ -384,7 +384,7 @@ def test_conversations_that_lose_patience_together_all_end():
     async def lose():
         fleet = Fleet([Member("one")], probe=unwell, refresh=unwell, patience=0.05, restarts=0)
         fleet.put_out(fleet.members[0], "it is gone")
-        waiting = [asyncio.ensure_future(fleet.take(session)) for session in range(8)]
+        waiting = [asyncio.ensure_future(fleet.take(conversation_id)) for conversation_id in range(8)]
         with pytest.raises(EngineError, match="No SGLang server has answered"):
             await asyncio.gather(*waiting)
         for one in waiting:

@@ -86,7 +86,7 @@ class Script:
             Completion(ids, -0.5 * np.arange(1, len(ids) + 1, dtype=np.float32), finish, np.full(len(ids), 3))
         ]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
@@ -377,7 +377,7 @@ class Slow:
 
 
 class Told:
-    """An engine that tells which sessions are served at once, and their lengths."""
+    """An engine that tells which conversations are served at once, and their lengths."""
 
     def __init__(self, engine, told):
         self._engine, self._told = engine, told
@@ -386,7 +386,7 @@ class Told:
         return getattr(self._engine, name)
 
     async def advance(self, requests):
-        self._told.append([(r.session, len(r.ids)) for r in requests])
+        self._told.append([(r.conversation_id, len(r.ids)) for r in requests])
         return await self._engine.advance(requests)
 
 

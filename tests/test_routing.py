@@ -65,13 +65,13 @@ def converse(engine, between=lambda turn: None):
     task = Task(id="t", environment="bfcl", scenario={})
     rollouts = [_Rollout(task, i, i) for i in range(3)]
     for i, r in enumerate(rollouts):
-        r.session = i
+        r.conversation_id = i
     for r, ids in zip(rollouts, (shared, shared, draw(9)), strict=True):
         r.feed(ids)
     for turn, observed in enumerate(((40, 3, 5), (3, 33, 5), (2, 0, 0))):
         between(turn)
         asked = [
-            Request(r.session, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
+            Request(r.conversation_id, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
             for i, r in enumerate(rollouts)
         ]
         for r, completion, n in zip(rollouts, event_loop.run(engine.generate(asked)), observed):

@@ -1,6 +1,6 @@
 """Worker processes on the nodes of a Ray cluster that runs already: one actor per node holds that node's processes.
 
-Sessions and their logs stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
+The logs of worlds stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
 anew on another node, and the worlds are replayed there.
 """
 

@@ -32,7 +32,7 @@ class _Rollout:
 
     def __init__(self, task: Task, rollout_index: int, seed: int, hint: Hint | None = None):
         self.task, self.rollout_index, self.seed, self.hint = task, rollout_index, seed, hint
-        self.session = self.env_id = -1  # names of the conversation and of its world, once it has begun
+        self.conversation_id = self.env_id = -1  # given when the conversation begins
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -120,7 +120,7 @@ class Agent:
         self._alone = asyncio.Lock()  # held by the one call that an engine of batches serves
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[asyncio.Task] = set()
-        self._sessions = itertools.count()
+        self._conversation_ids = itertools.count()
         self._meter = UsageMeter(pool)
         self._counted: Counter[str] = Counter()  # of the engine, when it was last looked at
 
@@ -216,7 +216,7 @@ class Agent:
             return trajectory
 
         for r in itertools.chain.from_iterable(rollouts):
-            r.session = next(self._sessions)
+            r.conversation_id = next(self._conversation_ids)
         rows = [[asyncio.ensure_future(converse(r)) for r in row] for row in rollouts]
         conversations = list(itertools.chain.from_iterable(rows))
         try:
@@ -249,7 +249,8 @@ class Agent:
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_limits(r)  # the prompt alone may leave no room for a message
             while r.stop is None:
-                completion = await ask(Request(r.session, np.asarray(r.ids, np.int32), sampling, r.seed))
+                ids = np.asarray(r.ids, np.int32)
+                completion = await ask(Request(r.conversation_id, ids, sampling, r.seed))
                 r.sampled(completion)
                 await self._react(r, completion)
                 self._check_limits(r)
@@ -257,7 +258,7 @@ class Agent:
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
             return r.finish((await self._in_env(self._pool.score, [r.env_id]))[0])
         finally:
-            self._engine.release([r.session])
+            self._engine.release([r.conversation_id])
             await self._in_env(self._pool.close, [r.env_id])
 
     def _check_limits(self, r: _Rollout) -> None:

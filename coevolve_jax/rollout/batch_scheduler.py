@@ -37,7 +37,7 @@ class BatchScheduler:
     def _start_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._slots:
             # By conversation and not by arrival, which depends on the environment's speed.
-            round = sorted(self._waiting, key=lambda asked: asked[0].session)
+            round = sorted(self._waiting, key=lambda asked: asked[0].conversation_id)
             self._waiting = []
             self._serving = asyncio.ensure_future(self._serve(round))
 

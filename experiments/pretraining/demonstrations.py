@@ -14,7 +14,7 @@ from coevolve_jax.types import Task, Trajectory
 
 
 class DemonstrationEngine:
-    """Plays scripts through the agent loop: the n-th session says the n-th script. Not a policy."""
+    """Plays scripts through the agent loop: the n-th conversation says the n-th script. Not a policy."""
 
     batches = True
     constrains = False
@@ -26,8 +26,8 @@ class DemonstrationEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         out = []
         for r in requests:
-            ids = np.asarray(self._lines[r.session][self._said[r.session]], np.int32)
-            self._said[r.session] += 1
+            ids = np.asarray(self._lines[r.conversation_id][self._said[r.conversation_id]], np.int32)
+            self._said[r.conversation_id] += 1
             finish = "stop" if len(ids) <= r.sampling.max_new_tokens else "length"
             out.append(Completion(ids, np.zeros(len(ids), np.float32), finish, np.zeros(len(ids), np.int32)))
         return out
@@ -35,7 +35,7 @@ class DemonstrationEngine:
     def update_weights(self, params, version: int) -> None:
         raise NotImplementedError("A demonstrator has no weights.")
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         pass
 
     def close(self) -> None:
