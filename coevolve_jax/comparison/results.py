@@ -31,6 +31,7 @@ from coevolve_jax.comparison.differences import (
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell, diverged, ended, finished
 from coevolve_jax.comparison.quality import quality
+from coevolve_jax.types import mixed
 
 __all__ = (
     "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves", "difference", "no_values",
@@ -102,7 +103,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "new_share_of_visits": sum(t["record"]["trained"] for t in new) / visits if visits else 0.0,
         "calls_per_new_task": _mean(sum(len(turn["calls"]) for turn in t["turns"]) for t in new),
         "live_groups": _mean(row["groups"]["learned_from"] / row["groups"]["rolled_out"] for row in metrics),
-        "live_at_first_visit": _mean(0 < score < 1 for score in first),
+        "live_at_first_visit": _mean(mixed(score, 1) for score in first),
         "failed_at_first_visit": _mean(1 - score for score in first),
         "initial_digest": _digest(map(_content, initial)),
         **_held_out_digests(workdir),

@@ -44,7 +44,7 @@ class Client:
                 "to False, and answers are only checked."
             )
         self._config, self._chat, self._engine = config, chat, engine
-        self._sessions = itertools.count(-1, -1)  # those of rollouts count upwards
+        self._conversation_ids = itertools.count(-1, -1)  # those of rollouts count upwards
         self.costs: Counter = Counter()
         self.dialogues: list[Dialogue] = []
 
@@ -56,13 +56,14 @@ class Client:
         requests = []
         for q in questions:
             ids = np.asarray(self._chat.question(q.system, q.user), np.int32)
-            requests.append(Request(next(self._sessions), ids, sampling, q.seed))
+            requests.append(Request(next(self._conversation_ids), ids, sampling, q.seed))
         fitting = [r for r in requests if len(r.ids) + c.max_tokens <= c.max_length]
-        done = {r.session: completion for r, completion in zip(fitting, self._complete(fitting), strict=True)}
+        completions = zip(fitting, self._complete(fitting), strict=True)
+        done = {r.conversation_id: completion for r, completion in completions}
         answers: list[Form | None] = []
         for q, r in zip(questions, requests, strict=True):
             dialogue = Dialogue(role, q.about, q.system, q.user)
-            answers.append(self._read(r, done.get(r.session), form, dialogue))
+            answers.append(self._read(r, done.get(r.conversation_id), form, dialogue))
             book(self.costs, dialogue)
             self.dialogues.append(dialogue)
         return answers
@@ -75,7 +76,7 @@ class Client:
             none = np.zeros(0, np.int32)
             return [Completion(none, none.astype(np.float32), "abort", none, str(error))] * len(requests)
         finally:
-            self._engine.release([r.session for r in requests])
+            self._engine.release([r.conversation_id for r in requests])
 
     def _read(
         self, request: Request, completion: Completion | None, form: type[Form], dialogue: Dialogue
