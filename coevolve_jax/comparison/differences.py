@@ -224,6 +224,7 @@ def _bootstrap(
     """
     there = np.any([c.there for c in (*mine, *theirs)], axis=0)
     rng = np.random.default_rng(seed)
+    # Published intervals depend on the order of draws: scenarios, then seeds.
     where = stats.resample(int(there.sum()), rng, RESAMPLES)
     pairs = [(x.of_scenarios(there), y.of_scenarios(there)) for x, y in zip(mine, theirs, strict=True)]
     by_seed = np.stack([x.value(where) - y.value(where) for x, y in pairs])  # [S, B]

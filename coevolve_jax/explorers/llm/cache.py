@@ -28,8 +28,9 @@ class Cache:
         """Opens or makes the file. Raises ValueError for one that is no such cache, or cannot be made."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+            # Statements commit at once. The event loop's thread uses the file too, under the lock.
             self._file = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA journal_mode=WAL")  # other runs may read while one writes
             for table in TABLES:
                 self._file.execute(table)
         except (sqlite3.Error, OSError) as error:

@@ -44,7 +44,7 @@ class Client:
                 "samples: set it to False, and answers are only checked."
             )
         self._config, self._chat, self._engine = config, chat, engine
-        self._sessions = itertools.count(-1, -1)  # negative: rollouts count upwards from 0
+        self._sessions = itertools.count(-1, -1)  # negative, since rollouts count upwards from 0
         self.costs: Counter = Counter()
         self.dialogues: list[Dialogue] = []
 

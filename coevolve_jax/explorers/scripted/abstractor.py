@@ -15,7 +15,7 @@ from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
 from coevolve_jax.types import Call, Triplet, Turn
 
-SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # goals by steps, before shortening
+SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # shares of goals by steps, before shortening
 TURN_SHARES = (0.6, 0.3, 0.1)  # shares of tasks with 1, 2, 3 user turns, if the calls suffice
 MAX_WORDS = 14  # words of a tool's documentation in a query
 
