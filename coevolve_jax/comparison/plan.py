@@ -124,8 +124,8 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     for part in key.split("."):
         if not isinstance(present, ConfigDict) or part not in present:
             raise ValueError(
-                f"The config has no key {key!r}: the keys and their meaning stand in the config file, and a "
-                "strategy's come with its name in the file's argument (--config=FILE:strategy=NAME)."
+                f"The config has no key {key!r}: take one from the config file, or choose the strategy "
+                "that has it (--config=FILE:strategy=NAME)."
             )
         present = present[part]
     if isinstance(present, ConfigDict):
@@ -287,7 +287,8 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
     """
     if folder := config.checkpoint.get("folder"):
         raise ValueError(
-            f"config.checkpoint.folder is {folder!r}, of one run: leave it empty where several are compared."
+            f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty to compare "
+            "several."
         )
     return configs.override(config, {**cell.shared, "seed": cell.seed, "strategy.name": "static"})
 
@@ -373,7 +374,7 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
             if theirs != ours:
                 raise ValueError(
                     f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose "
-                    "another --workdir, or delete this run to have it again."
+                    "another --workdir, or delete this run to repeat it."
                 )
 
 
