@@ -202,6 +202,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_first_pages_python_runs(monkeypatch, tmp_path, capsys):
     """With sizes that take seconds."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)

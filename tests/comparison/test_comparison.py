@@ -27,6 +27,8 @@ from coevolve_jax.config import check, load_file, override, to_json
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
 
 

@@ -24,6 +24,8 @@ from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from tests.support.grpo_cases import samples
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 QWEN3 = QwenConfig(
     "qwen3",

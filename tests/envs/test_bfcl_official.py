@@ -28,6 +28,8 @@ from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Group, Outcome
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "models" / "tiny_qwen3"
 ALL = {name: benchmark.load(name, "official") for name in benchmark.CATEGORIES}
 LATE = ALL["multi_turn_miss_func"]

@@ -36,6 +36,8 @@ from tests.rollout.test_rollout import Script
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTHON = str(ROOT / ".appworld" / "bin" / "python")
 SETTINGS = {"train_split": "own_train", "eval_split": "own_development"}
 SECRET = "f7a1c0ffee"  # in the environment variables of the process that starts the workers

@@ -274,6 +274,7 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
     assert [o.reward for o in impatient.score(env_ids)] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_where_one_call_in_twenty_is_fatal_every_world_is_complete_or_a_failure():
     """And it is known which: those that met a crash, a hang or a lack of memory. Nothing is left behind."""
     tasks = BASE[::5]

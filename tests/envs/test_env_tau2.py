@@ -36,6 +36,8 @@ from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTHON = str(ROOT / ".tau2" / "bin" / "python")
 installed = pytest.mark.skipif(not Path(PYTHON).exists(), reason="tau2 is not set up: make tau2 does it")
 SMALL = dict(limits=Limits(1, max_calls=4), rounds=1, steps=8)  # for the suite of explorers

@@ -28,6 +28,8 @@ from coevolve_jax.types import Call, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PYTHON = str(ROOT / ".textworld" / "bin" / "python")
 # Of the games that `make textworld` makes.
 SETTINGS = {"games": 2, "difficulty": (1, 1), "train_split": "train", "eval_split": "development"}

@@ -7,7 +7,8 @@ import threading
 import time
 
 import pytest
-import ray
+
+ray = pytest.importorskip("ray", reason="make test installs it")
 from ray.cluster_utils import Cluster
 
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -15,6 +16,8 @@ from coevolve_jax.types import Call, Task, Turn
 from tests.envs.test_env_pool import ADD, ALL, BASE, HANG, SUM, alive
 from tests.support.clock import cpu_seconds
 from tests.support.families import fragile
+
+pytestmark = pytest.mark.slow
 
 SLOW = Call("power", {"base": 10, "exponent": 10**6})  # 0.1 to 0.3 s
 

@@ -26,7 +26,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import evaluate
 from coevolve_jax.types import Call
 
-pytestmark = installed
+pytestmark = [pytest.mark.slow, installed]
 FOLDER = ROOT / "models" / "tiny_qwen3_tau2"
 WEAK = json.loads(Path(FOLDER, "weak_tools.json").read_text())
 

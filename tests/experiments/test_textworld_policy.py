@@ -23,7 +23,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import evaluate
 
-pytestmark = installed
+pytestmark = [pytest.mark.slow, installed]
 FOLDER = ROOT / "models" / "tiny_qwen3_textworld"
 WEAK = json.loads(Path(FOLDER, "weak_tools.json").read_text())
 

@@ -40,7 +40,7 @@ from tests.support.browsing import address, browser, needs_browser, visit  # noq
 from tests.support.openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
 TOOL = {

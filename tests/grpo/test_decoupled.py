@@ -23,6 +23,8 @@ from tests.distributed.test_sharding import start as process
 from tests.grpo.test_grpo import next_logprobs, pad, padded_logprobs
 from tests.support.grpo_cases import MODEL, init_params, learner_config, make_learner, moved, trajectory
 
+pytestmark = pytest.mark.slow
+
 NOW = 7  # the version that learns
 CAP = 1.5
 SETTINGS = dict(tis_cap=CAP, clip_low=0.2, clip_high=0.28, kl="none", kl_coef=0.0)

@@ -29,6 +29,8 @@ from tests.support.grpo_cases import (
     trajectory,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def params():

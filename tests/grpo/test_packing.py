@@ -105,6 +105,7 @@ def test_less_than_a_tenth_of_what_is_computed_is_padding(row_length, rows_per_m
     assert 1 - tokens / computed < 0.10
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_of_rows():
     rng = np.random.default_rng(1)
     params = init_params()

@@ -18,6 +18,8 @@ from coevolve_jax.types import TrainingSample
 from tests.support.grpo_cases import MODEL, learner_config, moved, trajectory
 from tests.support.update_programs import EXPERTS
 
+pytestmark = pytest.mark.slow
+
 # A step's groups: the prompt's tokens, and those that follow it in each rollout.
 GROUPS = st.lists(
     st.tuples(st.integers(1, 14), st.lists(st.integers(1, 18), min_size=1, max_size=5)),

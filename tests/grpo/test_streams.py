@@ -29,6 +29,8 @@ from tests.support.grpo_cases import (
     trajectory,
 )
 
+pytestmark = pytest.mark.slow
+
 NONE = dict(kl="none", kl_coef=0.0)
 GSPO = dict(ratio="sequence", aggregate="sequence", clip_low=3e-2, clip_high=4e-2)
 

@@ -20,7 +20,7 @@ from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ from coevolve_jax.testing import engine as suite
 from coevolve_jax.testing.engine import ask, check_engine
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "models" / "tiny_qwen3"
 LIMITS = {"max_length": suite.MAX_LENGTH, "max_new_tokens": suite.MAX_NEW_TOKENS}
 

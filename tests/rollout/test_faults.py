@@ -34,6 +34,8 @@ from tests.rollout.test_rollout import TASK
 from tests.rollout.test_server import started_by
 from tests.support.faults import Proxy
 
+pytestmark = pytest.mark.server
+
 PROMPT = np.arange(40, 60)
 
 

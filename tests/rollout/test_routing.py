@@ -30,6 +30,8 @@ from tests.support.grpo_cases import MODEL as DENSE
 from tests.support.grpo_cases import init_params, learner_config, programs_of, samples, trajectory
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 MODEL = QwenConfig(  # a dense layer between two sparse ones
     "qwen3_moe",
     vocab_size=61,

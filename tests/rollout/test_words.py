@@ -17,6 +17,8 @@ from coevolve_jax.testing.engine import MAX_LENGTH, MAX_NEW_TOKENS, check_engine
 from tests.explorers.test_llm_explorer import pool, synthesizer  # noqa: F401 (fixture)
 from tests.rollout.test_server import TINY, post
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture
 def server(to_be_struck):

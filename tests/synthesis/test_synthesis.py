@@ -262,6 +262,7 @@ def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool):
     assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "environment", None)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused(roles):
     """In exploration, in shortening, in validation and where the explorer solves a task."""
     scenario = Task("math", "bfcl", bfcl.scenario(["MathAPI"]))
