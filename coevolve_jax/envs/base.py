@@ -185,8 +185,8 @@ def report_verdicts(groups: Sequence[Group], judge: Judge) -> dict:
 
 def _calls_by_turn(task: Task, trajectory: Trajectory) -> list[list[list[Call]]]:
     """calls[turn][step][call], as judges take them: each call of a rollout is a step of its own."""
-    made = [s for s in trajectory.steps if s.call is not None]
-    return [[[s.call] for s in made if s.turn == turn] for turn in range(len(task.turns))]
+    made = [(s.turn, s.call) for s in trajectory.steps if s.call is not None]
+    return [[[call] for at, call in made if at == turn] for turn in range(len(task.turns))]
 
 
 def action_pattern(call: Call) -> str:
