@@ -391,7 +391,7 @@ class Told:
 
 
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
-    """Seven conversations on four seats, in messages of different lengths: the same is asked for in each tick."""
+    """Seven conversations on four slots, in messages of different lengths: the same is asked for in each tick."""
     seeds = [[100 + i for i in range(7)]]
     limits, runs, ticks = Limits(max_length=400, max_new_tokens=48), [], []
     for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
