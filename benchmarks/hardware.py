@@ -50,8 +50,8 @@ COMMANDS = (
     Command("configs/appworld_qwen3_30b_a3b.py", "appworld_qwen3_30b_a3b", "h100-16", 1),
     Command("docs/guides/use_llm_explorer.md", "bfcl_qwen3_4b", "h100-4", 2),
     Command("docs/guides/serve_with_sglang.md", "bfcl_qwen3_4b", "h100-4", 2),
-    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
-    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
+    Command("docs/guides/train_your_model.md", "bfcl_qwen3_4b", "h100-8", 1),
+    Command("docs/guides/train_your_model.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
     Command("docs/guides/run_on_tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
     Command("docs/guides/run_on_tpu.md", "bfcl_qwen3_4b", "v6e-4", 1),  # a host that the server shares
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "h100-16", 1),

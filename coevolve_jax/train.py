@@ -35,7 +35,7 @@ from coevolve_jax.loop import hosts
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
-from coevolve_jax.loop.initial import begin, leak_guard
+from coevolve_jax.loop.initial import bootstrap, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
 from coevolve_jax.loop.timing import timed
@@ -98,7 +98,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
-            begun, saved = begin(c, synthesizer, agent), None
+            begun, saved = bootstrap(c, synthesizer, agent), None
             state = learner.init(policy.params)
         else:
             step, state, saved = restored
@@ -134,14 +134,14 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
                         # 2. GRPO update of the policy
                         with timed(seconds, "update"):
-                            samples = strategy.credit(groups)
+                            samples = strategy.compute_advantages(groups)
                             state, learned = learn(c, learner, state, samples, step)
                         with timed(seconds, "push"):
                             engine.update_weights(learner.policy(state), step + 1)
 
                         # 3. Weakness signals from these rollouts
                         found = strategy.observe(step, groups)
-                        tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        tasks.record(task_scores(groups))
                         run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves

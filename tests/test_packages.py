@@ -1,4 +1,4 @@
-"""Who may import whom: the table of docs/architecture.md, held against every import of coevolve_jax and experiments."""
+"""Who may import whom: a table, held against every import of coevolve_jax and experiments."""
 
 import ast
 import subprocess

@@ -14,6 +14,8 @@ from coevolve_jax import envs, tfds_tasks
 from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(tfds_tasks.__file__).parents[1]
 
 # Text as JSON reads it: any character, halves of surrogate pairs too.

@@ -1,7 +1,8 @@
-"""The loops of `logprobs.py` on a mesh: each device's own positions, and its part of the vocabulary where that is split.
+"""The loops of `logprobs.py` on a mesh, where each device has its own positions.
 
-Devices meet before and after a loop only. The unembedding is gathered in the type of the computation and its gradient
-reduced in float32; parts of the vocabulary are put together as tiles are.
+If the vocabulary is split, a device has its own part of that too. Devices meet only before and after a loop.
+The unembedding is gathered in the compute type, and its gradient is reduced in float32. Results for parts of
+the vocabulary are merged as those of tiles are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from coevolve_jax.distributed import sharding
 
 
 def gather(mesh: Mesh, axis: int, matrix: jax.Array, dtype: Any) -> jax.Array:
-    """The unembedding as the loops take it. axis: of its vocabulary, here and below.
+    """Gathers the unembedding for the loops. axis: that of its vocabulary, here and below.
 
-    It is cast before it is gathered: left to itself the compiler may do it afterwards.
+    The cast comes before the gather. The compiler alone might cast afterwards, and so move more bytes.
     """
     axes = sharding.logprob_axes(axis)
     one_device = lambda part: jax.lax.all_gather(part.astype(dtype), axes.fsdp, axis=1 - axis, tiled=True)
@@ -31,7 +32,10 @@ def gather(mesh: Mesh, axis: int, matrix: jax.Array, dtype: Any) -> jax.Array:
 
 
 def statistics(mesh: Mesh, axis: int, loop: Callable) -> Callable:
-    """loop: of how many blocks count, the unembedding, and the hidden states and targets in blocks."""
+    """Wraps the forward loop for a mesh.
+
+    loop: takes the number of blocks that count, the unembedding, and the blocks of hidden states and targets.
+    """
     axes = sharding.logprob_axes(axis)
 
     def one_device(used, part, blocks):
@@ -48,7 +52,10 @@ def statistics(mesh: Mesh, axis: int, loop: Callable) -> Callable:
 
 
 def gradients(mesh: Mesh, axis: int, loop: Callable) -> Callable:
-    """loop: of the same, with more blocks; it gives None for the gradient of a frozen unembedding."""
+    """Wraps the backward loop for a mesh.
+
+    loop: takes the same, with more blocks. Its gradient of a frozen unembedding is None.
+    """
     axes = sharding.logprob_axes(axis)
 
     def one_device(used, part, blocks):
@@ -58,7 +65,7 @@ def gradients(mesh: Mesh, axis: int, loop: Callable) -> Callable:
             return d_hidden, None
         d_part = jax.lax.psum_scatter(d_part, axes.fsdp, scatter_dimension=1 - axis, tiled=True)
         d_part = jax.lax.psum(d_part, axes.others)
-        # Now, not after the backward pass of the layers, through which it would be kept whole.
+        # Reduce now. After the layers' backward pass the whole gradient would be held all through it.
         return jax.lax.optimization_barrier((d_hidden, d_part))
 
     return _spread(mesh, axes, one_device, (axes.blocks, axes.own))

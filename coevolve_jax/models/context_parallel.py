@@ -1,10 +1,10 @@
-"""Rows that are split over the mesh's context axis, since one device does not hold them.
+"""Rows that are split over the mesh's context axis, because one device does not hold them.
 
-Everything but attention takes a part as a row of its own. Attention has a part's queries, and the keys and values of the
-whole row, gathered: grouped heads make these small (Llama 3, arXiv 2407.21783, section 3.3.2).
+All code but attention treats a part as a row of its own. Attention takes a part's queries and gathers the
+keys and values of the whole row. Grouped heads make these small (Llama 3, arXiv 2407.21783, section 3.3.2).
 
-A row is cut into 2 P chunks, of which part i has the i-th and the i-th from the end: causal attention takes as long for
-every part.
+A row is cut into 2 P chunks. Part i takes the i-th chunk and the i-th from the end. So causal attention takes
+equally long for every part.
 
 R: rows; L: tokens of a row; P: parts of a row.
 """
@@ -20,13 +20,16 @@ from coevolve_jax.models.packed import Row
 
 
 def places(part: jax.Array | int, parts: int, length: int) -> jax.Array:
-    """int32 [L / P], where the tokens of a part lie in their row. length: L, a multiple of 2 P."""
+    """The places in its row of a part's tokens, int32 [L / P]. length: L, a multiple of 2 P."""
     chunk = jnp.arange(length // (2 * parts))
     return jnp.concatenate([part * len(chunk) + chunk, (2 * parts - 1 - part) * len(chunk) + chunk])
 
 
 def split(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """[R, L, ...], laid out as a batch, as [R * P, L / P, ...]: its parts, each where it is computed."""
+    """Splits [R, L, ...], laid out as a batch, into [R * P, L / P, ...], each part where it is computed.
+
+    Raises ValueError where L is not a multiple of 2 P.
+    """
     parts = sharding.context_parts(mesh)
     if parts == 1:
         return x
@@ -45,7 +48,7 @@ def split(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def join(mesh: Mesh, x: jax.Array) -> jax.Array:
-    """What `split` has split."""
+    """Undoes `split`."""
     parts = sharding.context_parts(mesh)
     if parts == 1:
         return x
@@ -58,7 +61,7 @@ def join(mesh: Mesh, x: jax.Array) -> jax.Array:
 
 
 def whole(x: jax.Array, parts: int) -> jax.Array:
-    """[R, L / P, ...] of a device as [R, L, ...], gathered; to be called on each device of the context axis."""
+    """Gathers a device's [R, L / P, ...] into [R, L, ...]. Call it on each device of the context axis."""
     chunks = jax.lax.all_gather(x, sharding.CONTEXT, axis=1)
     chunks = chunks.reshape(len(x), parts, 2, -1, *x.shape[2:])
     chunks = jnp.concatenate([chunks[:, :, 0], chunks[:, ::-1, 1]], axis=1)
@@ -66,7 +69,7 @@ def whole(x: jax.Array, parts: int) -> jax.Array:
 
 
 def row(segment_ids: jax.Array, parts: int) -> Row:
-    """The row that this device has a part of, from the segments [R, L / P] of that."""
+    """The row that this device holds a part of. segment_ids: those of the part, [R, L / P]."""
     segments = whole(segment_ids, parts)
     return Row(segments, places(jax.lax.axis_index(sharding.CONTEXT), parts, segments.shape[1]))
 

@@ -1,11 +1,13 @@
-"""Experts on several devices: each token travels to the devices of its experts and back, some at a time.
+"""Experts on several devices: tokens travel to the devices of their experts and back, in rounds.
 
-A device sorts its (token, expert) pairs by the device that has the expert. In each round it sends so many of them to
-every device of the expert axis and as many come back; rounds go on until the device with the most has sent all, so
-that none is dropped, however uneven the routing. The backward pass sends the tokens again, with their gradients.
+A device sorts its (token, expert) pairs by the device that holds the expert. In each round it sends at most C
+of them to every device of the expert axis, and receives as many results. Rounds go on until the busiest
+device has sent all its pairs. So none is dropped, however uneven the routing. The backward pass sends the
+tokens again, with their gradients.
 
-S: devices of the expert axis; N: tokens of a device; K: experts per token; C: pairs that one device sends another in
-a round; D: hidden size; E: experts of a device; F: hidden size of an expert, of which a device has a part.
+S: devices of the expert axis; N: tokens of a device; K: experts per token; C: pairs that one device sends
+another in a round; D: hidden size; E: experts of a device; F: hidden size of an expert, of which a device has
+a part.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 
-ROOM = 2**15  # pairs that a device takes from all others in a round, at most
-SCOPE = "exchange"  # of the loops over rounds, in the names of a program
+ROOM = 2**15  # most pairs that a device receives from all others in a round
+SCOPE = "exchange"  # names the loops over rounds in a compiled program
 
 
 class _Plan(NamedTuple):
-    """experts_of: x [M, D], weights [M, 1], experts [M, 1] and matrices -> [M, D], as `moe.mix` on one device. columns: C."""
+    """The static part of an exchange.
+
+    Attributes:
+      experts_of: what `moe.mix` computes on one device, x [M, D], weights [M, 1], experts [M, 1] and matrices
+        -> [M, D].
+      columns: C.
+    """
 
     experts_of: Callable[..., jax.Array]
     mesh: Mesh
@@ -34,8 +42,13 @@ class _Plan(NamedTuple):
 
 
 class _Route(NamedTuple):
-    """order: int32 [N * K], pairs by expert. first, count: int32 [S], where those for a device begin in it, and how
-    many they are. rounds: int32, the same on all devices."""
+    """The pairs of a device, by the device that each goes to.
+
+    Attributes:
+      order: int32 [N * K], the pairs sorted by expert.
+      first, count: int32 [S], where the pairs for each device begin in `order`, and how many there are.
+      rounds: int32, the same on all devices.
+    """
 
     order: jax.Array
     first: jax.Array
@@ -44,20 +57,22 @@ class _Route(NamedTuple):
 
 
 def room(pairs: int, devices: int) -> int:
-    """S * C, pairs that a device takes in a round, where each has so many."""
+    """S * C, the pairs that a device receives in a round, if each device has `pairs` of them."""
     return devices * -(-min(ROOM, pairs) // devices)
 
 
 def even_rounds(pairs: int, devices: int) -> int:
-    """Rounds where each device has so many pairs, and as many for each of the devices."""
+    """The rounds that are needed if each device has `pairs` pairs, equally many for every device."""
     return -(-pairs // room(pairs, devices))
 
 
 def exchanged(
     experts_of: Callable[..., jax.Array], mesh: Mesh, axes: sharding.ExpertAxes, x, weights, experts, *kernels
 ) -> jax.Array:
-    """`moe.mix` with the experts where they lie on the mesh. experts_of: what a device does with the pairs that have come
-    to it (`_Plan`)."""
+    """Computes `moe.mix` with the experts where they lie on the mesh.
+
+    experts_of: a device's computation on the pairs that it receives (`_Plan`).
+    """
     pairs = experts.size // sharding.token_parts(mesh)
     devices = mesh.shape[axes.expert]
     plan = _Plan(experts_of, mesh, axes, room(pairs, devices) // devices)
@@ -111,6 +126,7 @@ def _backward(plan: _Plan, given, g):
         with jax.named_scope(SCOPE):
             d_x, d_weights, d_kernels = jax.lax.fori_loop(0, route.rounds, one_round, zeros)
         d_x, d_weights = jax.lax.psum((d_x, d_weights), a.hidden)
+        # The forward pass gathered the kernels over `a.gathered`: each device gets its part's gradient back.
         scattered = [jax.lax.psum_scatter(d, a.gathered, scatter_dimension=0, tiled=True) for d in d_kernels]
         d_kernels = [jax.lax.psum(d, a.others).astype(k.dtype) for d, k in zip(scattered, kernels)]
         return d_x.astype(x.dtype), d_weights.reshape(weights.shape), *d_kernels
@@ -125,7 +141,7 @@ _exchanged.defvjp(_forward, _backward)
 
 
 def _route(plan: _Plan, experts: jax.Array, own: int) -> _Route:
-    """experts: [N, K], negative for none. own: E."""
+    """Sorts the pairs by the device of their expert. experts: [N, K], negative for none. own: E."""
     devices = plan.mesh.shape[plan.axes.expert]
     expert = jnp.where(experts < 0, devices * own, experts).reshape(-1)
     count = jnp.sum(expert[:, None] // own == jnp.arange(devices), axis=0, dtype=jnp.int32)
@@ -134,22 +150,25 @@ def _route(plan: _Plan, experts: jax.Array, own: int) -> _Route:
 
 
 def _pairs(plan: _Plan, route: _Route, r: jax.Array) -> jax.Array:
-    """[S, C] the pairs that go to each device in round r; N * K for none."""
+    """The pairs [S, C] that go to each device in round r. N * K stands for none."""
     rank = r * plan.columns + jnp.arange(plan.columns)
     place = jnp.minimum(route.first[:, None] + rank, len(route.order) - 1)
     return jnp.where(rank < route.count[:, None], route.order[place], len(route.order))
 
 
 def _sent(a: sharding.ExpertAxes, pairs, x, weights, experts, own: int) -> tuple[jax.Array, ...]:
-    """What comes to this device: tokens [S * C, D], their weights [S * C, 1], and their experts likewise, counted from
-    its first, negative for none."""
+    """Sends each pair to its expert's device.
+
+    Returns what this device receives: tokens [S * C, D], weights [S * C, 1] and experts [S * C, 1]. Experts
+    count from the device's first one; a negative one is none.
+    """
     wanted = jnp.where(pairs < experts.size, _taken(experts.reshape(-1), pairs) % own, -1)
     given = _taken(x, pairs // experts.shape[1]), _taken(weights.reshape(-1), pairs), wanted
     return tuple(_swap(a, values).reshape(pairs.size, -1) for values in given)
 
 
 def _swap(a: sharding.ExpertAxes, values: jax.Array) -> jax.Array:
-    """[S, C, ...]: what each device of the expert axis has for this one, in place of what this one has for each."""
+    """All-to-all over the expert axis: entry s of `values` [S, C, ...] goes to device s."""
     return jax.lax.all_to_all(values, a.expert, 0, 0, tiled=True)
 
 
@@ -158,7 +177,7 @@ def _taken(values: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def _added(total: jax.Array, pairs: jax.Array, each: int, values: jax.Array) -> jax.Array:
-    """total [N, D], float32, and the values [S, C, D] of tokens with `each` pairs."""
+    """Adds `values` [S, C, D] to their tokens in `total` [N, D], float32. each: pairs per token."""
     return total.at[pairs // each].add(values.astype(jnp.float32), mode="drop")
 
 

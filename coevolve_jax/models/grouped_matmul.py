@@ -1,9 +1,9 @@
 """The grouped matrix product for NVIDIA GPUs: tokens sorted by expert, each times its expert's matrix.
 
-XLA has no such instruction there and makes `jax.lax.ragged_dot` a dense product with a copy of the tokens for each
-expert. These kernels, written in Pallas for Triton, read every token once per block of columns.
+XLA has no such instruction for GPUs. It makes `jax.lax.ragged_dot` a dense product, with a copy of the tokens
+for each expert. These kernels (Pallas for Triton) read every token once per block of columns.
 
-M: tokens, those of an expert together; E: experts; K: summed over; N: columns.
+M: tokens, sorted by expert; E: experts; K: the summed dimension; N: columns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from jax.experimental.pallas import triton as plgpu
 
 
 class Blocks(NamedTuple):
-    """What a program of a kernel holds at one time, powers of two: rows and columns of its result, and how many numbers
-    of each it multiplies in one turn. Not tuned: no such GPU was at hand."""
+    """Tile sizes of a kernel's program, powers of two. Not tuned: no such GPU was at hand.
+
+    rows, columns: of its tile of the result. depth: entries of the summed axis that it multiplies in one
+    turn.
+    """
 
     rows: int
     columns: int
@@ -43,8 +46,8 @@ def grouped_matmul(
       interpret: run the kernels step by step in JAX, on any platform.
 
     Returns:
-      [M, N] in x's type, sums in float32. What it holds, and what its gradient holds, for rows that belong to no
-      expert is not defined.
+      [M, N] in x's type, with sums in float32. Rows that belong to no expert are undefined, in the result and
+        in its gradient.
     """
     blocks = blocks or Blocks(rows=128, columns=128, depth=128 // x.dtype.itemsize)
     # Within shard_map all operands of a kernel must vary over the same axes.
@@ -73,7 +76,7 @@ _grouped.defvjp(_forward, _backward)
 
 
 def _product(x, matrices, sizes, blocks: Blocks, interpret: bool, transposed: bool) -> jax.Array:
-    """x [M, K] with matrices [E, K, N], or [E, N, K] where they are `transposed`."""
+    """Multiplies x [M, K] with matrices [E, K, N], or [E, N, K] where they are `transposed`."""
     M, K = x.shape
     N = matrices.shape[1 if transposed else 2]
     expert, first, end = _tiles(sizes, M, blocks.rows)
@@ -120,7 +123,7 @@ def _call(kernel, grid: tuple[int, ...], shape: tuple[int, ...], interpret: bool
 
 
 def _outer(x, g, sizes, blocks: Blocks, interpret: bool) -> jax.Array:
-    """[E, K, N]: of each expert, x [M, K] transposed times g [M, N], over its tokens."""
+    """For each expert, x [M, K] transposed times g [M, N], over its tokens: [E, K, N]."""
     K, N = x.shape[1], g.shape[1]
     end = jnp.cumsum(sizes)
     first = end - sizes
@@ -149,8 +152,11 @@ def _outer(x, g, sizes, blocks: Blocks, interpret: bool) -> jax.Array:
 
 
 def _tiles(sizes: jax.Array, tokens: int, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each tile of `rows` tokens of one expert: the expert, its first token and where the expert's end. As many as
-    there can be; those that are too many hold no token."""
+    """Divides the tokens into tiles of `rows` tokens, each of a single expert.
+
+    Returns each tile's expert, its first token, and the end of its expert's tokens. The number of tiles is
+    the largest that any `sizes` can need; surplus tiles hold no token.
+    """
     end = jnp.cumsum(sizes)
     tiles = -(-sizes // rows)
     last = jnp.cumsum(tiles)

@@ -17,12 +17,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.config.schedule import KEYS, evolutions
-from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
+from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
+from coevolve_jax.synthesis.validate import Admit, Verdict
+from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSample, Trajectory, spread
 
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
@@ -65,7 +66,7 @@ class Lab(Protocol):
         """Names of the tools that the environment offers in a scenario or task."""
         ...
 
-    def grow(
+    def synthesize(
         self,
         contexts: Sequence[Context],
         *,
@@ -74,15 +75,15 @@ class Lab(Protocol):
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind:
         what the new tasks' lineage says of their origin. admit: has the last word on each batch of validated
-        tasks. elsewhere: gives a context that led to no task another place; then each context gives one task
+        tasks. relocate: gives a context that led to no task another place; then each context gives one task
         before any gives a second."""
         ...
 
-    def grow_unguided(
+    def synthesize_unguided(
         self,
         *,
         wanted: int,
@@ -102,7 +103,7 @@ class Lab(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class StepReport:
     """What a method read from the rollouts of a step. counts: by kind, for metrics.jsonl. rows: for
     signals.jsonl, in a form of the method's own; the report links those that have a Signal's keys to tasks."""
 
@@ -113,7 +114,7 @@ class Findings:
 class Strategy(Protocol):
     """A self-evolving method; the four calls come in this order in every GRPO step.
 
-    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `credit` of step t and runs in
+    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `compute_advantages` of step t and runs in
     other threads: it must then change nothing but what it draws from `tasks`.
     """
 
@@ -121,11 +122,11 @@ class Strategy(Protocol):
         """Draws a batch of tasks from D_t and rolls it out."""
         ...
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
         ...
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         """Remembers what the rollouts tell."""
         ...
 
@@ -141,9 +142,9 @@ class Strategy(Protocol):
         ...
 
 
-def outcome_rewards(group: Group) -> list[float]:
+def outcome_rewards(group: Group) -> Sequence[float]:
     """The environment's own rewards."""
-    return [t.outcome.reward for t in group.valid]
+    return group.rewards
 
 
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -163,7 +164,7 @@ def collect_batch(
     missing = c.rollout.tasks_per_step
     for round in range(1 + c.learner.dynamic_sampling):
         again = (round,) if round else ()
-        drawn = tasks.sample(
+        drawn = tasks.draw(
             missing,
             rng_for(c.seed, "sample", step, *again),
             min_evolved_share=c.data.min_evolved_share,
@@ -174,7 +175,7 @@ def collect_batch(
             break
         groups += roll(drawn, c.rollout.group_size, **how)
         missing = c.rollout.tasks_per_step - len(
-            live_groups({i: spread(rewards(g)) for i, g in enumerate(groups)})
+            drop_zero_variance({i: spread(rewards(g)) for i, g in enumerate(groups)})
         )
         if missing <= 0:
             break
@@ -206,21 +207,21 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
     rollouts are all invalid is refused as "environment": nothing is known about it."""
 
-    def admit(tasks: Sequence[Task]) -> list[Admission]:
-        words: list[Admission] = []
+    def admit(tasks: Sequence[Task]) -> list[Verdict]:
+        words: list[Verdict] = []
         for group in lab.probe(tasks, k, step):
             solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
             if not tried:
-                words.append(Admission("environment", None))
+                words.append(Verdict("environment"))
                 continue
-            refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
-            words.append(Admission(refusal, solved / tried))
+            refusal = None if group.mixed else "always_solved" if solved else "never_solved"
+            words.append(Verdict(refusal, solved / tried))
         return words
 
-    return admit if k else lambda tasks: [Admission(None)] * len(tasks)
+    return admit if k else lambda tasks: [Verdict(None)] * len(tasks)
 
 
-def grow_for_tools(
+def synthesize_for_tools(
     lab: Lab,
     tools: Sequence[str],
     signal: str,
@@ -242,19 +243,19 @@ def grow_for_tools(
         words = f"{tool} is called wrongly or not at all."
         return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
 
-    def elsewhere(barren: Context) -> Context:
-        id, _, place = barren.id.rpartition("/")
-        return context(barren.must[0], f"{id}/{int(place) + 1}")
+    def relocate(unproductive: Context) -> Context:
+        id, _, place = unproductive.id.rpartition("/")
+        return context(unproductive.must[0], f"{id}/{int(place) + 1}")
 
-    return lab.grow(
+    return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
-        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
+        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
     )  # fmt: skip
 
 
-def credit_groups(
+def grpo_samples(
     config: ConfigDict, groups: Sequence[Group], state: FilterState, rewards: Rewards = outcome_rewards
-) -> tuple[list[Sample], FilterState]:
+) -> tuple[list[TrainingSample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
 
     This alone decides which groups count: config.learner.skip_zero_variance_groups, dynamic_sampling and group_filter.
@@ -264,16 +265,16 @@ def credit_groups(
     """
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
-    kept = {i: spread(values) for i, values in shaped.items()}
+    active_groups = {i: spread(values) for i, values in shaped.items()}
     if c.skip_zero_variance_groups or c.dynamic_sampling:
-        kept = live_groups(kept)
+        active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
-        kept, state = filter_groups(state, kept)
-    pairs = [(i, t, r) for i in kept for t, r in zip(groups[i].valid, shaped[i], strict=True)]
-    advantages = group_advantages(
-        [r for _, _, r in pairs], [i for i, _, _ in pairs], [True] * len(pairs), estimator=c.advantage
-    )
-    samples = [
-        Sample(t, np.full(len(t.ids), a, np.float32)) for (_, t, _), a in zip(pairs, advantages, strict=True)
-    ]
+        active_groups, state = filter_groups(state, active_groups)
+    samples = []
+    for i in active_groups:
+        advantages = group_advantages(shaped[i], estimator=c.advantage)
+        samples += [
+            TrainingSample(t, np.full(len(t.ids), a, np.float32))
+            for t, a in zip(groups[i].valid, advantages, strict=True)
+        ]
     return samples, state

@@ -19,8 +19,8 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
+from coevolve_jax.strategies.base import SHARED, Lab, StepReport, Strategy, trajectories_of
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     Call,
@@ -30,9 +30,9 @@ from coevolve_jax.types import (
     Hint,
     Lineage,
     Outcome,
-    Sample,
     Step,
     Task,
+    TrainingSample,
     Trajectory,
     Turn,
 )
@@ -106,17 +106,19 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     assert len(set(numbers)) == len(numbers), f"{name}: collect returned a rollout twice at step {step}."
 
     before = [t.outcome for t in trajectories_of(groups)]
-    samples = strategy.credit(groups)
-    assert before == [t.outcome for t in trajectories_of(groups)], f"{name}: credit changed an outcome."
+    samples = strategy.compute_advantages(groups)
+    assert before == [t.outcome for t in trajectories_of(groups)], (
+        f"{name}: compute_advantages changed an outcome."
+    )
     for s in samples:
         _check_sample(name, s)
 
     found = strategy.observe(step, groups)
-    assert isinstance(found, Findings), f"{name}: observe returned {type(found).__name__}, not Findings."
+    assert isinstance(found, StepReport), f"{name}: observe returned {type(found).__name__}, not StepReport."
     assert all(isinstance(n, int) and n >= 0 for n in found.counts.values()), (
-        f"{name}: Findings.counts holds {dict(found.counts)}; counts are whole numbers from 0."
+        f"{name}: StepReport.counts holds {dict(found.counts)}; counts are whole numbers from 0."
     )
-    rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
+    rows = _as_json(list(found.rows), f"{name}: StepReport.rows of step {step}")
 
     ids, states, lab = list(known), [], MadeUpLab(config, tasks)
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
@@ -137,11 +139,11 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     return numbers, roll.hints, learned, dict(found.counts), rows, [t.id for t in tasks]
 
 
-def _streams(sample: Sample) -> tuple:
+def _streams(sample: TrainingSample) -> tuple:
     return sample.advantages, sample.ce_weights, sample.ref_logprobs
 
 
-def _check_sample(name: str, sample: Sample) -> None:
+def _check_sample(name: str, sample: TrainingSample) -> None:
     t = sample.trajectory
     where = f"{name}: the sample of rollout {t.rollout_index} of task {t.task_id}"
     assert t.outcome.valid, f"{where} is of an invalid rollout; leave those out."
@@ -230,41 +232,24 @@ class MadeUpLab:
             for e in evidence
         ]
 
-    def grow(
-        self,
-        contexts: Sequence[Context],
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
-    ) -> SynthesisStats:
-        return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
+    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+        request = SynthesisRequest(**wanted)
+        return self._add(dataclasses.replace(request, wanted=min(request.wanted, len(contexts))))
 
-    def grow_unguided(
-        self,
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        scenarios: Sequence[Task] | None = None,
-        admit: Admit | None = None,
+    def synthesize_unguided(
+        self, *, scenarios: Sequence[Task] | None = None, **wanted: Any
     ) -> SynthesisStats:
-        return self._add(wanted, kind, step, rng, admit)
+        return self._add(SynthesisRequest(**wanted))
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
 
-    def _add(
-        self, count: int, kind: str, step: int, rng: np.random.Generator, admit: Admit | None = None
-    ) -> SynthesisStats:
-        new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(count)]
-        if admit is not None:
-            new = [task for task, word in zip(new, admit(new), strict=True) if word.refusal is None]
+    def _add(self, request: SynthesisRequest) -> SynthesisStats:
+        kind, step, count = request.kind, request.step, request.wanted
+        new = [made_up_task(f"{kind}-{step}-{i}", request.rng, kind, step) for i in range(count)]
+        if request.admit is not None:
+            new = [task for task, word in zip(new, request.admit(new), strict=True) if word.refusal is None]
         added = sum(refusal is None for refusal in self.tasks.add(new))
         return SynthesisStats(proposed=count, accepted=added, added=added)
 

@@ -55,7 +55,9 @@ def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     assert charts == 29  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
-    assert "zero variance groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
+    assert (
+        "zero variance groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
+    )
     # What the cursor points at stands in the legend, with its interval.
     plot = found.locator("figure", has_text="Held-out success by number of calls")
     plot.scroll_into_view_if_needed()

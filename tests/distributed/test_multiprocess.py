@@ -29,6 +29,8 @@ from coevolve_jax.testing.engine import ask, moved
 from tests.distributed.test_sharding import MODELS, QWEN3, batches, random_params, settings, start
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

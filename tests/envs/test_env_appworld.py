@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,21 +16,27 @@ from transformers import AutoTokenizer
 from coevolve_jax import build, envs
 from coevolve_jax import config as configs
 from coevolve_jax.envs import appworld
-from coevolve_jax.envs.appworld import calls, own_tasks
+from coevolve_jax.envs.appworld import calls, data
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
-from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
+from experiments import appworld_tasks
 from tests.rollout.test_rollout import Script
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 PYTHON = str(ROOT / ".appworld" / "bin" / "python")
 SETTINGS = {"train_split": "own_train", "eval_split": "own_development"}
@@ -95,7 +102,7 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
         outcome = Outcome(float(bool(passed)), bool(passed), valid=passed is not None)
         return dataclasses.replace(EMPTY, task_id=task.id, rollout_index=n, outcome=outcome)
 
-    found = appworld.report(tasks, [played(t, n) for t in tasks for n in (0, 1)], 2, None)
+    found = appworld.report([Group(t, (played(t, 0), played(t, 1))) for t in tasks], None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
     assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
     assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
@@ -126,12 +133,12 @@ def pool():
 
 def play(pool, task, *turns):
     """Observations and outcome of turns[turn][call] in a fresh world."""
-    sessions, answers = pool.reset([task]), []
+    env_ids, answers = pool.reset([task]), []
     for turn in turns:
-        answers += pool.step(sessions, [turn])[0]
-        pool.end_turn(sessions)
-    (outcome,) = pool.score(sessions)
-    pool.close(sessions)
+        answers += pool.step(env_ids, [turn])[0]
+        pool.end_turn(env_ids)
+    (outcome,) = pool.score(env_ids)
+    pool.close(env_ids)
     return answers, outcome
 
 
@@ -142,11 +149,14 @@ def test_it_conforms():
 
 
 @installed
-def test_data_that_is_not_there_is_missed_in_one_sentence(family):
+def test_data_that_is_not_there_is_missed_in_one_sentence(family, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="make appworld downloads it"):
         family.tasks("test_normal", SETTINGS)
     with pytest.raises(ValueError, match="no split 'dev2': use one of train, dev, test_normal"):
         family.scenarios("dev2", SETTINGS)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(ValueError, match=r"own_train.txt is missing\): run .* experiments/appworld_tasks.py"):
+        data.ids("own_train")
 
 
 @installed
@@ -155,12 +165,14 @@ def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
     tasks = {t.id: t for s in ("own_train", "own_development") for t in family.tasks(s, SETTINGS)}
     assert len(tasks) == 6 and not any(t.calls for t in tasks.values())
     for id, task in tasks.items():
-        answers, outcome = play(pool, task, code(own_tasks.solution(id)))
+        answers, outcome = play(pool, task, code(appworld_tasks.solution(id)))
         assert outcome.success and answers[-1].ends and not answers[-1].error, (id, outcome, answers)
-    wrong = own_tasks.solution("own1_1").replace("len(songs)", "len(songs) + 1")
+    wrong = appworld_tasks.solution("own1_1").replace("len(songs)", "len(songs) + 1")
     _, outcome = play(pool, tasks["own1_1"], code(wrong))
     assert not outcome.success and outcome.reason == "1_of_2_tests"
-    _, outcome = play(pool, tasks["own1_1"], code(NOTES, ADD.format("Mine"), own_tasks.solution("own1_1")))
+    _, outcome = play(
+        pool, tasks["own1_1"], code(NOTES, ADD.format("Mine"), appworld_tasks.solution("own1_1"))
+    )
     assert not outcome.success
 
 
@@ -237,9 +249,9 @@ except interpreter.Ended as end:
 def test_the_scripted_explorer_makes_tasks_of_what_it_finds(family, pool):
     scenarios = family.scenarios("own_train", SETTINGS)[:1]
     contexts = [unguided(s, f"free{n}") for n, s in enumerate(scenarios)]
-    made = synthesize(
-        scripted.make(None, family), family.tools, pool, contexts, Sizes(1, max_calls=3), rounds=1, steps=8,
-        rng=np.random.default_rng(0), kind="initial",
+    made = run_pipeline(
+        scripted.make(None, family), family.tools, pool, contexts,
+        Settings(Sizes(1, max_calls=3), rounds=1, steps=8), Birth("initial"), np.random.default_rng(0),
     )  # fmt: skip
     actions = {family.action_pattern(t.call) for e in made.explorations for t in e.triplets}
     assert len(actions) > 4
@@ -277,7 +289,7 @@ def test_a_language_model_works_in_all_four_roles_here(family, pool):
 def test_the_first_python_block_of_a_message_is_run_and_the_end_of_the_task_ends_the_rollout(family, pool):
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "models" / "tiny_qwen3")
     chat = Chat(tokenizer).writing("python")
-    solved = own_tasks.solution("own1_1")
+    solved = appworld_tasks.solution("own1_1")
     said = [
         "I look first.\n```python\nprint(6 * 7)\n```\nor\n```python\nprint(8)\n```",
         f"```python\n{solved}",
@@ -288,7 +300,7 @@ def test_the_first_python_block_of_a_message_is_run_and_the_end_of_the_task_ends
     agent = Agent(
         engine, chat, pool, family.tools, Limits(4000, 600, 30), 1, action_pattern=family.action_pattern
     )
-    (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
     agent.close()
     assert t.stop == "done" and t.outcome.success and len(engine.seen) == 2
     assert [s.action for s in t.steps] == ["python", "supervisor.show_profile"]
@@ -414,9 +426,9 @@ ESCAPES = {
 @pytest.fixture(scope="module")
 def world(family, pool):
     (scenario, *_) = family.scenarios("own_train", SETTINGS)
-    (session,) = pool.reset([scenario])
-    yield session
-    pool.close([session])
+    (env_id,) = pool.reset([scenario])
+    yield env_id
+    pool.close([env_id])
 
 
 @installed

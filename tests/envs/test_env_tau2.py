@@ -26,13 +26,17 @@ from coevolve_jax.explorers.scripted.arguments import KNOWN, Bank, fill
 from coevolve_jax.explorers.scripted.tools import toolbox
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.testing.probe import play
-from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 PYTHON = str(ROOT / ".tau2" / "bin" / "python")
 installed = pytest.mark.skipif(not Path(PYTHON).exists(), reason="tau2 is not set up: make tau2 does it")
@@ -331,9 +335,10 @@ def test_explored_tasks_are_graded_by_the_state_and_by_what_was_told(domain, fam
     """They pass by their own calls, and not without the last of them."""
     roles, train = scripted.make(None, family), family.scenarios("train", of(domain))
     contexts = [unguided(scenario, scenario.id) for scenario in train[:3]]
-    made = synthesize(
-        roles, family.tools, pool, contexts, Limits(2, max_calls=4), rounds=1, steps=12, rng=np.random.default_rng(1), kind="initial"
-    )  # fmt: skip
+    settings = Settings(Limits(2, max_calls=4), rounds=1, steps=12)
+    made = run_pipeline(
+        roles, family.tools, pool, contexts, settings, Birth("initial"), np.random.default_rng(1)
+    )
     tasks = [verdict.task for verdict in made.verdicts if verdict.task is not None]
     assert tasks and all(verdict.reason == "reproduced" for verdict in made.verdicts)
     cut = [[[c for c in turn.calls if c is not task.calls[-1]] for turn in task.turns] for task in tasks]
@@ -383,7 +388,7 @@ def test_the_benchmarks_tasks_carry_policy_and_protocol(family):
     ends = [dataclasses.asdict(Outcome(float(won), won)) for won in (True, False, True)]
     fields = {"rollout_index": 0, "stop": "done", "hints": [], "steps": []}
     played = [Trajectory.from_json({**fields, "task_id": t.id, "outcome": o}) for t, o in zip(tasks, ends)]
-    said = family.report(tasks, played, 1, None)
+    said = family.report([Group(task, (t,)) for task, t in zip(tasks, played)], None)
     assert {d: found["success"] for d, found in said["by_domain"].items()} == {
         "telecom": 1.0,
         "retail": 0.0,

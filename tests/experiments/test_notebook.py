@@ -6,8 +6,9 @@ import os
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="make test installs it")
 from nbclient import NotebookClient
 
 from coevolve_jax import tfds_tasks
@@ -16,6 +17,8 @@ from coevolve_jax.config import check, load_file, override
 from coevolve_jax.planning import plan
 from coevolve_jax.types import Task
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = ROOT / "experiments" / "notebooks" / "small_ablation.ipynb"
 SMALL = {

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from transformers import AutoTokenizer
 
 from tests.support.paths import ROOT
@@ -15,6 +16,8 @@ sys.path.insert(0, str(ROOT / "experiments" / "pretraining"))
 from tiny_tokenizer import MARKUP, carried_over, make_tokenizer
 
 from coevolve_jax.models import hf_io
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_goes_on_from_a_folder_and_writes_one(tmp_path, quick):

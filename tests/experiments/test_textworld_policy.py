@@ -23,7 +23,7 @@ from coevolve_jax import config as configs
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import evaluate
 
-pytestmark = installed
+pytestmark = [pytest.mark.slow, installed]
 FOLDER = ROOT / "models" / "tiny_qwen3_textworld"
 WEAK = json.loads(Path(FOLDER, "weak_tools.json").read_text())
 
@@ -74,7 +74,8 @@ def test_it_reads_and_calls_and_errs_with_its_weak_verbs(pool, tasks, policy):
     )
     assert ROOT / c.model == FOLDER
     agent = build.agent(c, policy, build.engine(c, policy), pool)
-    result, played = evaluate(agent, tasks, samples=1, temperature=0.0, seed=0)
+    result, groups = evaluate(agent, tasks, num_rollouts=1, temperature=0.0, seed=0)
+    played = [group.trajectories[0] for group in groups]
     assert result.invalid == 0
     steps = [step for t in played for step in t.steps]
     assert np.mean([step.call is not None for step in steps]) > 0.95

@@ -12,7 +12,7 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
-from coevolve_jax.explorers.base import Episode, Solution
+from coevolve_jax.explorers.base import Episode
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.scripted import tools as tools_module
 from coevolve_jax.explorers.scripted.abstractor import instruction, value_text, word
@@ -219,7 +219,7 @@ def test_kinds_can_be_mixed(sweep, roles, pool):
     """The actions of one explorer, the wording of another, the judgement of a third."""
 
     class Trusting:
-        def judge(self, proposals, executions):
+        def judge(self, proposals, answers):
             return [[None] * len(p.turns) for p in proposals]
 
     mixed = roles._replace(name="mixed", explorer=sweep.explorer, validator=Trusting())
@@ -244,8 +244,8 @@ def without_replay(roles, batch, limits, shorten):
     """Proposals of steps that need others before them: those of a goal without its shortening."""
 
     def bare(goals):
-        steps = [[t for t in g.exploration.triplets if t.index in g.wanted] for g in goals]
-        return [Solution(tuple(own), ()) for own in steps]
+        steps = lambda g: tuple(t for t in g.exploration.triplets if t.index in g.wanted)
+        return [dataclasses.replace(g, steps=steps(g)) for g in goals]
 
     return roles.abstractor.abstract(batch, limits, bare)
 

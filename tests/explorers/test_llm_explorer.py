@@ -27,8 +27,9 @@ from coevolve_jax.records.llm_calls import all_lines
 from coevolve_jax.records.llm_calls import whole as unpacked
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.train import train
 from coevolve_jax.types import Call, Context, Observation, Outcome, Task, Triplet, Turn
@@ -39,7 +40,7 @@ from tests.support.browsing import address, browser, needs_browser, visit  # noq
 from tests.support.openai_server import FAULTS, KEY, SPOILT, OpenAIServer
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
 TOOL = {
@@ -389,17 +390,21 @@ def test_equal_seeds_make_equal_tasks(server, pool):
     made = []
     for _ in range(2):
         tasks = TaskPool()
-        synthesizer(server, pool).explore_unguided(
-            tasks, bfcl.scenarios("train"), wanted=6, kind="initial", step=0, rng=np.random.default_rng(3)
+        synthesizer(server, pool).synthesize_unguided(
+            tasks,
+            bfcl.scenarios("train"),
+            SynthesisRequest(wanted=6, kind="initial", step=0, rng=np.random.default_rng(3)),
         )
         made.append([task.to_json() for task in tasks])
     assert made[0] == made[1] and len(made[0]) == 6
     assert all(task["lineage"]["explorer"] == "llm:scripted-1" for task in made[0])
 
 
-def explored(made, **how):
-    tasks, how = TaskPool(), dict(wanted=6, kind="initial", step=0) | how
-    stats = made.explore_unguided(tasks, bfcl.scenarios("train"), rng=np.random.default_rng(3), **how)
+def explored(made, *, wanted=6, kind="initial", admit=None, **how):
+    tasks, rng = TaskPool(), np.random.default_rng(3)
+    stats = made.synthesize_unguided(
+        tasks, bfcl.scenarios("train"), SynthesisRequest(wanted, kind, 0, rng, admit), **how
+    )
     return tasks, stats
 
 
@@ -431,7 +436,7 @@ def test_an_endpoint_that_goes_away_later_has_all_rounds_to_come_back(server, po
         added.append(n)
         server.always = "500"
 
-    only_one = lambda tasks: [Admission(None if n == 0 else "never_solved") for n in range(len(tasks))]
+    only_one = lambda tasks: [Verdict(None if n == 0 else "never_solved") for n in range(len(tasks))]
     with pytest.raises(ValueError, match="base_url.*10 times server_error"):  # of the last round
         explored(made, all_or_none=True, admit=only_one, on_added=away)
     assert added == [1, *[0] * 20]
@@ -450,7 +455,9 @@ def test_a_server_that_answers_rubbish_makes_no_tasks_and_no_trouble(server, poo
     server.always = fault
     made, tasks = synthesizer(server, pool), TaskPool()
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:3])]
-    stats = made.grow(tasks, contexts, wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
+    stats = made.synthesize(
+        tasks, contexts, SynthesisRequest(wanted=3, kind="signal", step=4, rng=np.random.default_rng(0))
+    )
     assert (stats.added, stats.proposed, stats.environment_steps) == (0, 0, 0)
     assert (
         made.roles.costs[f"llm_faults/{FAULTS[fault][0]}"] == 18
@@ -472,15 +479,19 @@ def test_what_a_model_writes_is_checked(server, pool):
         return json.dumps(data)
 
     server.wrap = hostile
-    stats = made.grow(
-        TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=0, rng=np.random.default_rng(0)
+    stats = made.synthesize(
+        TaskPool(),
+        [unguided(scenario, "c")],
+        SynthesisRequest(wanted=2, kind="x", step=0, rng=np.random.default_rng(0)),
     )
     assert stats.proposed == 0
     refused = {k.partition("/")[2]: n for k, n in made.roles.costs.items() if k.startswith("llm_refused")}
     assert refused["no_such_step"] and refused["steps_out_of_order"] and sum(refused.values()) == 12
     server.wrap = lambda text: json.dumps({"tool": "os.system", "arguments": {"command": "touch /tmp/x"}})
-    stats = made.grow(
-        TaskPool(), [unguided(scenario, "c")], wanted=2, kind="x", step=1, rng=np.random.default_rng(0)
+    stats = made.synthesize(
+        TaskPool(),
+        [unguided(scenario, "c")],
+        SynthesisRequest(wanted=2, kind="x", step=1, rng=np.random.default_rng(0)),
     )
     assert stats.environment_steps == 0 and made.roles.costs["llm_refused/no_such_tool"] > 0
 
@@ -490,7 +501,9 @@ def test_a_judge_can_say_no_and_its_agreement_with_the_environment_is_counted(se
     strict = lambda text: text.replace('"ok"', '"underspecified"')
     server.wrap = strict
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:4])]
-    stats = made.grow(tasks, contexts, wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
+    stats = made.synthesize(
+        tasks, contexts, SynthesisRequest(wanted=4, kind="signal", step=4, rng=np.random.default_rng(0))
+    )
     assert stats.added == 0 and stats.refused["underspecified"] == stats.proposed > 0
     assert stats.judge_agreement == {"no_yes": stats.proposed}
     again = SynthesisStats.from_json(stats.to_json())
@@ -502,13 +515,13 @@ def test_the_judge_is_asked_about_a_few_of_those_that_the_environment_refuses(se
         def __getattr__(self, name):
             return getattr(pool, name)
 
-        def score(self, sessions):
-            return [Outcome(0.0, False) for _ in pool.score(sessions)]
+        def score(self, env_ids):
+            return [Outcome(0.0, False) for _ in pool.score(env_ids)]
 
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:6])]
     for calibration in (0, 2):
         made = synthesizer(server, Harsh(), calibration=calibration)
-        stats = made._grow_once(TaskPool(), contexts, 99, "x", 0, 0, np.random.default_rng(0))
+        stats = made._one_pass(TaskPool(), contexts, SynthesisRequest(99, "x", 0, np.random.default_rng(0)))
         assert stats.refused["state_differs"] == stats.proposed > 2
         assert made.roles.costs["llm_requests/judge"] == calibration
         assert stats.judge_agreement == ({"yes_no": 2} if calibration else {})
@@ -521,7 +534,7 @@ def faulty_tasks(server, pool, spoil, solve):
     made.config.explorer.solve = solve
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:15])]
     lab = Laboratory(tasks, [], made, None, Counter())
-    stats = lab.grow(contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
+    stats = lab.synthesize(contexts, wanted=20, kind="x", step=0, rng=np.random.default_rng(0))
     assert lab.ledger["environment_steps/solve"] == stats.solve_steps and bool(stats.solve_steps) == bool(
         solve
     )

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coevolve_jax.explorers.base import Episode, Limits, Solution
+from coevolve_jax.explorers.base import Episode, Goal, Limits
 from coevolve_jax.explorers.scripted.abstractor import (
     Abstractor,
     candidates,
@@ -266,7 +266,7 @@ def test_a_proposal_for_each_different_solution_within_the_limits():
     triplets = walk(*"abcdef")
     explored = exploration(file_task(), triplets, tools=[schema(name) for name in "abcdef"])
     sizes = [(0, 1), (0, 1), (0,), (0, 1, 2, 3), (1, 2, 3, 4, 5)]
-    many = [Solution(tuple(triplets[i] for i in own), (0,)) for own in sizes]
+    many = [Goal(explored, own, tuple(triplets[i] for i in own), (0,)) for own in sizes]
     maker = Abstractor(pattern, lambda call: f"do {call.name}")
     (proposals,) = maker.abstract([explored], Limits(5, 2, 4, 3), lambda wanted: [*many, None][: len(wanted)])
     assert [p.triplets for p in proposals] == [(0, 1), (0, 1, 2, 3)]

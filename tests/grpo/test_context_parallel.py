@@ -20,6 +20,8 @@ from tests.grpo.test_shared_prompts import packed, rollouts
 from tests.support.grpo_cases import learner_config, moved
 from tests.support.update_programs import EXPERTS
 
+pytestmark = pytest.mark.slow
+
 MESHES = {"one": dict(), "fsdp and context": dict(fsdp=2, context=2)}
 SETTINGS = dict(
     ratio="sequence",

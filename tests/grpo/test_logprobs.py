@@ -18,6 +18,8 @@ from coevolve_jax.grpo import logprobs
 from coevolve_jax.planning.aot import work
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 21, 5, 37
 
 

@@ -102,6 +102,7 @@ def test_merged_logits_equal_the_adapters(params, batch, trained):
         )
 
 
+@pytest.mark.slow
 def test_a_model_of_dense_and_sparse_layers_has_adapters_on_both(batch):
     """Attention of all layers and the MLP of the dense ones: what they add is what merging them adds."""
     mixed = dataclasses.replace(

@@ -30,6 +30,8 @@ from coevolve_jax.records import checkpoint
 from tests.distributed.test_sharding import MODELS, batches, random_params, settings, start
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Stacks of two lengths, as of a model that mixes dense and sparse layers.
 PARAMS = {
     "embed_tokens": {"embedding": np.ones((6, 4), np.float32)},

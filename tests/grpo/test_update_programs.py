@@ -6,6 +6,8 @@ import pytest
 
 from tests.support import update_programs
 
+pytestmark = pytest.mark.slow
+
 RECORDED = json.loads(update_programs.DIGESTS.read_text())
 
 

@@ -15,6 +15,8 @@ from tests.comparison.test_comparison import SMALL, command
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 # The first updates break the policy.
 BREAKING = [
     "steps=30",

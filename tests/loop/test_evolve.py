@@ -36,8 +36,9 @@ class Notebook:
         self.reflected.append([(e.signal.kind, e.task.id, e.signal.rollout_index) for e in evidence])
         return list(evidence)
 
-    def grow(self, tasks, contexts, *, kind, step, rng, **how):
-        new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(len(contexts))]
+    def synthesize(self, tasks, contexts, request):
+        kind, step = request.kind, request.step
+        new = [made_up_task(f"{kind}-{step}-{i}", request.rng, kind, step) for i in range(len(contexts))]
         self.grown.append(step)
         return SynthesisStats(proposed=len(new), added=sum(word is None for word in tasks.add(new)))
 
@@ -60,7 +61,7 @@ class Running:
     def until(self, end):
         while self.step < end:
             groups = self.strategy.collect(self.step, self.tasks, MadeUpRoll(self.config, self.step))
-            self.strategy.credit(groups)
+            self.strategy.compute_advantages(groups)
             self.strategy.observe(self.step, groups)
             if (grown := self.evolver(self.step)) is not None:
                 self.stats[self.step] = grown.added
@@ -105,21 +106,43 @@ def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"evolution.every": 4}, {"evolution.every": 3, "steps": 25}, {"strategy.probe": 0}]
+    "changes",
+    [
+        {},
+        {"evolution.every": 4},
+        {"evolution.every": 3, "steps": 25},
+        {"strategy.probe": 0},
+        {"steps": 7},
+        {"evolution.freeze_last_steps": 16},
+    ],
 )
-def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(changes):
+def test_a_fork_without_async_steps_makes_up_for_the_evolution_that_was_under_way(changes):
     """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
     run = Running(override(TINY, SMALL)).until(6)
     saved = run.save()
-    assert saved["strategy"]["under_way"]["step"] == 4
+    assert saved["strategy"]["pending"]["step"] == 4
     alone = Running(override(TINY, {**SMALL, "evolution.async_steps": 0, **changes}), saved)
-    assert alone.save()["strategy"]["under_way"] == saved["strategy"]["under_way"]
+    assert alone.save()["strategy"]["pending"] == saved["strategy"]["pending"]
     again = Running(alone.config, alone.save()).until(7)
     run.evolver.close()
     assert again.made.reflected == run.made.reflected and again.made.grown == [4]
     assert again.stats == {6: len(again.tasks) - 12} and again.stats[6] > 0
-    assert "under_way" not in again.save()["strategy"]
+    assert "pending" not in again.save()["strategy"]
     assert again.until(10).made.grown[1:] == [s for s in range(7, 10) if evolves(again.config, s)]
+
+
+@pytest.mark.parametrize("changes", [{"steps": 8}, {"evolution.freeze_last_steps": 16}, {"steps": 10}])
+def test_a_fork_with_another_schedule_goes_on_with_the_pending_evolution(changes):
+    """By its own schedule the evolution after step 4 would come too late."""
+    run = Running(override(TINY, SMALL)).until(6)
+    saved = run.save()
+    fork = Running(override(TINY, {**SMALL, **changes}), saved)
+    assert not evolves(fork.config, 4)
+    assert fork.save()["strategy"]["pending"] == saved["strategy"]["pending"]
+    fork.until(8)
+    run.until(8)
+    assert fork.made.reflected == run.made.reflected and fork.made.grown == [4]
+    assert [t.id for t in fork.tasks] == [t.id for t in run.tasks] and fork.stats == run.stats
 
 
 def test_two_evolutions_of_one_step_are_counted_together():

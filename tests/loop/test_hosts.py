@@ -22,6 +22,8 @@ from tests.loop.test_train import command, rows
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = ROOT / "tests" / "support" / "patient_main.py"
 # XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
 THREADS = {"NPROC": "16"}

@@ -60,9 +60,9 @@ class Heard:
         self.strategy, self.tell, self.gates = strategy, tell, gates
         self.collect, self.to_json = strategy.collect, strategy.to_json
 
-    def credit(self, groups):
-        self.tell("credit", [g.task.id for g in groups])
-        return self.strategy.credit(groups)
+    def compute_advantages(self, groups):
+        self.tell("compute_advantages", [g.task.id for g in groups])
+        return self.strategy.compute_advantages(groups)
 
     def observe(self, step, groups):
         self.tell("observe", step)
@@ -100,7 +100,7 @@ class Paced(Evolver):
         self._pace(self._soon)
 
     def __call__(self, step):
-        self._pace(self._under_way and step >= self._under_way.step + self._overlap)
+        self._pace(self._pending and step >= self._pending.step + self._async_steps)
         grown = super().__call__(step)
         self._pace(self._soon)
         return grown
@@ -110,9 +110,9 @@ class Paced(Evolver):
         super().close()
 
     def _pace(self, now):
-        if now and self._under_way:
-            self._gates[self._under_way.step].set()
-            wait([self._under_way.grown])
+        if now and self._pending:
+            self._gates[self._pending.step].set()
+            wait([self._pending.stats])
 
 
 class Gated:
@@ -149,15 +149,16 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
 
     def agent(*arguments):
         made = real_agent(*arguments)
-        rollouts = made.rollouts
+        rollout_groups = made.rollout_groups
 
-        def recorded(jobs, temperature, **more):
-            tell("rollouts", temperature, [(task.id, m, seed) for task, m, seed, _ in jobs])
-            done = rollouts(jobs, temperature, **more)
-            tell("trajectories", [tokens(t) for t in done])
-            return done
+        def recorded(tasks, seeds, temperature, *more, **others):
+            asked = [(task.id, m, seed) for task, row in zip(tasks, seeds) for m, seed in enumerate(row)]
+            tell("rollouts", temperature, asked)
+            groups = rollout_groups(tasks, seeds, temperature, *more, **others)
+            tell("trajectories", [tokens(t) for group in groups for t in group.trajectories])
+            return groups
 
-        made.rollouts = recorded
+        made.rollout_groups = recorded
         return made
 
     real_agent, real_strategy = build.agent, build.strategy
@@ -256,7 +257,7 @@ def check_state(saved, reference, state, strategy):
     assert {k: n for k, n in found["signals"].items() if n} == dict(+state.signals)
     assert {k: n for k, n in found["ledger"].items() if n} == dict(+state.ledger)
     alike(found["synthesis"], synthesis(state.made), "synthesis")
-    under_way = found["strategy"].get("under_way", {"step": None})["step"]
+    under_way = found["strategy"].get("pending", {"step": None})["step"]
     assert under_way == (state.under_way[0] if state.under_way else None)
     own = found["strategy"]["state"]
     assert own["history"]["action_counts"] == dict(state.actions)
@@ -468,7 +469,9 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches
     whole, _ = session(config, tmp_path / "whole", batches, soon=True)
     steps = [i for i, event in enumerate(whole) if event[0] == "observe"]
     evaluation = next(i for i, event in enumerate(whole) if i > steps[1] and event[0] == "rollouts")
-    assert evaluation < next(i for i, event in enumerate(whole) if event[0] == "credit" and i > steps[1])
+    assert evaluation < next(
+        i for i, event in enumerate(whole) if event[0] == "compute_advantages" and i > steps[1]
+    )
     heard, end = session(config, tmp_path / "run", batches, soon=True, kill_at=evaluation)
     assert isinstance(end, EngineError) and heard == [*whole[:evaluation], ("saved", 2)]
     session(config, tmp_path / "run", batches, soon=True)

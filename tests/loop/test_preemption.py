@@ -20,6 +20,8 @@ from tests.strategies.test_strategies import rows, settings
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 RARE = {"steps": 3, "checkpoint.every": 100}  # nothing is saved before the end unless a run is asked to end
 
 # What is called at that moment, after how many whole steps; the step of the checkpoint that is then there.

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.loop.initial import given
+from coevolve_jax.loop.initial import tasks_from_file
 from coevolve_jax.records.workdir import claim, fork
 from coevolve_jax.synthesis.pipeline import Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -20,7 +20,7 @@ from coevolve_jax.types import Observation, Outcome
 from tests.loop.test_train import comparable
 from tests.strategies.test_strategies import rows, settings
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,8 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
     with build.env_pool(config) as pool:
         roles = build.explorer(config)
         made_by = Synthesizer(roles, build.family(config).tools, pool, config, None, fits)
-        first, stats = given(config, config.data.initial_file, made_by)
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, config.data.initial_file, made_by, first)
     assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
     assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
 
@@ -126,7 +127,8 @@ def test_a_given_task_whose_world_is_lost_is_no_task_that_failed(whole):
         made_by = Synthesizer(
             build.explorer(config), build.family(config).tools, pool, config, None, lambda *_: True
         )
-        first, stats = given(config, config.data.initial_file, made_by)
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, config.data.initial_file, made_by, first)
     assert (len(first), stats.refused) == (len(made) - 1, {"environment": 1})
 
 

@@ -14,6 +14,8 @@ from tests.support import forked
 from tests.support.faults import Proxy
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.server
+
 SERVED = "configs/bfcl_tiny.py:engine=sglang"
 
 

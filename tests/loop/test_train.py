@@ -18,6 +18,8 @@ from coevolve_jax.train import train
 from tests.support import forked
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "steps": 6,
     "data.initial_tasks": 8,

@@ -24,6 +24,8 @@ from coevolve_jax.models.context_parallel import places
 from coevolve_jax.models.packed import Row, Segments, meeting_blocks
 from coevolve_jax.models.qwen import Qwen
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = {
     "plain": attn.plain,
     "chunked": functools.partial(attn.chunked, size=8),

@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.models import expert_all_to_all, moe
 from coevolve_jax.planning.aot import programs, work
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 16, 8, 4, 2, 6
 ROOM = 4  # so that a device, of whose 8 pairs it may have to send all to one other, takes one to four rounds

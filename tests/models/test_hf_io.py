@@ -18,6 +18,8 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def random_params(config):
     rng = np.random.default_rng(0)

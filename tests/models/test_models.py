@@ -22,6 +22,8 @@ from coevolve_jax.models.cache import init_cache
 from coevolve_jax.models.config import Yarn
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
+pytestmark = pytest.mark.slow
+
 YARN = (
     {"factor": 4.0, "original_max_position_embeddings": 16},
     {

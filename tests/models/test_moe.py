@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from coevolve_jax.models import hf_io, moe
 from coevolve_jax.models.qwen import Qwen
 
+pytestmark = pytest.mark.slow
+
 TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 12, 8, 4, 2, 6
 
 

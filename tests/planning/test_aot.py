@@ -21,6 +21,8 @@ from tests.support.paths import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import hardware
 
+pytestmark = pytest.mark.slow
+
 
 def read(function, *shapes):
     """The work of the function's compiled program, by kinds of loops."""

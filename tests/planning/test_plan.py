@@ -88,6 +88,7 @@ def measured_bytes(length: int, learner) -> int:
     return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
     """Where layers take most, where logits do, and in what twice the tokens cost, which is activations alone."""
     # As on accelerators: a whole chunk at once, of the whole vocabulary.

@@ -244,6 +244,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_at_any_moment_leaves_a_complete_state(tmp_path):
     """Kills a process that does nothing but save; `restored` compares every bit with what that step wrote."""
     code = LOOP.format(root=str(ROOT), directory=str(tmp_path))

@@ -25,6 +25,8 @@ from coevolve_jax.testing.engine import moved
 from tests.distributed.test_multiprocess import converse
 from tests.distributed.test_sharding import MODELS, random_params, start
 
+pytestmark = pytest.mark.slow
+
 MESHES = {
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
     "fsdp and context": ("qwen2", dict(fsdp=4, context=2)),

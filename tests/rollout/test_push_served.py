@@ -18,6 +18,8 @@ from coevolve_jax.models.qwen import Qwen
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import push, weights
 
+pytestmark = pytest.mark.server
+
 LONG = 300  # tokens: a generation that is still under way when the weights change
 PROMPT = list(range(5, 45))
 

@@ -21,6 +21,8 @@ from coevolve_jax.rollout.sglang import server as server_module
 from coevolve_jax.rollout.sglang.server import CPU_PYTHON, Server
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.server
+
 TINY = ROOT / "models" / "tiny_qwen3"
 PATCH = ROOT / "requirements" / "patch_sglang_cpu.py"
 PROMPT = [5, 6, 7, 8, 9, 10]

@@ -11,10 +11,13 @@ from coevolve_jax.rollout.sglang.engine import SGLangEngine
 from coevolve_jax.rollout.sglang.fleet import Member
 from coevolve_jax.rollout.sglang.push import Pusher
 from coevolve_jax.synthesis.explore import unguided
+from coevolve_jax.synthesis.pipeline import SynthesisRequest
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.engine import MAX_LENGTH, MAX_NEW_TOKENS, check_engine
 from tests.explorers.test_llm_explorer import pool, synthesizer  # noqa: F401 (fixture)
 from tests.rollout.test_server import TINY, post
+
+pytestmark = pytest.mark.server
 
 
 @pytest.fixture
@@ -34,7 +37,11 @@ def test_a_real_server_whose_model_knows_nothing(server, pool):
     for constrained in (True, False):
         made = synthesizer(spoken_to, pool, json_schema=constrained, max_tokens=100)
         contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
-        stats = made.grow(TaskPool(), contexts, wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+        stats = made.synthesize(
+            TaskPool(),
+            contexts,
+            SynthesisRequest(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0)),
+        )
         costs = made.roles.costs
         failed = {k.partition("/")[2]: n for k, n in costs.items() if "faults/" in k or "refused/" in k}
         assert stats.added == 0 and costs["llm_requests/explore"] >= 18 and costs["llm_tokens"] > 10_000

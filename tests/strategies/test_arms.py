@@ -13,9 +13,10 @@ from coevolve_jax import build
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import credit_groups, grow_for_tools, solvable
-from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats
+from coevolve_jax.strategies.base import grpo_samples, solvable, synthesize_for_tools
+from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.types import Evidence, Group, Signal, Task
 from tests.strategies.test_comparable import settings_of
 from tests.support.step_cases import a_rollout, a_task, as_, some_groups
@@ -39,11 +40,11 @@ class Lab:
         self.reflected.append(list(evidence))
         return []
 
-    def grow(self, contexts, **how):
+    def synthesize(self, contexts, **how):
         self.asked.append((list(contexts), how))
         return SynthesisStats()
 
-    def grow_unguided(self, **how):
+    def synthesize_unguided(self, **how):
         self.asked.append(([], how))
         return SynthesisStats()
 
@@ -177,16 +178,20 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     lab = Lab({"a": (1, 3), "b": (2,), "nowhere": ()})
     tools = ["a", "b", "nowhere", "a"]
     how = dict(wanted=7, kind="signal", step=5, rng=np.random.default_rng(0))
-    grow_for_tools(lab, tools, "blame", **how)
+    synthesize_for_tools(lab, tools, "blame", **how)
     ((contexts, asked),) = lab.asked
     assert [c.id for c in contexts] == ["blame/5/0/a/0", "blame/5/1/b/0", "blame/5/3/a/0"]
     assert [(c.must, c.focus_pattern) for c in contexts] == [((t,), (t,)) for t in "aba"]
     assert {name: asked[name] for name in ("wanted", "kind", "step")} == {"wanted": 7, "kind": "signal", "step": 5}  # fmt: skip
-    places, barren = Counter(), contexts[0]
+    places, unproductive = Counter(), contexts[0]
     for n in range(1, 60):
-        barren = asked["elsewhere"](barren)
-        assert barren.id == f"blame/5/0/a/{n}" and barren.must == ("a",) and barren.signal == "blame"
-        places[barren.task.id] += 1
+        unproductive = asked["relocate"](unproductive)
+        assert (
+            unproductive.id == f"blame/5/0/a/{n}"
+            and unproductive.must == ("a",)
+            and unproductive.signal == "blame"
+        )
+        places[unproductive.task.id] += 1
     assert places.keys() == {"scenario_1", "scenario_3"} and min(places.values()) > 15
 
 
@@ -226,7 +231,7 @@ def test_random_explores_where_it_is_told_and_probes_if_it_is_told(scenarios, pr
     else:
         assert how["scenarios"] is None
     if probe:
-        assert how["admit"](first) == [Admission(None, 1 / 3)] * 3
+        assert how["admit"](first) == [Verdict(None, 1 / 3)] * 3
     else:
         assert how["admit"] is None
     wanted = rng_for(config.seed, "evolve", 7).integers(2**32, size=4).tolist()
@@ -241,8 +246,8 @@ def test_a_probe_counts_valid_rollouts_only():
             return [Group(tasks[0], tuple(as_(t, *o) for t, o in zip(rolled, outcomes[: 2 + k])))]
 
     config, task = settings_of("random"), a_task(np.random.default_rng(0), "t")
-    assert solvable(config, Half(), 0, 1)([task]) == [Admission("always_solved", 1.0)]
-    assert solvable(config, Half(), 0, 2)([task]) == [Admission(None, 2 / 3)]
+    assert solvable(config, Half(), 0, 1)([task]) == [Verdict("always_solved", 1.0)]
+    assert solvable(config, Half(), 0, 2)([task]) == [Verdict(None, 2 / 3)]
 
 
 # Which groups count
@@ -255,7 +260,7 @@ def test_what_is_skipped_and_what_is_filtered_are_two_settings(skip, filtered):
     own = {"learner.skip_zero_variance_groups": skip, "learner.group_filter": filtered}
     config, rng = settings_of("static", **own), np.random.default_rng(4)
     groups = [g for _ in range(8) for g in some_groups(rng)]
-    samples, state = credit_groups(config, groups, FilterState())
+    samples, state = grpo_samples(config, groups, FilterState())
     alive = [g for g in groups if len({t.outcome.reward for t in g.valid}) > 1]
     assert 0 < len(alive) < len(groups) and state.seen == (len(alive) if filtered else 0)
     wanted = alive if skip or filtered else groups

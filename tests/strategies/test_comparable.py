@@ -18,13 +18,15 @@ from coevolve_jax.config import load_file, override
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.grpo import losses
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
 from coevolve_jax.synthesis import choice, signals
-from coevolve_jax.synthesis.pipeline import Admission, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import ROW, TaskPool
+from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Turn
 from tests.support.grpo_cases import trajectory
@@ -110,9 +112,13 @@ def test_a_full_pool_ends_unguided_exploration_too(pool):
     tasks = TaskPool(max_size=5)
     how = dict(kind="random", step=1)
     scenarios = build.scenarios(settings_of())
-    made = synthesizer(pool).explore_unguided(tasks, scenarios, wanted=8, rng=np.random.default_rng(0), **how)
+    made = synthesizer(pool).synthesize_unguided(
+        tasks, scenarios, SynthesisRequest(wanted=8, rng=np.random.default_rng(0), **how)
+    )
     assert (len(tasks), made.added, made.refused["pool_full"]) == (5, 5, 3)
-    more = synthesizer(pool).explore_unguided(tasks, scenarios, wanted=4, rng=np.random.default_rng(1), **how)
+    more = synthesizer(pool).synthesize_unguided(
+        tasks, scenarios, SynthesisRequest(wanted=4, rng=np.random.default_rng(1), **how)
+    )
     assert (more.added, more.contexts, more.refused["pool_full"]) == (0, 0, 4)
     with pytest.raises(ValueError, match="max_tasks is 20.*initial_tasks"):
         configs.check(settings_of(**{"data.max_tasks": 20}))
@@ -123,16 +129,20 @@ def test_free_exploration_is_probed_like_any_other(pool):
     scenarios, made = build.scenarios(settings_of()), synthesizer(pool)
 
     def odd(tasks):  # by what they are, so that rounds with fewer tasks refuse the same ones
-        return [Admission(None if len(t.calls) % 2 else "never_solved", 0.5) for t in tasks]
+        return [Verdict(None if len(t.calls) % 2 else "never_solved", 0.5) for t in tasks]
 
     tasks = TaskPool()
-    stats = made.explore_unguided(tasks, scenarios, rng=np.random.default_rng(0), admit=odd, **how)
+    stats = made.synthesize_unguided(
+        tasks, scenarios, SynthesisRequest(rng=np.random.default_rng(0), admit=odd, **how)
+    )
     assert stats.added == len(tasks) == 6 and {len(t.calls) % 2 for t in tasks} == {1}
     assert stats.refused["never_solved"] and {t.lineage.solved for t in tasks} == {0.5}
 
     none, asked = TaskPool(), []
-    refuse = lambda tasks: asked.append(len(tasks)) or [Admission("always_solved", 1.0)] * len(tasks)
-    stats = made.explore_unguided(none, scenarios, rng=np.random.default_rng(0), admit=refuse, **how)
+    refuse = lambda tasks: asked.append(len(tasks)) or [Verdict("always_solved", 1.0)] * len(tasks)
+    stats = made.synthesize_unguided(
+        none, scenarios, SynthesisRequest(rng=np.random.default_rng(0), admit=refuse, **how)
+    )
     assert (len(none), stats.added) == (0, 0) and 0 < len(asked) <= 20  # ends, though nothing was found
 
 
@@ -141,15 +151,18 @@ def test_only_a_run_that_begins_needs_all_that_it_asks_for(pool):
     config = settings_of(**{"evolution.rounds": 1, "evolution.steps": 1, "data.min_calls": 5})  # no such task
     made = Synthesizer(build.explorer(config), bfcl.tools, pool, config, None)
     how = dict(wanted=2, kind="random", step=1)
-    for admit in (None, lambda tasks: [Admission(None)] * len(tasks)):
+    for admit in (None, lambda tasks: [Verdict(None)] * len(tasks)):
         tasks = TaskPool()
-        stats = made.explore_unguided(
-            tasks, build.scenarios(config), rng=np.random.default_rng(0), admit=admit, **how
+        stats = made.synthesize_unguided(
+            tasks, build.scenarios(config), SynthesisRequest(rng=np.random.default_rng(0), admit=admit, **how)
         )
         assert (len(tasks), stats.added, stats.contexts) == (0, 0, 20 * 4)
     with pytest.raises(ValueError, match="Unguided exploration found 0 of 2 new tasks"):
-        made.explore_unguided(
-            TaskPool(), build.scenarios(config), rng=np.random.default_rng(0), all_or_none=True, **how
+        made.synthesize_unguided(
+            TaskPool(),
+            build.scenarios(config),
+            SynthesisRequest(rng=np.random.default_rng(0), **how),
+            all_or_none=True,
         )
 
 
@@ -157,9 +170,9 @@ def test_the_probe_of_free_exploration_is_its_own_key():
     asked = []
 
     class Lab(MadeUpLab):
-        def grow_unguided(self, *, admit=None, **how):
+        def synthesize_unguided(self, *, admit=None, **how):
             asked.append(admit)
-            return super().grow_unguided(admit=admit, **how)
+            return super().synthesize_unguided(admit=admit, **how)
 
     for probe in (0, 4):
         config = settings_of("random", **{"strategy.probe": probe, "evolution.every": 1})
@@ -197,7 +210,9 @@ def test_a_call_to_what_is_no_tool_is_no_action():
     )
     t = dataclasses.replace(trajectory(np.random.default_rng(0), 8, reward=1.0), steps=steps)
     assert t.actions == ("ls",)
-    _, history = signals.extract(signals.History(), [t], 0, window=3, theta=50.0)
+    _, history = signals.extract(
+        signals.History(), [Group(made_up_task("t", np.random.default_rng(0)), (t,))], 0, window=3, theta=50.0
+    )
     assert history.action_counts == {"ls": 1}
 
 
@@ -223,14 +238,16 @@ class Says:
         assert len(ids) <= requests[0].sampling.max_new_tokens
         return [Completion(ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids), np.int32))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
 def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
     tasks, c = TaskPool(), settings_of()
-    synthesizer(pool).explore_unguided(
-        tasks, build.scenarios(c), wanted=12, kind="initial", step=0, rng=np.random.default_rng(3)
+    synthesizer(pool).synthesize_unguided(
+        tasks,
+        build.scenarios(c),
+        SynthesisRequest(wanted=12, kind="initial", step=0, rng=np.random.default_rng(3)),
     )
     seen = Counter()
     for task in tasks:
@@ -239,7 +256,7 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
             limits = Limits(limit, 64, 20, 160)
             agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
             fits = agent.fits(task, answers)
-            (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+            (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
             agent.close()
             assert (t.stop == "done") == fits, (task.id, limit, len(t.ids))
             assert t.outcome.success or not fits
@@ -251,23 +268,23 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
     for allowed in (needed - 1, needed):
         limits = Limits(4000, 64, 20, 160, max_messages=allowed)
         agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
-        (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+        (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
         assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
 
 
 def _answers(pool, task):
-    (session,) = pool.reset([task])
+    (env_id,) = pool.reset([task])
     for turn in task.turns:
-        yield pool.step([session], [turn.calls])[0]
-        pool.end_turn([session])
-    pool.close([session])
+        yield pool.step([env_id], [turn.calls])[0]
+        pool.end_turn([env_id])
+    pool.close([env_id])
 
 
 def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):
     tasks, scenarios = TaskPool(), build.scenarios(settings_of())
     tight = synthesizer(pool, fits=lambda task, answers: len(task.calls) < 4)
-    made = tight.explore_unguided(
-        tasks, scenarios, wanted=12, kind="initial", step=0, rng=np.random.default_rng(0)
+    made = tight.synthesize_unguided(
+        tasks, scenarios, SynthesisRequest(wanted=12, kind="initial", step=0, rng=np.random.default_rng(0))
     )
     assert made.refused["too_long"] and max(len(t.calls) for t in tasks) < 4
     focused = TaskPool()
@@ -277,8 +294,10 @@ def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):
     context = dataclasses.replace(
         unguided(scenario, "c"), signal="oracle", focus_pattern=("touch",), must=("touch",)
     )
-    stats = synthesizer(pool).grow(
-        focused, [context] * 6, wanted=30, kind="oracle", step=0, rng=np.random.default_rng(0)
+    stats = synthesizer(pool).synthesize(
+        focused,
+        [context] * 6,
+        SynthesisRequest(wanted=30, kind="oracle", step=0, rng=np.random.default_rng(0)),
     )
     assert len(focused) > 5 and all("touch" in {c.name for c in t.calls} for t in focused)
     assert stats.added == len(focused) > 0.5 * stats.proposed  # exploration, not refusal, finds them
@@ -344,7 +363,7 @@ def made_up_groups(seed, count=8, k=4):
 def test_the_placebo_moves_signals_to_tasks_by_chance_and_keeps_their_number(seed):
     groups = made_up_groups(seed)
     trajectories = [t for g in groups for t in g.trajectories]
-    found, _ = signals.extract(signals.History(), trajectories, 0, window=3, theta=20.0)
+    found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=20.0)
     moved = signals.shuffle(found, groups, np.random.default_rng(seed))
     assert [s.kind for s in moved] == [
         s.kind for s in found
@@ -366,9 +385,7 @@ def test_over_many_steps_the_placebo_knows_nothing_of_who_is_mixed():
     for seed in range(150):
         groups = made_up_groups(seed)
         mixed = {g.task.id for g in groups if len({t.outcome.success for t in g.valid}) == 2}
-        found, _ = signals.extract(
-            signals.History(), [t for g in groups for t in g.trajectories], 0, window=3, theta=1.0
-        )
+        found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=1.0)
         for name, of in (
             ("true", found),
             ("placebo", signals.shuffle(found, groups, np.random.default_rng(seed))),
@@ -436,8 +453,8 @@ def test_solved_since_and_probed_tasks_are_left_out():
     named = [dataclasses.replace(groups[0].task, id=id) for id in ("some", "never", "always", "lost")]
     lab = Probed(config, tasks)
     words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0), ("environment", None)]
-    assert solvable(config, lab, 0, 4)(named) == words
-    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 4
+    assert solvable(config, lab, 0, 4)(named) == [Verdict(*word) for word in words]
+    assert solvable(config, lab, 0, 0)(named) == [Verdict(None)] * 4
 
 
 # Blame
@@ -519,9 +536,9 @@ def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
         assert again.counts["blame"] == 0  # no longer at first sight
 
     class Lab(MadeUpLab):
-        def grow(self, given, **how):
+        def synthesize(self, given, **how):
             contexts.extend(given)
-            return super().grow(given, **how)
+            return super().synthesize(given, **how)
 
     strategy = blame.make(config, json.loads(json.dumps(strategy.to_json())))
     strategy.evolve(9, Lab(config, TaskPool()))

@@ -15,7 +15,7 @@ from coevolve_jax.train import train
 from tests.support.paths import ROOT
 from tests.support.strategies import faulty
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 OURS = ("coevolve", "random", "static", "blame", "oracle")
 EXAMPLES = ("unsolved", "failing")  # of docs/guides/add_strategy.md

@@ -1,4 +1,4 @@
-"""The services of reference_loop.py, each as directly as docs/architecture.md states it: a conversation, a round of
+"""The services of reference_loop.py, each as directly as docs/guides/understand_the_code.md states it: a conversation, a round of
 exploration, validation, whether a rollout can hold a task, the group filter, similarity to the evaluation tasks.
 
 A rollout is a Trajectory; the world is families/lamps.py; the policy is `write` of loop_fakes.py.
@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from coevolve_jax.explorers.base import Episode, Exploration, ProposalExecution
+from coevolve_jax.explorers.base import Episode, Exploration
 from coevolve_jax.types import Observation, Outcome, Step, Trajectory, Triplet
 from tests.support.families import lamps
 from tests.support.loop_fakes import CHAT, write
@@ -113,7 +113,7 @@ def validate(least, limits, validator, proposal):
     short = lambda turns: fits(
         limits, dataclasses.replace(task, turns=proposal.turns[:turns]), sum(answers, ())
     )
-    (opinions,) = validator.judge([proposal], [ProposalExecution(tuple(answers), score)])
+    (opinions,) = validator.judge([proposal], [tuple(answers)])
     failures = [
         "step_failed" if any(a.error for a in row) else opinion for row, opinion in zip(answers, opinions)
     ]

@@ -1,5 +1,5 @@
 """What of sglang-jax the shim touches, around a real small model: the same attribute paths, parameter names,
-layouts and bad habits, as in the source that docs/guides/run_on_tpu.md names. It answers /generate by running the policy on
+layouts and bad habits, as in the source that docs/notes/tpu.md names. It answers /generate by running the policy on
 the leaves that are being served, so that a leaf in the wrong place gives wrong log-probabilities."""
 
 from __future__ import annotations

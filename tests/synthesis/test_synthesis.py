@@ -13,16 +13,17 @@ from coevolve_jax import envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
-from coevolve_jax.explorers.base import Goal, Limits, Proposal, ProposalExecution
+from coevolve_jax.explorers.base import Goal, Limits, Proposal
 from coevolve_jax.explorers.scripted.abstractor import value_text
-from coevolve_jax.synthesis import validate
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import Admission, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import execute
+from coevolve_jax.synthesis.validate import Verdict, execute, validate
 from coevolve_jax.types import Call, Observation, Task, Turn
 from tests.support.explorer_cases import exploration, file_task, recorded
 from tests.support.families import lamps
@@ -193,13 +194,16 @@ def test_every_argument_stands_in_its_query(proposals):
 # Validation
 
 
-def verdicts_on(roles, pool, proposals, **lineage):
-    return validate.validate(roles.validator, bfcl.tools, pool, proposals, explorer=roles.name, **lineage)
+INITIAL = Birth("initial")
+
+
+def verdicts_on(roles, pool, proposals, birth=INITIAL, rng=None, **settings):
+    return validate(roles, bfcl.tools, pool, proposals, Settings(**settings), birth, rng)
 
 
 def test_sound_proposals_are_accepted_with_their_lineage(roles, pool, proposals):
     ids = [f"initial-0-{i}" for i in range(len(proposals))]
-    verdicts = verdicts_on(roles, pool, proposals, ids=ids, kind="initial", step=0)
+    verdicts = verdicts_on(roles, pool, proposals)
     accepted = [v.task for v in verdicts if v.verdict == "accept"]
     assert len(accepted) > 0.95 * len(proposals)
     for task, p, id in zip([v.task for v in verdicts], proposals, ids):
@@ -239,8 +243,7 @@ def test_verdicts(roles, pool):
             ("discard", "result_differs", 0),
         ),
     ]
-    ids = [str(i) for i in range(len(cases))]
-    verdicts = verdicts_on(roles, pool, [p for p, _ in cases], ids=ids, kind="signal", step=3)
+    verdicts = verdicts_on(roles, pool, [p for p, _ in cases], Birth("signal", 3))
     got = [(v.verdict, v.reason, len(v.task.calls) if v.task else 0) for v in verdicts]
     assert got == [want for _, want in cases]
     assert verdicts[1].task.lineage.triplets == (0, 1)
@@ -251,14 +254,15 @@ def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool):
         def __getattr__(self, name):
             return getattr(pool, name)
 
-        def step(self, sessions, calls):
+        def step(self, env_ids, calls):
             return [[Observation("timeout", valid=False) for _ in c] for c in calls]
 
     p = proposal(pool, [[Call("ls", {}), Call("pwd", {})]])
-    (verdict,) = verdicts_on(roles, Down(), [p], ids=["x"], kind="random", step=0)
+    (verdict,) = verdicts_on(roles, Down(), [p])
     assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "environment", None)
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused(roles):
     """In exploration, in shortening, in validation and where the explorer solves a task."""
     scenario = Task("math", "bfcl", bfcl.scenario(["MathAPI"]))
@@ -281,7 +285,7 @@ def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused
         assert shorten(quick, [Goal(lost, (0, 2))]) == [None]
         answers = found.triplets[0].observation, Observation('{"result": 0}')
         proposed = Proposal(context, "goal", (Turn("q", (add,)), Turn("r", (hang,))), (0, 1), answers, ())
-        (verdict,) = verdicts_on(roles, quick, [proposed], ids=["x"], kind="random", step=0)
+        (verdict,) = verdicts_on(roles, quick, [proposed])
         assert (verdict.verdict, verdict.reason, verdict.task) == ("discard", "step_failed", None)
         task = dataclasses.replace(scenario, turns=(Turn("q", (add,)),))
         (attempt,) = solve(
@@ -293,7 +297,7 @@ def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused
 def test_a_call_left_out_fails_the_task(roles, pool, proposals):
     """The environment's own score agrees that every call is needed."""
     some = proposals[:25]
-    verdicts = verdicts_on(roles, pool, some, ids=["x"] * len(some), kind="random", step=0)
+    verdicts = verdicts_on(roles, pool, some)
     cases = [
         (v.task, t, i)
         for v in verdicts
@@ -301,16 +305,16 @@ def test_a_call_left_out_fails_the_task(roles, pool, proposals):
         for t, turn in enumerate(v.task.turns)
         for i in range(len(turn.calls))
     ]
-    sessions = pool.reset([task for task, _, _ in cases])
+    env_ids = pool.reset([task for task, _, _ in cases])
     for turn in range(3):
-        live = [(s, task, t, i) for s, (task, t, i) in zip(sessions, cases) if turn < len(task.turns)]
+        live = [(s, task, t, i) for s, (task, t, i) in zip(env_ids, cases) if turn < len(task.turns)]
         calls = [
             [c for k, c in enumerate(task.turns[turn].calls) if (turn, k) != (t, i)] for _, task, t, i in live
         ]
         pool.step([s for s, *_ in live], calls)
         pool.end_turn([s for s, *_ in live])
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
+    outcomes = pool.score(env_ids)
+    pool.close(env_ids)
     assert [o.success for o in outcomes] == [False] * len(cases)
 
 
@@ -328,16 +332,9 @@ def test_a_proposal_with_a_tool_that_is_not_offered_is_not_executed(roles, pool)
     good = proposal(pool, [[Call("touch", {"file_name": "x"}), Call("ls", {})]])
     turns = (*good.turns, Turn("q", (Call("book_flight", {}),)))
     recorder = Recorder()
-    found = verdicts_on(
-        roles,
-        recorder,
-        [dataclasses.replace(good, turns=turns), good],
-        ids=["a", "b"],
-        kind="initial",
-        step=0,
-    )
+    found = verdicts_on(roles, recorder, [dataclasses.replace(good, turns=turns), good])
     assert [(v.verdict, v.reason) for v in found] == [("discard", "not_offered"), ("accept", "reproduced")]
-    assert recorder.resets == 1 and found[1].task.id == "b"
+    assert recorder.resets == 1 and found[1].task.id == "initial-0-1"
 
 
 def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
@@ -346,8 +343,8 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
     class Strict:
         asked = []
 
-        def judge(self, proposals, executions):
-            self.asked.append((proposals, executions))
+        def judge(self, proposals, answers):
+            self.asked.append((proposals, answers))
             return [[None, "off_topic"][: len(p.turns)] for p in proposals]
 
     pair = [Call("touch", {"file_name": "x"}), Call("ls", {})]
@@ -357,13 +354,8 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
     lengthy = proposal(pool, [[*pair, Call("pwd", {})]])
     given = [broken, one, stale, two, lengthy]
     strict = roles._replace(name="mixed", validator=Strict())
-    lineage = dict(
-        ids=list("abcde"),
-        kind="initial",
-        step=0,
-        fits=lambda task, answers: len(task.calls) != 3 or task.turns[1:],
-    )
-    found = verdicts_on(strict, pool, given, **lineage)
+    fits = lambda task, answers: len(task.calls) != 3 or task.turns[1:]
+    found = verdicts_on(strict, pool, given, fits=fits)
     assert [(v.verdict, v.reason) for v in found] == [
         ("discard", "step_failed"),
         ("accept", "reproduced"),
@@ -372,19 +364,19 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
         ("discard", "too_long"),
     ]
     assert found[3].task.lineage.explorer == "mixed" and len(found[3].task.turns) == 1
-    ((asked, executions),) = Strict.asked
+    ((asked, answers),) = Strict.asked
     assert asked == [one, two]
-    assert [tuple(o for turn in e.observations for o in turn) for e in executions] == [
-        p.observations for p in asked
+    assert [tuple(o for turn in own for o in turn) for own in answers] == [p.observations for p in asked]
+    assert [[len(turn) for turn in own] for own in answers] == [
+        [len(t.calls) for t in p.turns] for p in asked
     ]
-    assert all(isinstance(e, ProposalExecution) and e.outcome.success for e in executions)
 
 
 def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, pool):
     """So many at most, by the generator; not what was never checked, such as a flaky or an interrupted one."""
 
     class Lenient:
-        def judge(self, proposals, executions):
+        def judge(self, proposals, answers):
             self.asked = list(proposals)
             return [[None] * len(p.turns) for p in proposals]
 
@@ -394,9 +386,8 @@ def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, poo
     drawn = []
     for seed in (0, 0, 1):
         found = verdicts_on(
-            roles._replace(validator=lenient), pool, given, ids=list("abcdefgh"), kind="initial", step=0,
-            calibration=2, rng=np.random.default_rng(seed),
-        )  # fmt: skip
+            roles._replace(validator=lenient), pool, given, calibration=2, rng=np.random.default_rng(seed)
+        )
         assert [v.verdict for v in found] == ["accept"] + ["discard"] * 7
         assert [v.agreement for v in found].count("yes_no") == 2 and found[0].agreement == "yes_yes"
         drawn.append([given.index(p) for p in lenient.asked])
@@ -410,21 +401,19 @@ def test_a_proposal_whose_executions_differ_is_refused():
 
     class Flickering(Worlds):
         def reset(self, tasks):
-            sessions = super().reset(tasks)
-            for s in sessions:
+            env_ids = super().reset(tasks)
+            for s in env_ids:
                 self.worlds[s].lit["b"] += s % 3 == 2
-            return sessions
+            return env_ids
 
     def flickers(*texts, executions):
         context, calls = unguided(lamps.scenarios("train")[0], "c"), tuple(map(lamps.call, texts))
         with Worlds() as calm, Flickering() as worlds:
-            (run,) = execute(calm, [dataclasses.replace(context.task, turns=(Turn("q", calls),))])
-            seen = run.observations[0]
+            (((seen,), _),) = execute(calm, [dataclasses.replace(context.task, turns=(Turn("q", calls),))])
             one = Proposal(context, "", (Turn("q", calls),), tuple(range(len(calls))), seen, ())
-            (verdict,) = validate.validate(
-                scripted.make(None, envs.load("tests.support.families.lamps")).validator, lamps.tools, worlds, [one],
-                ids=["x"], kind="initial", step=0, explorer="scripted", executions=executions,
-            )  # fmt: skip
+            roles = scripted.make(None, envs.load("tests.support.families.lamps"))
+            settings = Settings(executions=executions)
+            (verdict,) = validate(roles, lamps.tools, worlds, [one], settings, Birth("initial"))
         return verdict.verdict, verdict.reason
 
     of_a, of_b, unseen = ("set a 2", "look a"), ("set a 2", "look b"), ("set b 0", "set a 2")
@@ -440,8 +429,10 @@ def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
     for executions in (1, 3):
         synthesizer.config.evolution.executions = executions
         tasks = made[executions] = TaskPool()
-        stats = synthesizer.explore_unguided(
-            tasks, bfcl.scenarios("train"), wanted=100, kind="initial", step=0, rng=np.random.default_rng(5)
+        stats = synthesizer.synthesize_unguided(
+            tasks,
+            bfcl.scenarios("train"),
+            SynthesisRequest(wanted=100, kind="initial", step=0, rng=np.random.default_rng(5)),
         )
         assert stats.refused["flaky"] == 0
     assert [t.to_json() for t in made[1]] == [t.to_json() for t in made[3]]
@@ -460,46 +451,54 @@ def synthesizer(roles, pool):
 def test_growth_passes_over_the_contexts_until_there_are_enough_tasks(synthesizer, contexts):
     tasks = TaskPool()
     options = dict(kind="signal", step=9, rng=np.random.default_rng(0))
-    made = synthesizer.grow(tasks, contexts[:4], wanted=3, **options)
+    made = synthesizer.synthesize(tasks, contexts[:4], SynthesisRequest(wanted=3, **options))
     assert (made.added, made.contexts) == (3, 4) and len(tasks) == 3
     assert all(t.id.startswith("signal-9-") and t.lineage.step == 9 for t in tasks)
-    more = synthesizer.grow(TaskPool(), contexts[:4], wanted=100, **options)
+    more = synthesizer.synthesize(TaskPool(), contexts[:4], SynthesisRequest(wanted=100, **options))
     assert more.contexts == 3 * 4 and more.added < 100
     assert more.proposed == more.added + sum(more.refused.values())
-    assert synthesizer.grow(tasks, [], wanted=3, **options) == SynthesisStats()
+    assert synthesizer.synthesize(tasks, [], SynthesisRequest(wanted=3, **options)) == SynthesisStats()
 
 
 def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
-    offering, barren = [], []
+    offering, unproductive = [], []
     for scenario in bfcl.scenarios("train", {"toolsets": ("GorillaFileSystem", "MessageAPI")}):
-        (offering if "touch" in {t["function"]["name"] for t in bfcl.tools(scenario)} else barren).append(
-            scenario
-        )
+        (
+            offering if "touch" in {t["function"]["name"] for t in bfcl.tools(scenario)} else unproductive
+        ).append(scenario)
 
     def wants(id, scenario):
         free = unguided(scenario, id)
         return dataclasses.replace(free, signal="oracle", focus_pattern=("touch",), must=("touch",))
 
-    left = {"moved": [barren[1], *offering[1:8]], "hopeless": barren[2:12], "at home": offering[8:16]}
+    left = {
+        "moved": [unproductive[1], *offering[1:8]],
+        "hopeless": unproductive[2:12],
+        "at home": offering[8:16],
+    }
 
-    def elsewhere(context):
+    def relocate(context):
         name, _, place = context.id.partition("/")
         return wants(f"{name}/{int(place) + 1}", left[name].pop(0))
 
     tasks = TaskPool()
-    first = [wants("at home/0", offering[0]), wants("moved/0", barren[0]), wants("hopeless/0", barren[0])]
-    options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), elsewhere=elsewhere)
-    made = synthesizer.grow(tasks, first, wanted=2, **options)
+    first = [
+        wants("at home/0", offering[0]),
+        wants("moved/0", unproductive[0]),
+        wants("hopeless/0", unproductive[0]),
+    ]
+    options = dict(kind="oracle", step=4, rng=np.random.default_rng(0), relocate=relocate)
+    made = synthesizer.synthesize(tasks, first, SynthesisRequest(wanted=2, **options))
     births = [
         row["context"]["id"].partition("/")[0]
         for row in made.explored
-        if row["context"]["id"] in made.fruitful
+        if row["context"]["id"] in made.productive
     ]
     assert made.added == 2 and births == ["at home", "moved"]  # one each, though one alone could give both
-    assert made.refused["spare"] or made.proposed == 2
+    assert made.refused["over_quota"] or made.proposed == 2
 
-    left["hopeless"], left["moved"], tasks = barren[2:12], [barren[1], *offering[1:8]], TaskPool()
-    made = synthesizer.grow(tasks, first, wanted=4, **options)
+    left["hopeless"], left["moved"], tasks = unproductive[2:12], [unproductive[1], *offering[1:8]], TaskPool()
+    made = synthesizer.synthesize(tasks, first, SynthesisRequest(wanted=4, **options))
     places = [row["context"]["id"] for row in made.explored if row["context"]["id"].startswith("hopeless")]
     assert places[:5] == [f"hopeless/{place}" for place in range(5)]
     assert made.added == 4 == len(tasks)  # made up by second tasks of the others
@@ -509,10 +508,10 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
 def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contexts):
     free, guarded = TaskPool(), TaskPool()
     options = dict(wanted=100, kind="signal", step=9)
-    synthesizer.grow(free, contexts[:4], **options, rng=np.random.default_rng(0))
+    synthesizer.synthesize(free, contexts[:4], SynthesisRequest(**options, rng=np.random.default_rng(0)))
     copies = list(free)[:2]
     strict = dataclasses.replace(synthesizer, guard=LeakGuard(copies, 1.0))
-    made = strict.grow(guarded, contexts[:4], **options, rng=np.random.default_rng(0))
+    made = strict.synthesize(guarded, contexts[:4], SynthesisRequest(**options, rng=np.random.default_rng(0)))
     assert made.refused["near_evaluation"] >= 2
     proposals = [p for row in made.explored for p in row["proposals"]]
     leaks = [p for p in proposals if p["reason"] == "near_evaluation"]
@@ -526,16 +525,20 @@ def test_what_is_added_is_compared_with_the_evaluation_tasks(synthesizer, contex
 
 def test_how_often_a_task_was_solved_before_it_was_taken_is_told(synthesizer, contexts):
     def admit(tasks):
-        return [Admission(None if n % 2 else "never_solved", 0.25 * (n % 2)) for n in range(len(tasks))]
+        return [Verdict(None if n % 2 else "never_solved", 0.25 * (n % 2)) for n in range(len(tasks))]
 
     tasks, options = TaskPool(), dict(wanted=3, kind="signal", step=9)
-    made = synthesizer.grow(tasks, contexts[:4], **options, rng=np.random.default_rng(0), admit=admit)
+    made = synthesizer.synthesize(
+        tasks, contexts[:4], SynthesisRequest(**options, rng=np.random.default_rng(0), admit=admit)
+    )
     rows = [p for row in made.explored for p in row["proposals"]]
     assert {p["solved"] for p in rows if p["task"]} == {0.25} and made.refused["never_solved"]
     assert {p["solved"] for p in rows if p["reason"] == "never_solved"} == {0.0}
     assert all(Task.from_json(t.to_json()).lineage.solved == 0.25 for t in tasks)
     untried = TaskPool()
-    made = synthesizer.grow(untried, contexts[:4], **options, rng=np.random.default_rng(0))
+    made = synthesizer.synthesize(
+        untried, contexts[:4], SynthesisRequest(**options, rng=np.random.default_rng(0))
+    )
     assert not any("solved" in p for row in made.explored for p in row["proposals"])
     assert not any("solved" in t.to_json()["lineage"] for t in untried)
 
@@ -545,13 +548,10 @@ def test_scenarios_that_give_nothing_are_given_up(synthesizer, contexts):
         explorer=type("Idle", (), {"act": lambda self, es: [None] * len(es)})()
     )
     with pytest.raises(ValueError, match="found 0 of 5 new tasks"):
-        dataclasses.replace(synthesizer, roles=nobody).explore_unguided(
+        dataclasses.replace(synthesizer, roles=nobody).synthesize_unguided(
             TaskPool(),
             [c.task for c in contexts],
-            wanted=5,
-            kind="initial",
-            step=0,
-            rng=np.random.default_rng(0),
+            SynthesisRequest(wanted=5, kind="initial", step=0, rng=np.random.default_rng(0)),
             all_or_none=True,
         )
 
@@ -567,13 +567,15 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 if __name__ == "__main__":
     pool = ProcessPool("bfcl", workers=int(sys.argv[1]), timeout=60.0)
     scenarios = bfcl.scenarios("train")[::9]
-    made = synthesize(scripted.make(None, envs.load("bfcl")), bfcl.tools, pool,
-        [unguided(s, s.id) for s in scenarios], Limits(proposals=2), rounds=2, steps=6,
-        rng=np.random.default_rng(7), kind="initial")
+    made = run_pipeline(scripted.make(None, envs.load("bfcl")), bfcl.tools, pool,
+        [unguided(s, s.id) for s in scenarios], Settings(Limits(proposals=2), rounds=2, steps=6),
+        Birth("initial"), np.random.default_rng(7))
     pool.shutdown()
     tasks = [v.task for v in made.verdicts if v.task]
     text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], made.environment_steps])

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import evolves, grow_for_tools, trajectories_of
+from coevolve_jax.strategies.base import evolves, synthesize_for_tools, trajectories_of
 from coevolve_jax.strategies.static import Static
 
 
@@ -22,7 +22,7 @@ class Failing(Static):
             return None
         tools = sorted(self.failed, key=lambda tool: (-self.failed[tool], tool))[:6]
         rng, wanted = rng_for(self.config.seed, "evolve", step), self.config.evolution.tasks
-        return grow_for_tools(lab, tools, "failing", wanted=wanted, kind="signal", step=step, rng=rng)
+        return synthesize_for_tools(lab, tools, "failing", wanted=wanted, kind="signal", step=step, rng=rng)
 
     def to_json(self):
         return {**super().to_json(), "failed": dict(self.failed)}

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import evolves, grow_for_tools
+from coevolve_jax.strategies.base import evolves, synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 
 
@@ -15,7 +15,7 @@ def evolve(config, step, lab):
     missed = Counter(call.name for task in unsolved for call in task.calls)
     tools = [tool for tool, _ in missed.most_common(6)]
     rng, wanted = rng_for(config.seed, "evolve", step), config.evolution.tasks
-    return grow_for_tools(lab, tools, "unsolved", wanted=wanted, kind="signal", step=step, rng=rng)
+    return synthesize_for_tools(lab, tools, "unsolved", wanted=wanted, kind="signal", step=step, rng=rng)
 
 
 def make(config, state=None):

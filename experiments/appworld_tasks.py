@@ -1,12 +1,16 @@
-"""A few tasks of our own in AppWorld's layout, made with its engine: for tests and for seeing the loop run where the
-benchmark's data is not. A score on them is no score of AppWorld."""
+"""Makes six tasks in AppWorld's layout with its engine, under its interpreter (make setup-appworld does it):
+
+    .appworld/bin/python -P experiments/appworld_tasks.py
+
+They are the splits own_train and own_development, for tests and for runs where the benchmark's data is not. A score on
+them is no score of AppWorld. Nothing happens where they exist.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -92,23 +96,16 @@ def solution(task_id: str) -> str:
 
 
 def make_missing(folder: Path) -> None:
-    """Makes all of them in a folder, once: 5 s. Whoever looks finds them whole or not at all."""
+    """Makes data/ in a folder, whole or not at all: 5 s."""
     if not (folder / "data").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as made:
-            # A process of its own: the engine holds to the first folder and the first time that it is told.
-            subprocess.run(
-                [sys.executable, "-P", "-m", __name__, made], check=True, stdout=subprocess.DEVNULL
-            )
-            try:
-                os.rename(Path(made) / "data", folder / "data")
-            except OSError:
-                if not (folder / "data").exists():  # else another process was faster
-                    raise
+            make(Path(made))
+            os.rename(Path(made) / "data", folder / "data")
 
 
 def make(folder: Path) -> None:
-    """Writes data/ into a folder."""
+    """Writes data/ into a folder. Once in a process: the engine keeps to its first folder and its first time."""
     os.environ["APPWORLD_ROOT"] = str(folder)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
@@ -216,4 +213,4 @@ def _write(path: Path, value: Any) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make_missing(Path(sys.prefix) / "own")
