@@ -1,17 +1,18 @@
 """CoEvolve on AppWorld with Qwen3-4B-Instruct: the values of the paper.
 
-Paper: arXiv 2604.15840, settings table and section 4. AppWorld test-normal, task goal completion in percent: zero-shot 16.67, GRPO
-on static synthetic tasks 28.57, CoEvolve 35.71; test-challenge 17.03. Hardware there: 8 GPUs. Not run here: neither
-AppWorld's data, nor weights, nor an accelerator were at hand. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), on one machine
-of 8 GPUs from half of them; `make appworld` first:
+Paper: arXiv 2604.15840, settings table and section 4. AppWorld test-normal, task goal completion in percent:
+zero-shot 16.67, GRPO on static synthetic tasks 28.57, CoEvolve 35.71; test-challenge 17.03. Hardware there: 8
+GPUs. Not run here: AppWorld's data, weights and an accelerator were not at hand. SGLang serves the rollouts
+(docs/guides/serve_with_sglang.md), here from half of 8 GPUs; `make appworld` comes first:
 
-    CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\
-        --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
-    CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/appworld_qwen3_4b.py --workdir=runs/appworld_qwen3_4b \\
-        --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
+    CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 \\
+        --port=30000 --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
+    CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/appworld_qwen3_4b.py \\
+        --workdir=runs/appworld_qwen3_4b --config.model=PATH_TO/Qwen3-4B-Instruct-2507 \\
+        --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 
-Tasks are made by rules here; as in the paper, by a model behind an endpoint: explorer=llm, as in configs/bfcl_qwen3_4b.py.
-The values that the paper does not give are those of that file, marked "ours" there, and those marked here.
+Rules make the tasks. explorer=llm lets a model behind an endpoint make them, as in the paper and in
+configs/bfcl_qwen3_4b.py. "ours" marks values that the paper does not give, there and here.
 """
 
 from ml_collections import ConfigDict

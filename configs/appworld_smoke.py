@@ -1,7 +1,8 @@
-"""CoEvolve on a few tasks of our own in AppWorld's engine (docs/environments/appworld.md) with the tiny Qwen3 of the BFCL demo,
-which has never seen Python and solves nothing: for seeing the loop run, not for learning. No score of AppWorld comes out.
+"""CoEvolve on a few own tasks in AppWorld's engine, to see the loop run (docs/environments/appworld.md).
 
-Hardware: two CPU cores, 4 GB of memory; `make appworld` sets AppWorld up and makes the tasks.
+The policy is the tiny Qwen3 of the BFCL demo. It has never seen Python, solves nothing and learns nothing
+here. No score of AppWorld comes out. Hardware: two CPU cores, 4 GB of memory. `make appworld` sets AppWorld
+up and makes the tasks.
 
     python experiments/synthesize.py --config=configs/appworld_smoke.py --tasks=10
     python experiments/main.py --config=configs/appworld_smoke.py --workdir=runs/appworld

@@ -1,13 +1,14 @@
-"""A testbed on which signals can show what they are worth: a base policy with ten weak tools, which are known.
+"""A testbed that shows what signals are worth: a base policy with ten weak tools, which are known.
 
-The demo's policy errs with half of its tools, so whatever is explored meets a weakness. Here D_0 has each weak tool in one
-task of 64. The question (shared by all arms of experiments/compare.py): are weak tools mended sooner if exploration
-knows of them? Two base policies give two doses of the same thing:
+The demo's policy errs with half of its tools, so any exploration meets a weakness. Here one task of 64 in D_0
+calls each weak tool. All arms of experiments/compare.py share the question: are weak tools mended sooner if
+exploration knows of them? Two base policies give two doses of the same thing:
 
     weak=seldom   unguided exploration meets the weak tools in few tasks (models/tiny_qwen3_seldom)
     weak=spread   some of them it meets often, and mends without any signal (models/tiny_qwen3_weak)
 
-    python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 --workdir=runs/headroom
+    python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \\
+        --workdir=runs/headroom
     python experiments/compare.py --config=configs/bfcl_headroom.py:weak=spread --arms=...
 """
 

@@ -1,24 +1,26 @@
 """CoEvolve on BFCL multi-turn with Qwen3-4B-Instruct: the values of the paper.
 
-Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot 26.5,
-GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and no
-accelerator were at hand, so time and score of this code are not known; docs/notes/memory.md says on what the update
-fits. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), on one machine of 8 GPUs from half of them:
+Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot
+26.5, GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and
+no accelerator were at hand, so time and score of this code are not known. docs/notes/memory.md says where the
+update fits. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), here from half of 8 GPUs:
 
-    CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\
-        --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
-    CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
-        --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
+    CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 \\
+        --port=30000 --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
+    CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py \\
+        --workdir=runs/qwen3_4b --config.model=PATH_TO/Qwen3-4B-Instruct-2507 \\
+        --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 
-Tasks are made by rules here (explorer=scripted). As in the paper, by a model behind an endpoint (docs/guides/use_llm_explorer.md):
+Rules make the tasks (explorer=scripted). In the paper a model behind an endpoint makes them
+(docs/guides/use_llm_explorer.md):
 
-    --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
-        --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6 \\
-        --config.evolution.async_steps=5
+    --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 \\
+        --config.explorer.model=MODEL --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 \\
+        --config.explorer.price_in=1.2 --config.explorer.price_out=6 --config.evolution.async_steps=5
 
-The paper's N = 100, K = 8, W = 10, theta = 5%, F = 10 and 32 tasks per step are defaults (coevolve_jax/config/keys.py),
-as are its learning rate and AgentEvolver's kl_coef and adam_b2. The paper does not give the values marked "ours"; they are
-those of AgentEvolver, its code base's closest relative.
+Several of the paper's values are defaults (coevolve_jax/config/keys.py): N = 100, K = 8, W = 10, theta = 5%,
+F = 10, 32 tasks per step, the learning rate. "ours" marks values that the paper does not give. They are those
+of AgentEvolver, its code base's closest relative, as are the defaults of kl_coef and adam_b2.
 """
 
 from ml_collections import ConfigDict
@@ -49,9 +51,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.engine.timeout = 1200.0
     c.engine.patience = 900.0
 
-    # Ours: sampler and learner are two programs in bfloat16. This bound acts in the place of the clip: one update on
-    # fresh rollouts has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and AgentEvolver's
-    # clip_high is 0.28.
+    # Ours: sampler and learner are two programs in bfloat16. The bound takes the place of the clip, since one
+    # update on fresh rollouts has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and
+    # clip_high = 0.28 is AgentEvolver's.
     c.learner.tis_cap = 2.0
     c.learner.skip_zero_variance_groups = False
     c.learner.pack_length = 25600

@@ -1,13 +1,13 @@
 """CoEvolve on BFCL's real multi-turn environment with the tiny Qwen3 in this repository.
 
-Paper: "CoEvolve: Training LLM Agents via Agent-Data Mutual Evolution" (arXiv 2604.15840). The values here fit two CPU
-cores; configs/bfcl_qwen3_4b.py has the paper's. coevolve_jax/config/keys.py explains every key.
+Paper: "CoEvolve: Training LLM Agents via Agent-Data Mutual Evolution" (arXiv 2604.15840). The values here fit
+two CPU cores; configs/bfcl_qwen3_4b.py has the paper's. coevolve_jax/config/keys.py explains every key.
 Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/notes/results.md.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-Arguments: strategy (coevolve, or blame, random, static, a module of yours), seed, engine (native, or sglang: a server
-generates) and explorer (scripted, or llm, policy, a module of yours), as in
+Arguments: strategy (coevolve, blame, random, static, a module of yours), seed, engine (native; sglang: a
+server generates) and explorer (scripted, llm, policy, a module of yours), as in
 
     python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random,seed=1 --workdir=runs/random
 """

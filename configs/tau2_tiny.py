@@ -1,13 +1,13 @@
-"""CoEvolve on tau2's telecom domain (docs/environments/tau2.md) with a tiny Qwen3 of its own, which errs with 17 of its 43
-tools.
+"""CoEvolve on tau2's telecom domain (docs/environments/tau2.md) with a tiny Qwen3 of its own.
 
-Hardware: two CPU cores, 4 GB of memory; `make tau2` sets tau2 up. Expected time and score: see docs/environments/tau2.md.
+The policy errs with 17 of its 43 tools. Hardware: two CPU cores, 4 GB of memory; `make tau2` sets tau2 up.
+Expected time and score: docs/environments/tau2.md.
 
     make demo ENV=tau2
     python experiments/synthesize.py --config=configs/tau2_tiny.py --tasks=10
     python experiments/main.py --config=configs/tau2_tiny.py --workdir=runs/tau2
 
-Arguments are those of configs/bfcl_tiny.py. Other domains, which that policy has never seen and whose calls are longer:
+Arguments are those of configs/bfcl_tiny.py. The policy has never seen other domains, whose calls are longer:
 --config.environment.domains="('retail',)" --config.rollout.max_length=2048 --config.learner.pack_length=2048
 --config.rollout.max_new_tokens=192
 """

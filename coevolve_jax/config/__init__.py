@@ -1,6 +1,7 @@
 """The config of a run: every key (keys.py), config files, checks, and what a run writes down of it.
 
-A config file defines `get_config(arg) -> ConfigDict`: it starts from `defaults` or `inherit` and holds what it changes.
+A config file defines `get_config(arg) -> ConfigDict`. It starts from `defaults` or `inherit` and holds what
+it changes.
 """
 
 from coevolve_jax.config.command_line import check_new_file, parse_flags
@@ -28,7 +29,8 @@ from coevolve_jax.config.recorded import (
 from coevolve_jax.config.rules import check, check_evolution, check_values
 
 __all__ = [
-    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values", "defaults",
-    "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "numbers", "of_run", "override",
-    "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "strategy", "to_json", "trackers",
+    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
+    "defaults", "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "numbers",
+    "of_run", "override", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "strategy",
+    "to_json", "trackers",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from coevolve_jax.config import keys
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-    """absl's parser, for app.run, with one sentence instead of a traceback for a config key or value that is wrong."""
+    """Parses flags for absl's app.run. A wrong config key or value ends the program with one sentence."""
     given = [argument.lstrip("-").partition("=")[0] for argument in argv[1:]]
     given = [name.removeprefix("config.") for name in given if name.startswith("config.")]
     for name in given:
@@ -24,9 +24,8 @@ def parse_flags(argv: list[str]) -> list[str]:
             getattr(flags.FLAGS["config"].value, "model", None)
         return rest
     except flags.Error as error:
-        sys.exit(
-            f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
-        )
+        why = str(error).strip().splitlines()[-1].strip().removeprefix("ValueError: ")
+        sys.exit(f"Error: {why} (--help lists the options)")
     except (AttributeError, KeyError) as error:
         key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
         sys.exit(f"Error: {keys.unknown(next((name for name in given if name.endswith(key)), key))}")
@@ -35,12 +34,13 @@ def parse_flags(argv: list[str]) -> list[str]:
     except (OSError, SyntaxError, ImportError, NameError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
         sys.exit(
-            f"Error: --config names no config file that can be read ({why}): give one of configs/, or your own."
+            f"Error: --config names no config file that can be read ({why}): give one of configs/, or your "
+            "own."
         )
 
 
 def check_new_file(flag: str, path: str | os.PathLike) -> None:
-    """For a file that a command is to write at its end: raises ValueError where one is there, or none can be."""
+    """Raises ValueError where a command could not write this new file at its end."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "x"):

@@ -1,7 +1,8 @@
 """Settings that have no effect under the rest of a config.
 
-RULES has every key of a config that can be without effect whatever its value, when, and why. Not in it are keys whose effect depends
-on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.pack_length_buckets).
+RULES has every key that can be without effect whatever its value, with when and why. It leaves out keys whose
+effect depends on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on the
+rollouts (learner.pack_length_buckets).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from coevolve_jax.config import keys, methods
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a rule looks at. reads: of `methods.reads`. experts: whether the model has some; None where its folder does not
-    say. fresh: D_t holds no task that evolution made; False also where that is not known."""
+    """The facts that a rule looks at.
+
+    reads: the result of `methods.reads`. experts: whether the model has some; None where its folder does not
+    say. fresh: D_t holds no task that evolution made; False also where that is unknown.
+    """
 
     config: ConfigDict
     reads: Collection[str] | None
@@ -35,9 +39,12 @@ class Run:
 
 
 class Rule(NamedTuple):
-    """keys: each with the values, besides its default, of which nothing is said, since configs/ has them or they switch off
-    what is off already; None where every value is told. when: the keys have no effect. why: completes
-    "config.KEY = VALUE has no effect: "."""
+    """A condition under which some keys have no effect.
+
+    keys: each with its silent values. A silent value gets no note: configs/ has it, or it switches off what
+    is off. The default is always silent. None: every value gets a note. when: the condition. why: completes
+    the sentence "config.KEY = VALUE has no effect: ".
+    """
 
     keys: Mapping[str, tuple | None]
     when: Callable[[Run], bool]
@@ -46,6 +53,10 @@ class Rule(NamedTuple):
 
 def _uses_kl(c: ConfigDict) -> bool:
     return c.learner.kl != "none" and c.learner.kl_coef > 0
+
+
+def _ratio_is_one(c: ConfigDict) -> bool:
+    return c.learner.tis_cap > 0 and c.learner.epochs == 1 and not c.rollout.max_staleness
 
 
 def _all_by_rules(c: ConfigDict) -> bool:
@@ -64,9 +75,9 @@ SERVED: dict[str, tuple] = {
 RULES = (
     Rule(
         {"learner.clip_low": (), "learner.clip_high": ()},
-        lambda r: r.config.learner.tis_cap > 0 and r.config.learner.epochs == 1 and not r.config.rollout.max_staleness,
-        "config.learner.tis_cap is above 0, config.learner.epochs is 1 and config.rollout.max_staleness is 0, so every ratio "
-        "is exactly 1; config.learner.tis_cap bounds the weights instead",
+        lambda r: _ratio_is_one(r.config),
+        "config.learner.tis_cap is above 0, config.learner.epochs is 1 and config.rollout.max_staleness is "
+        "0, so every ratio is exactly 1; config.learner.tis_cap bounds the weights instead",
     ),
     Rule(
         {"learner.constant_length": ()},
@@ -96,7 +107,8 @@ RULES = (
     Rule(
         {"learner.learning_rate": None},
         lambda r: r.config.learner.warmup_steps >= r.config.steps * r.config.learner.epochs,
-        "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets there",
+        "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets "
+        "there",
     ),
     Rule(
         {"learner.decay_embeddings": ()},
@@ -111,7 +123,8 @@ RULES = (
     Rule(
         {"learner.skip_zero_variance_groups": ()},
         lambda r: r.config.learner.dynamic_sampling > 0 or r.config.learner.group_filter,
-        "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by themselves",
+        "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by "
+        "themselves",
     ),
     Rule(
         {"learner.lora_alpha": (), "learner.lora_targets": ()},
@@ -155,8 +168,9 @@ RULES = (
             "the strategy {strategy} does not read it",
         )
         for key, silent in (
-            ("evolution.every", ()), ("evolution.async_steps", ()), ("evolution.freeze_last_steps", ()), ("evolution.tasks", ()),
-            ("evolution.contexts", ()), ("signals.window", ()), ("signals.rare_percent", (1.0,)),
+            ("evolution.every", ()), ("evolution.async_steps", ()), ("evolution.freeze_last_steps", ()),
+            ("evolution.tasks", ()), ("evolution.contexts", ()), ("signals.window", ()),
+            ("signals.rare_percent", (1.0,)),
         )
     ),
     Rule(
@@ -219,9 +233,9 @@ RULES = (
     ),
     Rule(
         {f"explorer.{key}": () for key in (
-            "base_url", "model", "key_variable", "temperature", "max_tokens", "max_length", "json_schema", "timeout",
-            "attempts", "patience", "concurrency", "max_bytes", "price_in", "price_out", "budget_tokens", "budget_money",
-            "cache", "offline",
+            "base_url", "model", "key_variable", "temperature", "max_tokens", "max_length", "json_schema",
+            "timeout", "attempts", "patience", "concurrency", "max_bytes", "price_in", "price_out",
+            "budget_tokens", "budget_money", "cache", "offline",
         )},
         lambda r: _all_by_rules(r.config),
         "every part of the explorer is scripted, so no model is asked",

@@ -1,10 +1,11 @@
 """Every key of a config: its default, its meaning, and what it may be.
 
-A new key is added here and nowhere else. The type of a default is the type of the key; `Key` adds bounds. Rules that
-need several keys stand in rules.py. A config file starts from `config.defaults()` and holds what it changes.
+A new key is added here and nowhere else. The type of a default is the type of the key; `Key` adds bounds.
+Rules that need several keys stand in rules.py. A config file starts from `config.defaults()` and holds what
+it changes.
 
-The defaults suit a real model; whatever a run can do without is off. The settings of a strategy and of an explorer are
-the exception: DEFAULTS of each module in coevolve_jax/strategies and coevolve_jax/explorers defines them.
+The defaults suit a real model; all that a run can do without is off. Strategies and explorers define their
+own settings: DEFAULTS of each module in coevolve_jax/strategies and coevolve_jax/explorers.
 """
 
 from __future__ import annotations
@@ -66,15 +67,16 @@ DATA = dict(
     max_tasks=Key(0, least=0),  # bound on the size of D_t; 0: none
     # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
     leak_threshold=Key(0.9, above=0, most=1),
-    # By the calls with their arguments alone, in any words and order; 0: not compared. Most paraphrases are seen so,
-    # which the features miss; configs/ has 0.88 (docs/notes/performance.md).
+    # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most
+    # paraphrases, which the features miss. configs/ has 0.88 (docs/notes/performance.md).
     leak_call_threshold=Key(0.0, **SHARE),
-    # By n-grams of 3 to 5 characters of the queries alone; 0: not compared, else 0.9 (docs/notes/performance.md).
+    # By n-grams of 3 to 5 characters of the queries alone; 0: not compared. 0.9 is a good value
+    # (docs/notes/performance.md).
     leak_query_threshold=Key(0.0, **SHARE),
     # By the vectors of a model: the dotted path of a function embed(texts) -> floats [n, d]; "": none.
     leak_embedding="",
     leak_embedding_threshold=Key(0.0, **SHARE),
-    leak_splits=texts(),  # new tasks are compared with the tasks of these splits too, besides those of eval_split
+    leak_splits=texts(),  # new tasks are compared with the tasks of these splits, besides eval_split's
 )
 
 ROLLOUT = dict(
@@ -147,7 +149,8 @@ LEARNER = dict(
     kl_bound=Key(10.0, least=0),  # nats from which the KL of a token is a straight line; 0: never
     router_balance=Key(0.0, least=0),  # weight of the load-balancing loss, for models with experts
     replay_routing=False,  # use the experts that the sampler used, for models with experts
-    # Bound on the weight learner / sampler of a token; 0: a ratio to the sampler. 2 where the two differ in bfloat16.
+    # Bound on the weight learner / sampler of a token; 0: a ratio to the sampler. 2 where both compute in
+    # bfloat16.
     tis_cap=Key(0.0, least=0),
     epochs=Key(1, least=1),  # updates per batch of rollouts
     # Groups without spread have no advantage. Leaving them out saves their work.
@@ -156,7 +159,8 @@ LEARNER = dict(
     dynamic_sampling=Key(0, least=0),
     group_filter=False,  # leave out groups of unusually small spread
     pack_length=8192,  # tokens of a packed row
-    pack_length_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
+    # Shorter rows, e.g. (8192, 16384), for batches that compute fewer tokens in them.
+    pack_length_buckets=wholes(),
     rows_per_microbatch=Key(1, least=1),
     prefix_sharing=False,  # one copy of the prompt for the rollouts of a group that lie in one row
     logprob_chunk=Key(4096, least=1),  # tokens whose logits exist at once, at most; a CPU takes fewer
@@ -166,7 +170,7 @@ LEARNER = dict(
     dtype=Key("bfloat16", of=PRECISIONS),  # of the computation
     param_dtype=Key("float32", of=PRECISIONS),  # of the master weights
     moment_dtype=Key("float32", of=PRECISIONS),  # of Adam's moments
-    # Adam's moments lie in pinned memory of the host; those of one layer at a time are on the device for its step.
+    # Adam's moments lie in pinned memory of the host; each layer's are on the device for its step alone.
     optimizer_offload=Key(False, serving=True),
     lora_rank=Key(0, least=0),  # 0: all parameters are trained
     lora_alpha=Key(16.0, least=0),  # adapters are scaled by lora_alpha / lora_rank
@@ -213,7 +217,7 @@ EVALUATION = dict(
     seed=Key(1234, least=0),  # of the held-out tasks; the same for every run
 )
 
-# Thresholds beyond which a step raises an alert. coevolve_jax/records/health.py has what each is of, and what it means.
+# Thresholds beyond which a step raises an alert. coevolve_jax/records/health.py says what each means.
 HEALTH = dict(
     patience=Key(3, least=1),  # steps in a row before it is told in the terminal
     zero_variance_groups=0.7,  # the paper's 0.5 and 0.3 are for rewards with more levels
@@ -241,17 +245,18 @@ LOGGING = dict(
     trackers=Key("tensorboard", serving=True),  # tensorboard,wandb or dotted paths of modules
 )
 
-# How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without signals),
-# "static" (no new tasks, plain GRPO), "oracle" (testbeds only), or the dotted path of a module (docs/guides/add_strategy.md).
+# How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without
+# signals), "static" (no new tasks, plain GRPO), "oracle" (testbeds only), or the dotted path of a module
+# (docs/guides/add_strategy.md).
 STRATEGY = dict(name="coevolve")
-# Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or the dotted
-# path of a module (docs/guides/add_explorer.md).
+# Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or
+# the dotted path of a module (docs/guides/add_explorer.md).
 EXPLORER = dict(name="scripted")
 
 SECTIONS: dict[str, dict[str, Any]] = {
-    "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER, "mesh": MESH,
-    "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER, "evolution": EVOLUTION, "evaluation": EVALUATION,
-    "health": HEALTH, "checkpoint": CHECKPOINT, "logging": LOGGING,
+    "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER,
+    "mesh": MESH, "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER, "evolution": EVOLUTION,
+    "evaluation": EVALUATION, "health": HEALTH, "checkpoint": CHECKPOINT, "logging": LOGGING,
 }  # fmt: skip
 
 # A section of comparisons whose weak tools are known, absent elsewhere.
@@ -262,7 +267,7 @@ TESTBED = dict(
     candidates=800,  # tasks that D_0 is chosen from
 )
 
-# What the settings of our strategies and explorers may be, beside their kind. Their modules have defaults and meanings.
+# Bounds on settings of our strategies and explorers. Their modules have the defaults and the meanings.
 OWN: dict[str, Key] = {
     "strategy.probe": Key(None, least=0),
     "explorer.base_url": Key(None, serving=True),
@@ -324,7 +329,10 @@ def names(config: Mapping[str, Any]) -> list[str]:
 
 
 def unknown(name: str, there: Iterable[str] = ()) -> str:
-    """The sentence for a dotted name that no key has. there: names to choose from besides those that are specified."""
+    """Returns the sentence that refuses a dotted name that no key has.
+
+    there: names of a config at hand, which may have keys that are not specified here.
+    """
     if name in RENAMED:
         return f"config.{name} is called config.{RENAMED[name]} now: use that name."
     near = difflib.get_close_matches(name, [*REQUIRED, *OPTIONAL, *OWN, *there], n=1)
@@ -335,8 +343,10 @@ def unknown(name: str, there: Iterable[str] = ()) -> str:
 
 
 def check_names(config: Mapping[str, Any]) -> None:
-    """Raises ValueError for a name that no key has, and for a key of another version. Strategies, explorers and other
-    people's environment families name their own settings."""
+    """Raises ValueError for a name that no key has, with the new name where it was renamed.
+
+    Strategies, explorers and environment families of others name their own settings, which pass.
+    """
     own = ["strategy.", "explorer."]
     environment = config.get("environment")
     if hasattr(environment, "get") and environment.get("name") not in tuple(FAMILIES):

@@ -37,7 +37,7 @@ class Key:
     kind: str = ""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError, in one sentence, for a value of another kind or outside the bounds. name: dotted."""
+        """Raises ValueError for a value of another kind or outside the bounds. name: dotted."""
         check_kind(name, value, self.kind or kind_of(self.default))
         if self.of and value not in self.of:
             refuse(name, value, f"one of {', '.join(self.of)}")

@@ -15,7 +15,7 @@ from coevolve_jax.config.kinds import Key
 
 
 def defaults(strategy: str = keys.STRATEGY["name"], explorer: str = keys.EXPLORER["name"]) -> ConfigDict:
-    """A config that has every key of keys.py at its default, and the settings of this strategy and explorer at theirs."""
+    """A config with every key of keys.py at its default, and this strategy's and explorer's own settings."""
     config = ConfigDict(_values(keys.TOP))
     for section, specified in keys.SECTIONS.items():
         config[section] = ConfigDict(_values(specified))
@@ -57,13 +57,16 @@ def load_file(path: str | os.PathLike, arg: str = "") -> ConfigDict:
 
 
 def inherit(file: str, name: str, arg: str) -> ConfigDict:
-    """The config of the file `name` beside the config file `file`, for one that changes some of its values."""
+    """The config of the file `name` beside the config file `file`, which changes some of its values."""
     return load_file(Path(file).with_name(name), arg)
 
 
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy with some values replaced. values: by dotted key; another strategy.name or explorer.name brings the
-    settings of that one. Raises ValueError for a key that is not there or a value of another type."""
+    """Returns a copy with some values replaced.
+
+    values: by dotted key. Another strategy.name or explorer.name brings that one's settings. Raises
+    ValueError for a key that is not there or a value of another type.
+    """
     copied, values = ConfigDict(config.to_dict()), dict(values)
     if "strategy.name" in values:
         copied.strategy = methods.strategy(values.pop("strategy.name"))

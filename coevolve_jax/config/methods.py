@@ -14,12 +14,13 @@ REMEDY = (
     "install it (what explorer=llm and explorer=policy import comes with pip install 'coevolve_jax[llm]')"
 )
 
-# What an explorer whose section has these keys can leave to the scripted one: roles, and D_0 with the held-out tasks.
+# The parts that an explorer with these keys can leave to the scripted one. "initial": D_0 and the held-out
+# tasks.
 PARTS = ("reflector", "explorer", "abstractor", "validator", "initial")
 
 
 def strategy(name: str) -> ConfigDict:
-    """The `strategy` section for a strategy: its name and its own settings, which are DEFAULTS of its module."""
+    """The `strategy` section for a strategy: its name and its own settings, DEFAULTS of its module."""
     return _section("strategies", name, "strategy.name")
 
 
@@ -29,7 +30,7 @@ def explorer(name: str) -> ConfigDict:
 
 
 def reads(config: ConfigDict) -> frozenset[str] | None:
-    """The keys of `strategies.base.SHARED` that the strategy reads, READS of its module; None where it does not say."""
+    """The keys of `strategies.base.SHARED` in READS of the strategy's module; None where it has no READS."""
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
     told = getattr(module, "READS", None)
     return None if told is None else frozenset(told)
@@ -41,7 +42,8 @@ def scheduled(config: ConfigDict) -> bool:
 
 
 def asks_policy(config: ConfigDict) -> bool:
-    """Whether the explorer asks the policy that the run trains, and so needs its engine: its module has ASKS_POLICY."""
+    """Whether the explorer asks the policy that is trained, through its engine (ASKS_POLICY of its
+    module)."""
     module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], remedy=REMEDY)
     return getattr(module, "ASKS_POLICY", False)
 

@@ -21,10 +21,11 @@ def to_json(config: ConfigDict) -> str:
 
 
 def of_run(workdir: str | os.PathLike) -> ConfigDict:
-    """The config of a run that has begun. Raises ValueError where there is none, or it has a name that no key has.
+    """The config of a run that has begun.
 
-    A key that is newer than the run has its default here, so every run can be read, evaluated and forked. Such a run
-    does not go on: `records.workdir.claim` compares config.json itself, and names the key that it lacks.
+    A key that is newer than the run has its default here, so any run can be read, evaluated and forked. Such
+    a run does not go on: `records.workdir.claim` compares config.json itself, and names the key that it
+    lacks. Raises ValueError where there is no config.json, or it has a name that no key has.
     """
     if not (Path(workdir) / "config.json").exists():
         raise ValueError(

@@ -13,8 +13,11 @@ from coevolve_jax.config import keys, kinds, methods, schedule
 
 
 class Rule(NamedTuple):
-    """A rule that needs several keys. key: whose value is refused. must: completes "config.KEY is VALUE: it must be ",
-    where {SECTION.KEY} stands for that value."""
+    """A rule that needs several keys.
+
+    key: the one whose value is refused. must: completes "config.KEY is VALUE: it must be "; {SECTION.KEY}
+    stands for that value.
+    """
 
     key: str
     holds: Callable[[ConfigDict], bool]
@@ -89,7 +92,8 @@ RULES = (
     Rule(
         "learner.adam_b2",
         lambda c: 0 <= c.learner.adam_b1 and c.learner.adam_b1**2 < c.learner.adam_b2 < 1,
-        "below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be bounded",
+        "below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be "
+        "bounded",
     ),
     Rule(
         "learner.adam_b2",
@@ -151,8 +155,8 @@ RULES = (
 
 
 def check(config: ConfigDict) -> None:
-    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for values that cannot be, or cannot
-    work together."""
+    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for values that cannot be
+    or cannot work together."""
     check_values(config)
     _check_own_settings(config)
     _check_no_password(config)
@@ -165,8 +169,8 @@ def check(config: ConfigDict) -> None:
 
 
 def check_values(config: ConfigDict) -> None:
-    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for a value that is of another kind
-    than its key or out of the key's bounds."""
+    """Raises ValueError for a key that is lacking or unknown, and for a value of another kind or out of
+    bounds."""
     for section, specified in keys.SECTIONS.items():
         part = config.get(section)
         if part is not None or section in config:
@@ -187,35 +191,36 @@ def check_values(config: ConfigDict) -> None:
 
 
 def check_evolution(config: ConfigDict, first: int = 0) -> None:
-    """Raises ValueError where the strategy lets D_t grow, and a run from step `first` on never comes to that, or never
-    draws what is born last. A strategy that is not `scheduled` is not looked at."""
+    """Raises ValueError where D_t should grow, and a run from step `first` on never evolves or never draws
+    what is born last. Strategies that are not `scheduled` pass."""
     if not methods.scheduled(config):
         return
     c, due, ahead = config.evolution, schedule.evolutions(config), config.rollout.max_staleness
     if c.freeze_last_steps <= ahead:
         must = (
-            f"above config.rollout.max_staleness ({ahead}): what is born must be trained on, and the batches of that "
-            "many steps are drawn already"
+            f"above config.rollout.max_staleness ({ahead}): what is born must be trained on, and the batches "
+            "of that many steps are drawn already"
         )
         kinds.refuse("evolution.freeze_last_steps", c.freeze_last_steps, must)
     if not due or due[-1] < first:
         name = config.strategy.name
         least = (first // c.every + 1) * c.every + c.async_steps + c.freeze_last_steps
         raise ValueError(
-            f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the training set grow in "
-            f"a run of {least} (config.evolution.every, async_steps and freeze_last_steps are {c.every}, {c.async_steps} and "
-            f"{c.freeze_last_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
+            f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the "
+            f"training set grow in a run of {least} (config.evolution.every, async_steps and freeze_last_steps are "
+            f"{c.every}, {c.async_steps} and {c.freeze_last_steps}): raise it, lower one of these, or name "
+            "the strategy static, which this run would be."
         )
 
 
 def _check_own_settings(config: ConfigDict) -> None:
-    """Raises ValueError for a strategy or an explorer without all of its settings, and for one of another kind."""
+    """Raises ValueError where a setting of the strategy or the explorer is lacking or of another kind."""
     for section, settings in (("strategy", methods.strategy), ("explorer", methods.explorer)):
         name = config[section].name
         if missing := set(settings(name)) - set(config[section]):
             raise ValueError(
-                f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
-                f"config file's argument (--config=FILE:{section}={name})."
+                f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the "
+                f"{section} in the config file's argument (--config=FILE:{section}={name})."
             )
         for key, default in settings(name).items():
             kinds.check_kind(f"{section}.{key}", config[section][key], kinds.kind_of(default))
@@ -226,7 +231,7 @@ def _check_own_settings(config: ConfigDict) -> None:
 
 
 def _check_no_password(config: ConfigDict) -> None:
-    """Raises ValueError, without the secret, for an address that a run would write down together with a password."""
+    """Raises ValueError, without the secret, for an address with a password, which a run would write down."""
     for key in ("explorer.base_url", "engine.url"):
         section, name = key.split(".")
         if "@" in (url := config[section].get(name, "")):
@@ -234,8 +239,8 @@ def _check_no_password(config: ConfigDict) -> None:
             where = f"put the key into the environment variable {variable} (config.explorer.key_variable)"
             remedy = where if section == "explorer" else "let the server be reached without them"
             raise ValueError(
-                f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its config "
-                f"down: leave them out, and {remedy}."
+                f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes "
+                f"its config down: leave them out, and {remedy}."
             )
 
 

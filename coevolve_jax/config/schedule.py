@@ -12,9 +12,10 @@ KEYS = (
 
 
 def evolutions(config: ConfigDict) -> range:
-    """The steps after which D_t evolves: every config.evolution.every steps, none in the last config.evolution.freeze_last_steps.
+    """The steps after which D_t evolves.
 
-    D_t has grown config.evolution.async_steps steps later, and what is born is then trained on.
+    They come every config.evolution.every steps, and none in the last config.evolution.freeze_last_steps. D_t
+    has grown config.evolution.async_steps steps later, and what is born is then trained on.
     """
     c = config.evolution
     return range(c.every - 1, config.steps - c.freeze_last_steps - c.async_steps, c.every)
