@@ -25,8 +25,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, config_idle
+from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.config import idle
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
@@ -66,9 +67,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     configs.check_evolution(c)
     mesh = sharding.make_mesh(**c.mesh)
     if jax.process_index() == 0:
-        for note in config_idle.notes(c, fresh=not (workdir / "config.json").exists()):
+        for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
             print(note, file=sys.stderr)
-    if c.learner.moments_on == "host":
+    if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # In the type of the computation, to which every product with the reference would cast it.
@@ -127,7 +128,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         # 1. K rollouts for each of a batch of tasks from D_t
                         with timed(seconds, "rollout"), kept():
                             collected = collect(step)
-                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                            if c.engine.sleep and (sleep := getattr(engine, "sleep", None)):
                                 sleep()
                         groups = collected.groups
 

@@ -7,6 +7,8 @@
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
 
+coevolve_jax/config/keys.py has every key of a config. --config.SECTION.KEY=VALUE changes one.
+
 SIGTERM or SIGUSR1 asks it to end: it saves and exits with status 75, and the same command goes on.
 """
 
@@ -21,7 +23,11 @@ from ml_collections import config_flags
 from coevolve_jax.config import parse_flags
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True
+    "config",
+    None,
+    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py has every key: what it means, its default and "
+    "what it may be.",
+    lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
 _PROCESSES = flags.DEFINE_string(

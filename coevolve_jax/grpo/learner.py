@@ -190,7 +190,7 @@ class _Programs:
             shardings = jax.tree.map(lambda _: everywhere, abstract)
         else:
             shardings = sharding.param_shardings(mesh, abstract)
-        self._on_host = config.moments_on == "host"
+        self._on_host = config.optimizer_offload
         if self._on_host:
             shardings = shardings._replace(
                 opt_state=sharding.in_host_memory(shardings.opt_state, abstract.opt_state)

@@ -59,12 +59,12 @@ def learn(
     c = config.learner
     batch = pack(
         samples,
-        row_length=c.row_length,
-        row_buckets=c.row_buckets,
+        pack_length=c.pack_length,
+        pack_length_buckets=c.pack_length_buckets,
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
-        share_prompts=c.share_prompts,
+        prefix_sharing=c.prefix_sharing,
         version=version if version is not None and losses.uses_ages(config) else None,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None

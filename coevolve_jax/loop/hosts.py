@@ -160,7 +160,7 @@ class Leader:
         self._held: dict[str, Any] = {"params": policy.params}
         self._turn = threading.Lock()  # held while a call is told and made
         self._here = config.engine.name == "native"
-        self._spread = self._here and bool(config.engine.get("sharded"))
+        self._spread = self._here and config.engine.sharded
         self._lockstep: Lockstep | None = None
         if (
             jax.process_index() == 0 and jax.process_count() > 1

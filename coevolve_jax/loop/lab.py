@@ -117,6 +117,6 @@ class Laboratory:
 
 def _no_rollouts(step: int) -> Roller:
     raise ValueError(
-        "The strategy asks for rollouts while the training set evolves, but with config.evolution.overlap above 0 the "
+        "The strategy asks for rollouts while the training set evolves, but with config.evolution.async_steps above 0 the "
         "policy is another one by then: set it to 0."
     )

@@ -27,9 +27,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import config_idle
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
+from coevolve_jax.config import idle
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.loop.collect import Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
@@ -303,7 +303,7 @@ class Run:
             "strategy": c.strategy.name,
             "config_digest": configs.digest(c),
             "versions": versions,
-            "notes": config_idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
+            "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
         if served := recorded_model(self.workdir):
             summary["explorer_model"] = served["model"]

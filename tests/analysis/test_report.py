@@ -420,11 +420,11 @@ def test_a_gain_that_is_the_same_for_every_task_has_no_interval(tmp_path):
 def test_alerts_are_told_by_how_long_they_lasted(tmp_path):
     lasting, once = build(fake_workdir(tmp_path / "run", steps=9)).view["alerts"]
     assert (
-        lasting.pop("meaning") == RULES["dead_groups"][2]
+        lasting.pop("meaning") == RULES["zero_variance_groups"][2]
         and once["name"] == "truncated"
         and not once["lasting"]
     )
-    assert lasting == {"name": "dead_groups", "steps": 4, "longest": 3, "last": 6, "lasting": True}
+    assert lasting == {"name": "zero_variance_groups", "steps": 4, "longest": 3, "last": 6, "lasting": True}
 
 
 def test_the_data_of_a_large_run_lie_beside_its_page(tmp_path, monkeypatch):

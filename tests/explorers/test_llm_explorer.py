@@ -598,8 +598,8 @@ def run_config(server, cache, **changes):
     return configs.override(
         config,
         {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": str(cache),
-         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.overlap": 1,
-         "data.new_share": 0.5, **changes},
+         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.async_steps": 1,
+         "data.min_evolved_share": 0.5, **changes},
     )  # fmt: skip
 
 
@@ -729,7 +729,7 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
 
 
 @pytest.mark.parametrize(
-    "overlap, moment, saved, steps",
+    "async_steps, moment, saved, steps",
     [
         # In its evolution after the third update, at the first question and in the middle: that step is not whole yet.
         (0, ("coevolve_jax.explorers.llm.reflector:Reflector.reflect", 1), 2, 1),
@@ -739,9 +739,9 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
     ],
 )
 def test_asked_to_end_while_it_evolves_a_run_saves_and_evolves_again(
-    server, tmp_path, overlap, moment, saved, steps
+    server, tmp_path, async_steps, moment, saved, steps
 ):
-    evolve = {"evolution.overlap": overlap, "checkpoint.every": 100}
+    evolve = {"evolution.async_steps": async_steps, "checkpoint.every": 100}
     train(run_config(server, tmp_path / "whole.sqlite", **evolve), tmp_path / "whole")
     first = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
     server.seen.clear()

@@ -41,7 +41,7 @@ def params():
 
 
 def packed(found, max_rows=8):
-    return pack(found, row_length=32, rows_per_microbatch=2, max_rows=max_rows)
+    return pack(found, pack_length=32, rows_per_microbatch=2, max_rows=max_rows)
 
 
 @functools.cache

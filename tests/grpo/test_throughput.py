@@ -68,7 +68,7 @@ def test_a_batch_counts_by_its_samples_without_padding():
     pairs = sum(n * (n + 1) // 2 for n in lengths)
     one = operations.forward(MODEL, sum(lengths), pairs, learned)
     for max_rows in (2, 8):
-        batch = pack(made, row_length=32, rows_per_microbatch=2, max_rows=max_rows)
+        batch = pack(made, pack_length=32, rows_per_microbatch=2, max_rows=max_rows)
         assert operations.of_batch(MODEL, batch) == one
         params = init_params()
         for passes, changes in ((4, {}), (3, {"kl_coef": 0.0}), (3, {"lora_rank": 2})):

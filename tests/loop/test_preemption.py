@@ -69,11 +69,11 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "moments, place", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], "device"), ([EVOLUTION], "host")]
+    "moments, offload", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], False), ([EVOLUTION], True)]
 )
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, place):
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, offload):
     """Wherever Adam's moments lie."""
-    config, workdir = settings("coevolve", **RARE, **{"learner.moments_on": place}), tmp_path / "run"
+    config, workdir = settings("coevolve", **RARE, **{"learner.optimizer_offload": offload}), tmp_path / "run"
     for moment in moments:
         assert asked(config, workdir, moment) == moment[-1]
     train(config, workdir)
