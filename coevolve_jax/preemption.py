@@ -26,7 +26,7 @@ class Preempted(BaseException):
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Within it both signals ask; outside they end the process, as ever. For the main thread."""
     global _asked
     before = {number: signal.signal(number, _ask) for number in REQUESTS}

@@ -50,7 +50,7 @@ def main(argv) -> None:
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
-        with preemption.heeded(), hosts.together(config):
+        with preemption.handle_signals(), hosts.together(config):
             train(config, _WORKDIR.value, _UNTIL.value)
     except preemption.Preempted:
         print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)

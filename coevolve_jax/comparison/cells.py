@@ -66,7 +66,7 @@ def run_all(
 
     Returns what failed; a cell whose beginning failed is not run and is among them. A cell that diverges has a result and
     is not among them; a run that is deterministic diverges again, so it is only run again with `retry`. Where this process is asked to end
-    (`preemption.heeded`), so are the runs under way, and Preempted is raised when they have saved.
+    (`preemption.handle_signals`), so are the runs under way, and Preempted is raised when they have saved.
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:
