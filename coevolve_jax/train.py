@@ -28,8 +28,8 @@ from ml_collections import ConfigDict
 from coevolve_jax import build, config_idle
 from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.update import learn
 from coevolve_jax.loop import hosts
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions

@@ -252,7 +252,7 @@ class Learner:
         self.abstract_state, self.tell = np.zeros((), np.uint32), tell
         tell("learner", temperature, seed)
 
-    def operations(self, batch, updates):
+    def flops(self, batch, updates):
         return 0.0
 
     def init(self, params):

@@ -189,7 +189,7 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         routing=(0, 0),
         scores=True,
         keeps_reference=True,
-        operations=lambda batch, updates: 0.0,
+        flops=lambda batch, updates: 0.0,
         init=lambda params: object(),
         score=lambda state, batch: object(),
         update=lambda state, batch, old_logprobs: (object(), {}),

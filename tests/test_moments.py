@@ -24,7 +24,7 @@ from test_sharding import MODELS, batches, random_params, settings, start
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.moments import step_by_layer
+from coevolve_jax.grpo.optimizer_offload import step_by_layer
 from coevolve_jax.planning import plan
 from coevolve_jax.planning.aot import devices, host_memory
 from coevolve_jax.planning.topologies import TOPOLOGIES

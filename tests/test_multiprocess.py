@@ -115,7 +115,7 @@ def sampled_together(folder, mesh):
     place = lambda params: jax.device_put(params, sharding.param_shardings(mesh, params))
     params = random_params(model, seed=2)
     after = place(moved(params))
-    learner = SimpleNamespace(routing=(0, 0), scores=False, operations=None, policy=lambda state: after)
+    learner = SimpleNamespace(routing=(0, 0), scores=False, flops=None, policy=lambda state: after)
     policy = Policy(model, place(params), None, None)
     with hosts.together(config):
         if jax.process_index() > 0:

@@ -16,8 +16,8 @@ from test_grpo import pad, padded_logprobs, states_equal
 from test_sharding import first_moment
 
 from coevolve_jax import build
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.grpo.update import learn
 from coevolve_jax.loop import hosts
 from coevolve_jax.types import Sample
 
@@ -182,7 +182,7 @@ class Scored:
     def __init__(self, learner):
         self.learner, self.asked = learner, []
         self.routing, self.scores, self.update = learner.routing, learner.scores, learner.update
-        self.operations = learner.operations
+        self.flops = learner.flops
 
     def score(self, state, batch):
         self.asked.append(batch)

@@ -155,7 +155,7 @@ class Leader:
 
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
         self._learner, self._policy, self._config = learner, policy, config
-        self.routing, self.scores, self.operations = learner.routing, learner.scores, learner.operations
+        self.routing, self.scores, self.flops = learner.routing, learner.scores, learner.flops
         self._writer = checkpoint.Writer()
         self._held: dict[str, Any] = {"params": policy.params}
         self._turn = threading.Lock()  # held while a call is told and made
