@@ -1,4 +1,4 @@
-# make demo | test | check | bench | sglang-cpu | textworld | tau2 | appworld: each does all the set-up on a machine with Python >= 3.11 and make.
+# make help lists the targets. Each does all the set-up that it needs, on a machine with Python >= 3.11 and make.
 PYTHON ?= python3
 # Options for pip when torch is installed for the tests and for SGLang on the CPU, e.g.
 #   make test TORCH_PIP="--extra-index-url URL"   with the address of PyTorch's CPU builds
@@ -6,6 +6,7 @@ TORCH_PIP ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 CHECK := .venv-check
+DOCS := .venv-docs
 SGLANG := .sglang
 TEXTWORLD := .textworld
 TAU2 := .tau2
@@ -17,30 +18,33 @@ MAKEFLAGS += --jobs=2
 export JAX_PLATFORMS ?= cpu
 # Tests and runs start Python some hundred times: what it compiles is kept, also where the environment says not to.
 unexport PYTHONDONTWRITEBYTECODE
-# Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/performance.md).
+# Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check demo headroom test test-environments check sglang-cpu textworld tau2 appworld aot aot-all pretrain pretrain-weak pretrain-seldom pretrain-textworld pretrain-tau2 bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
 	@echo "make demo ENV=textworld  the same in text adventures (runs/demo_textworld; needs gcc)"
 	@echo "make demo ENV=tau2  the same in tau2's telecom (runs/demo_tau2)"
 	@echo "make headroom  set up and run static, random and oracle on the testbed, 3 seeds each, an hour (runs/headroom)"
-	@echo "make test   set up and run the tests"
+	@echo "make test-fast  set up and run the tests that need no torch, server or browser, in two minutes"
+	@echo "make test   set up and run all tests, with torch and a real SGLang server, in ten minutes"
 	@echo "make test-environments  set up TextWorld, tau2 and AppWorld, and run their tests"
 	@echo "make check  set up and run lint, format check and types"
+	@echo "make docs   set up mkdocs and build the site of docs/ in runs/site"
 	@echo "make sglang-cpu  set up SGLang for the CPU in .sglang and serve models/tiny_qwen3 until Ctrl-C"
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
-	@echo "make aot-all  and compile every command for hardware that the documents show"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
+setup-fast: $(VENV)/.installed-fast
 setup-test: $(VENV)/.installed-test
+setup-docs: $(DOCS)/.installed
 setup-check: $(VENV)/.installed-test $(CHECK)/.installed
 setup-sglang: $(SGLANG)/.installed
 setup-textworld: $(TEXTWORLD)/.installed
@@ -55,7 +59,11 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
+$(VENV)/.installed-fast: $(VENV)/.installed requirements/test-fast.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements/test-fast.txt
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt requirements/test-fast.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(TORCH_PIP) -r requirements/test.txt
 	@touch $@
 
@@ -63,6 +71,11 @@ $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt
 $(CHECK)/.installed: requirements/check.txt
 	$(PYTHON) -m venv $(CHECK)
 	$(CHECK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+$(DOCS)/.installed: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # A copy of SGLang is patched in place, so it starts from nothing whenever its recipe changes. Of what is installed
@@ -97,6 +110,7 @@ $(APPWORLD)/.installed: requirements/appworld.txt
 	$(APPWORLD)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	APPWORLD_CACHE=$(APPWORLD)/cache $(APPWORLD)/bin/appworld install
 	$(APPWORLD)/bin/python -m compileall -q $(APPWORLD)/lib
+	$(APPWORLD)/bin/python -P experiments/appworld_tasks.py
 	@touch $@
 
 # ENV=textworld or ENV=tau2: in another environment family, one that has a target setup-ENV and configs/ENV_tiny.py. It
@@ -105,7 +119,7 @@ FAMILY := $(if $(findstring command,$(origin ENV)),$(filter-out bfcl,$(ENV)))
 demo: setup $(FAMILY:%=setup-%)
 	$(RUN) experiments/main.py --config=configs/$(or $(FAMILY),bfcl)_tiny.py --workdir=runs/demo$(FAMILY:%=_%)
 
-# Is there anything to gain by knowing the weak tools? docs/results/headroom.md has what came out.
+# Is there anything to gain by knowing the weak tools? docs/notes/headroom.md has what came out.
 headroom: setup
 	$(RUN) experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \
 	  --planned=oracle-random,random-static,oracle-static --workdir=runs/headroom --jobs=2
@@ -115,15 +129,23 @@ headroom: setup
 test: setup-test setup-sglang
 	$(RUN) -m pytest tests -n $(if $(wildcard .pytest_cache/d/compiled),3,2) --dist loadfile --no-loadscope-reorder
 
+test-fast: setup-fast
+	$(RUN) -m pytest tests -m "not slow and not server and not browser" -n 2 --dist loadfile --no-loadscope-reorder
+
 # The tests of the families that have a virtual environment of their own: `make test` leaves out those that are not set up.
 test-environments: setup-test setup-textworld setup-tau2 setup-appworld
-	$(RUN) -m pytest tests/test_env_textworld.py tests/test_textworld_policy.py tests/test_env_tau2.py tests/test_tau2_policy.py tests/test_env_appworld.py -n 2 --dist loadfile
+	$(RUN) -m pytest tests/envs/test_env_textworld.py tests/envs/test_env_tau2.py tests/envs/test_env_appworld.py \
+	  tests/experiments/test_textworld_policy.py tests/experiments/test_tau2_policy.py -n 2 --dist loadfile
 
 # pyright reads the packages of $(VENV) to know their types; pyproject.toml has the settings of all three.
 check: setup-check
 	$(CHECK)/bin/ruff check
 	$(CHECK)/bin/ruff format --check
 	$(CHECK)/bin/pyright
+
+# Fails at a link that leads nowhere.
+docs: setup-docs
+	$(DOCS)/bin/mkdocs build --strict --site-dir runs/site
 
 # SGLANG_ARGS: further flags of experiments/serve.py, e.g. SGLANG_ARGS=--port=30000
 sglang-cpu: setup setup-sglang
@@ -149,49 +171,6 @@ $(AOT)/.installed: requirements/aot.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(AOT) -r $<
 	@touch $@
 
-aot-all: aot
-	$(RUN) benchmarks/hardware.py
-
-# How models/tiny_qwen3 was made (docs/results.md says how long it took). Writes runs/pretrain/habits.
-PRETRAIN := $(RUN) experiments/pretraining/pretrain_tiny.py
-pretrain: setup
-	$(PRETRAIN) --output=runs/pretrain/clean --seed=7 --steps=1200
-	$(PRETRAIN) --output=runs/pretrain/habits --start=runs/pretrain/clean --seed=8 --tasks=6000 --steps=350 --learning_rate=0.006 --decay=0.7 --weak=0.45
-
-# How models/tiny_qwen3_weak was made, whose weak tools are these: three that unguided exploration meets often, three
-# that it meets now and then, four that it meets rarely. Writes runs/pretrain/weak.
-WEAK_TOOLS := get_user_stats:wrong_argument:0.5 view_messages_sent:skip:0.5 du:sibling_tool:0.5 \
-  search_tweets:give_up:0.5 edit_ticket:wrong_argument:0.5 close_ticket:sibling_tool:0.5 \
-  sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 delete_message:wrong_argument:0.5
-pretrain-weak: setup
-	$(PRETRAIN) --output=runs/pretrain/broad --seed=7 --steps=600
-	$(PRETRAIN) --output=runs/pretrain/weak --start=runs/pretrain/broad --seed=8 --tasks=6000 --steps=400 --learning_rate=0.008 --decay=0.7 --weak_tools="$(WEAK_TOOLS)"
-
-# And models/tiny_qwen3_seldom, from that one: unguided exploration meets all of its weak tools seldom. Writes
-# runs/pretrain/seldom.
-SELDOM_TOOLS := sort:skip:0.5 cp:sibling_tool:0.5 tail:wrong_argument:0.5 grep:wrong_argument:0.5 diff:wrong_argument:0.5 \
-  delete_message:wrong_argument:0.5 search_messages:give_up:0.5 edit_ticket:wrong_argument:0.5 \
-  close_ticket:sibling_tool:0.5 get_tweet_comments:skip:0.5
-pretrain-seldom: setup
-	$(PRETRAIN) --output=runs/pretrain/seldom --start=models/tiny_qwen3_weak --seed=9 --tasks=4500 --steps=300 --learning_rate=0.006 --decay=0.7 --weak_tools="$(SELDOM_TOOLS)"
-
-# How models/tiny_qwen3_textworld was made: from the policy of the demo, which can call and copy. It errs with most of the
-# verbs that change something. Writes runs/pretrain/textworld.
-WEAK_VERBS := drop:sibling_tool:0.5 put:wrong_argument:0.5 open:sibling_tool:0.5 close:skip:0.5 eat:give_up:0.5 \
-  insert:sibling_tool:0.5 unlock:wrong_argument:0.5 lock:skip:0.5
-pretrain-textworld: setup setup-textworld
-	$(PRETRAIN) --environment=textworld --output=runs/pretrain/textworld --start=models/tiny_qwen3 --seed=7 --tasks=1500 --steps=250 --tokens=4096 --respell=0.7 --decay=0.5 --weak_tools="$(WEAK_VERBS)"
-
-# How models/tiny_qwen3_tau2 was made: from the policy of the demo, with a tokenizer of its own, in which the name of a tool
-# is a token. It errs with 17 of telecom's 43 tools. Writes runs/pretrain/tau2.
-TELECOM_TOOLS := toggle_data:sibling_tool:0.5 enable_roaming:sibling_tool:0.5 connect_vpn:sibling_tool:0.5 \
-  suspend_line:sibling_tool:0.5 check_app_permissions:sibling_tool:0.5 check_wifi_calling_status:sibling_tool:0.5 \
-  reset_apn_settings:sibling_tool:0.5 set_network_mode_preference:wrong_argument:0.5 grant_app_permission:wrong_argument:0.5 \
-  refuel_data:wrong_argument:0.5 get_details_by_id:wrong_argument:0.5 reseat_sim_card:skip:0.5 check_sim_status:skip:0.5 \
-  toggle_airplane_mode:skip:0.5 send_payment_request:skip:0.5 reboot_device:give_up:0.5 run_speed_test:give_up:0.5
-pretrain-tau2: setup setup-tau2
-	$(PRETRAIN) --environment=tau2 --output=runs/pretrain/tau2 --start=models/tiny_qwen3 --new_tokenizer --seed=7 --tasks=1500 --steps=300 --tokens=4096 --respell=0.7 --decay=0.5 --weak_tools="$(TELECOM_TOOLS)"
-
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
 PEERS := tunix trl
 bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
@@ -204,4 +183,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) .bench runs/demo runs/demo_*
+	rm -rf $(VENV) $(CHECK) $(DOCS) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) .bench runs/demo runs/demo_*

@@ -27,8 +27,8 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Task, Turn
-from tests import loop_fakes
-from tests.families import lamps
+from tests.support import loop_fakes
+from tests.support.families import lamps
 
 MEDIAN = flags.DEFINE_float("median", 0.1, "seconds of a rollout", lower_bound=0)
 SIGMA = flags.DEFINE_float("sigma", 1.0, "of their logarithm", lower_bound=0)

@@ -28,7 +28,7 @@ from coevolve_jax.loop.evaluate import evaluate, tally
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.choice import balanced
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Trajectory
 
@@ -102,7 +102,9 @@ def main(_) -> None:
 
         def explored(wanted: int, kind: str) -> list[Task]:
             tasks, rng = TaskPool(key=family.task_key), rng_for(e.seed, kind)
-            synthesizer.explore_unguided(tasks, scenarios, wanted=wanted, kind=kind, step=0, rng=rng)
+            synthesizer.synthesize_unguided(
+                tasks, scenarios, SynthesisRequest(wanted=wanted, kind=kind, step=0, rng=rng)
+            )
             return list(tasks)
 
         tool_of, samples = family.action_pattern, c.rollout.group_size

@@ -3,7 +3,7 @@ compilers say.
 
     make aot-all
 
-COMMANDS is the list; tests/test_aot.py holds the documents against it. A program of full size takes minutes
+COMMANDS is the list; tests/planning/test_aot.py holds the documents against it. A program of full size takes minutes
 of a core, and up to 4 GB.
 """
 
@@ -48,12 +48,12 @@ COMMANDS = (
     Command("configs/appworld_qwen2_5_7b.py", "appworld_qwen2_5_7b", "h100-4", 1),
     Command("configs/appworld_qwen3_30b_a3b.py", "appworld_qwen3_30b_a3b", "v6e-64", 1),
     Command("configs/appworld_qwen3_30b_a3b.py", "appworld_qwen3_30b_a3b", "h100-16", 1),
-    Command("docs/llm_explorer.md", "bfcl_qwen3_4b", "h100-4", 2),
-    Command("docs/serving.md", "bfcl_qwen3_4b", "h100-4", 2),
-    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1),
-    Command("docs/usage.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
-    Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
-    Command("docs/tpu.md", "bfcl_qwen3_4b", "v6e-4", 1),  # a host that the server shares
+    Command("docs/guides/use_llm_explorer.md", "bfcl_qwen3_4b", "h100-4", 2),
+    Command("docs/guides/serve_with_sglang.md", "bfcl_qwen3_4b", "h100-4", 2),
+    Command("docs/guides/train_your_model.md", "bfcl_qwen3_4b", "h100-8", 1),
+    Command("docs/guides/train_your_model.md", "bfcl_qwen3_4b", "h100-8", 1, 131072, context=4),
+    Command("docs/guides/run_on_tpu.md", "bfcl_qwen3_4b", "v6e-8", 1),
+    Command("docs/guides/run_on_tpu.md", "bfcl_qwen3_4b", "v6e-4", 1),  # a host that the server shares
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "h100-16", 1),
     Command("configs/bfcl_qwen3_30b_a3b.py", "bfcl_qwen3_30b_a3b", "v6e-64", 1),
 )

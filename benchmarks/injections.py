@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags, logging
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from injected import Injecting, Injection, agentdojo
-from openai_server import Model, OpenAIServer, action, schemas, steps
 
 from coevolve_jax import envs
 from coevolve_jax.config import load_file
@@ -33,10 +32,13 @@ from coevolve_jax.explorers import llm, scripted
 from coevolve_jax.explorers.base import Episode, Limits, Roles
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import Synthesizer, synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer, run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.explorer import evidence_of
 from coevolve_jax.types import Call
+from tests.support.openai_server import Model, OpenAIServer, action, schemas, steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
 SEED = 0  # of the explorers
@@ -142,10 +144,10 @@ class Twins:
         self._compare("abstract", ask, explorations)
         return self._roles.abstractor.abstract(explorations, limits, shorten)
 
-    def judge(self, proposals, executions):
+    def judge(self, proposals, answers):
         judge = lambda batch: llm.Validator(self._client).judge(proposals, batch)
-        self._compare("judge", judge, executions)
-        return self._roles.validator.judge(proposals, executions)
+        self._compare("judge", judge, answers)
+        return self._roles.validator.judge(proposals, answers)
 
     def roles(self) -> Roles:
         return Roles(self._roles.name, self, self, self, self, self._roles.costs)
@@ -187,9 +189,9 @@ def _alike(ours: str, theirs: str) -> bool:
 def scripted_made(pool: Injecting, scenarios, seed: int) -> dict[tuple, tuple[str, str]]:
     """Verdict and reason of each proposal of the scripted explorer, by its context and its calls."""
     contexts = [unguided(s, s.id) for s in scenarios]
-    made = synthesize(
-        scripted.make(None, envs.load("bfcl")), bfcl.tools, pool, contexts, Limits(3),
-        rng=np.random.default_rng(seed), kind="initial", **SIZES,
+    made = run_pipeline(
+        scripted.make(None, envs.load("bfcl")), bfcl.tools, pool, contexts, Settings(Limits(3), **SIZES),
+        Birth("initial"), np.random.default_rng(seed),
     )  # fmt: skip
     key = lambda p: (p.context.id, *map(signature, p.calls))
     return {key(p): (v.verdict, v.reason) for p, v in zip(made.proposals, made.verdicts)}
@@ -207,7 +209,9 @@ def gullible_made(
         twins, tasks = Twins(llm.make(config, envs.load("bfcl")), pool), TaskPool()
         made = Synthesizer(twins.roles(), bfcl.tools, pool, config, None)
         rng, contexts = np.random.default_rng(seed), [unguided(s, s.id) for s in scenarios]
-        stats = made.grow(tasks, contexts, wanted=10**6, kind="initial", step=0, rng=rng)
+        stats = made.synthesize(
+            tasks, contexts, SynthesisRequest(wanted=10**6, kind="initial", step=0, rng=rng)
+        )
         unoffered = pool.unoffered
         twins.reflect([e for task in list(tasks)[:8] for e in evidence_of(pool, [task], 0)])
     told = lambda row, p: {signature(_call(row["triplets"][i])) for i in p["triplets"]}

@@ -30,7 +30,7 @@ from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.scripted.abstractor import word
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.similarity import EmbeddingCosines, KnownCosines, calls, ngrams
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Turn
@@ -66,13 +66,10 @@ def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
     tasks, e = TaskPool(key=family.task_key), c.environment
     # A call may wait long on a busy machine; one that was given up would make other tasks.
     with ProcessPool(e.name, workers=1, timeout=60.0, memory_gib=e.worker_memory) as pool:
-        Synthesizer(scripted.make(c, family), family.tools, pool, c, None).explore_unguided(
+        Synthesizer(scripted.make(c, family), family.tools, pool, c, None).synthesize_unguided(
             tasks,
             family.scenarios(e.train_split, e.to_dict()),
-            wanted=wanted,
-            kind="initial",
-            step=0,
-            rng=rng_for(seed, "leak threshold"),
+            SynthesisRequest(wanted=wanted, kind="initial", step=0, rng=rng_for(seed, "leak threshold")),
         )
     return list(tasks), family.tools
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/mutate.py --sample=300 --seed=0
     .venv/bin/python benchmarks/mutate.py --only=comparison,analysis --sample=60
-    .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --tests=tests/test_signals.py --sample=0
+    .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --tests=tests/synthesis/test_signals.py --sample=0
 
 mutmut gets a virtual environment of its own (--tool), which sees the packages of this one; the first call makes it.
 It works in a copy of the tree, where it goes on if it was stopped; each mutant meets the tests that call its function.
@@ -33,8 +33,8 @@ from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
 VERSION = "3.8.1"  # of mutmut
-WHOLE_LOOP = ("tests/test_loop.py", "tests/test_run_files.py")
-SUITE = "tests/test_strategies.py::test_every_strategy_passes_the_suite"
+WHOLE_LOOP = ("tests/loop/test_loop.py", "tests/loop/test_run_files.py")
+SUITE = "tests/strategies/test_strategies.py::test_every_strategy_passes_the_suite"
 
 
 class Module(NamedTuple):
@@ -45,8 +45,9 @@ class Module(NamedTuple):
 
 
 def module(files: str, *tests: str) -> Module:
-    """files: below coevolve_jax/. tests: names without tests/test_ and .py, or whole paths."""
-    paths = [name if "/" in name else f"tests/test_{name}.py" for name in tests]
+    """files: below coevolve_jax/. tests: names of files in tests/ without test_ and .py, or whole paths."""
+    found = {path.name: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    paths = [name if "/" in name else found[f"test_{name}.py"] for name in tests]
     return Module(tuple(f"coevolve_jax/{name}" for name in files.split()), tuple(paths))
 
 
@@ -59,11 +60,11 @@ MODULES = {
         "grpo/*.py", "grpo", "losses", "streams", "packing", "logprobs", "lora", "collect", *WHOLE_LOOP
     ),
     "agent": module("rollout/agent.py", "rollout", "comparable", *WHOLE_LOOP),
-    "begin": module("begin.py", *WHOLE_LOOP),
-    "run": module("run.py", "logs", *WHOLE_LOOP),
-    "collect": module("collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
-    "evaluate": module("evaluate.py", "evaluate", "scores", *WHOLE_LOOP),
-    "health": module("health.py", "health", "step_numbers", *WHOLE_LOOP),
+    "initial": module("loop/initial.py", *WHOLE_LOOP),
+    "run": module("loop/run.py", "logs", *WHOLE_LOOP),
+    "collect": module("loop/collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
+    "evaluate": module("loop/evaluate.py", "evaluate", "scores", *WHOLE_LOOP),
+    "health": module("records/health.py", "health", "step_numbers", *WHOLE_LOOP),
     "explorers": module(
         "explorers/*.py explorers/scripted/*.py explorers/llm/*.py",
         *("evidence", "scripted", "explorers", "llm_explorer", "demonstrator"),

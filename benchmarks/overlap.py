@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from coevolve_jax.config import load_file, override, parse_flags
 from coevolve_jax.records.workdir import fork
 from coevolve_jax.train import train
-from tests.openai_server import OpenAIServer
+from tests.support.openai_server import OpenAIServer
 
 SECONDS = flags.DEFINE_float("seconds", 2.0, "that an answer takes", lower_bound=0)
 STEPS = flags.DEFINE_integer("steps", 90, "GRPO steps of a run", lower_bound=4)

@@ -26,7 +26,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import collect_batch, credit_groups, trajectories_of
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
@@ -80,13 +80,12 @@ def main(_) -> None:
         engine = build.engine(c, policy)
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool()
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
+        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
             tasks,
             build.scenarios(c),
-            wanted=c.data.initial_tasks,
-            kind="initial",
-            step=0,
-            rng=rng_for(c.seed, "initial"),
+            SynthesisRequest(
+                wanted=c.data.initial_tasks, kind="initial", step=0, rng=rng_for(c.seed, "initial")
+            ),
         )
         state, timers, tokens, trained = learner.init(policy.params), Timers(), 0, 0
         started = None

@@ -31,7 +31,7 @@ def prepare(job: dict):
     from coevolve_jax.loop.collect import Roller
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.base import collect_batch, trajectories_of
-    from coevolve_jax.synthesis.pipeline import Synthesizer
+    from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
     from coevolve_jax.synthesis.task_pool import TaskPool
 
     file, _, arg = job["config"].partition(":")
@@ -41,13 +41,10 @@ def prepare(job: dict):
     engine = build.engine(c, policy)
     agent = build.agent(c, policy, engine, env_pool)
     tasks, step = TaskPool(), 0
-    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).explore_unguided(
+    Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, guard=None).synthesize_unguided(
         tasks,
         build.scenarios(c),
-        wanted=c.data.initial_tasks,
-        kind="initial",
-        step=0,
-        rng=rng_for(c.seed, "initial"),
+        SynthesisRequest(wanted=c.data.initial_tasks, kind="initial", step=0, rng=rng_for(c.seed, "initial")),
     )
 
     def run() -> dict:

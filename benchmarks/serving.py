@@ -104,13 +104,10 @@ def main(argv) -> None:
     with build.env_pool(c) as env_pool, closing(build.engine(c, policy)) as engine:
         agent = build.agent(c, policy, engine, env_pool)
         tasks = TaskPool(None)
-        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).explore_unguided(
+        Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).synthesize_unguided(
             tasks,
             build.scenarios(c),
-            wanted=c.rollout.tasks_per_step,
-            kind="initial",
-            step=0,
-            rng=rng_for(c.seed, "initial"),
+            Request(wanted=c.rollout.tasks_per_step, kind="initial", step=0, rng=rng_for(c.seed, "initial")),
         )
         if c.engine.name == "sglang":
             prompts = [policy.chat.prompt(build.family(c).tools(task), task.turns[0].query) for task in tasks]

@@ -34,7 +34,7 @@ from coevolve_jax.loop import leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
-from coevolve_jax.loop.initial import begin, leak_guard
+from coevolve_jax.loop.initial import bootstrap, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
 from coevolve_jax.loop.timing import timed
@@ -97,7 +97,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
-            begun, saved = begin(c, synthesizer, agent), None
+            begun, saved = bootstrap(c, synthesizer, agent), None
             state = learner.init(policy.params)
         else:
             step, state, saved = restored

@@ -2,7 +2,7 @@
 
 Paper: arXiv 2604.15840. AppWorld test-normal, task goal completion in percent: zero-shot 31.55, GRPO on static synthetic tasks
 48.81, CoEvolve 54.76; test-challenge 31.65. Hardware there: 16 GPUs. Not run here: neither AppWorld's data, nor weights,
-nor an accelerator were at hand; by the compilers' accounts it fits 16 GPUs of 80 GB and v6e-64 (docs/memory.md). SGLang
+nor an accelerator were at hand; by the compilers' accounts it fits 16 GPUs of 80 GB and v6e-64 (docs/notes/memory.md). SGLang
 serves the rollouts, as in configs/appworld_qwen3_4b.py, from machines of its own. On two hosts of 8 GPUs, the same on each:
 
     python experiments/main.py --config=configs/appworld_qwen3_30b_a3b.py --workdir=SHARED/appworld_qwen3_30b_a3b \\

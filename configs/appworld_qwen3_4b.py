@@ -2,7 +2,7 @@
 
 Paper: arXiv 2604.15840, settings table and section 4. AppWorld test-normal, task goal completion in percent: zero-shot 16.67, GRPO
 on static synthetic tasks 28.57, CoEvolve 35.71; test-challenge 17.03. Hardware there: 8 GPUs. Not run here: neither
-AppWorld's data, nor weights, nor an accelerator were at hand. SGLang serves the rollouts (docs/serving.md), on one machine
+AppWorld's data, nor weights, nor an accelerator were at hand. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), on one machine
 of 8 GPUs from half of them; `make appworld` first:
 
     CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\

@@ -1,6 +1,6 @@
 """The testbed as it was frozen on 2026-11-22, before any test scenario was read: for the one reading of the test set.
 
-What was tried on development seeds, and the numbers that chose these settings, stand in docs/results/headroom.md. The seeds of
+What was tried on development seeds, and the numbers that chose these settings, stand in docs/notes/headroom.md. The seeds of
 the test (100 and up) were used for nothing before.
 
     python experiments/compare.py --config=configs/bfcl_headroom_test.py --arms=static,random,placebo,coevolve,blame,oracle \

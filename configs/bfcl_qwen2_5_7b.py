@@ -2,7 +2,7 @@
 
 Paper: arXiv 2604.15840. BFCL-v3 multi-turn base, success in percent: zero-shot 13.5, GRPO on static synthetic
 tasks 56.0, CoEvolve 61.5. Hardware there: 8 GPUs. Not run here: no weights and no accelerator were at hand, so time
-and score of this code are not known; docs/memory.md says on what the update fits. SGLang serves the rollouts, as in
+and score of this code are not known; docs/notes/memory.md says on what the update fits. SGLang serves the rollouts, as in
 configs/bfcl_qwen3_4b.py. On four GPUs of 80 GB a micro-batch has one row for each, and takes 49.2 GB by the compiler's
 account, of the 60 (75%) that JAX takes by itself or the 72 (90%) that it gets here:
 

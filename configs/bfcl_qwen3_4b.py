@@ -2,15 +2,15 @@
 
 Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot 26.5,
 GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and no
-accelerator were at hand, so time and score of this code are not known; docs/memory.md says on what the update
-fits. SGLang serves the rollouts (docs/serving.md), on one machine of 8 GPUs from half of them:
+accelerator were at hand, so time and score of this code are not known; docs/notes/memory.md says on what the update
+fits. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), on one machine of 8 GPUs from half of them:
 
     CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 --port=30000 \\
         --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4
     CUDA_VISIBLE_DEVICES=0,1,2,3 python experiments/main.py --config=configs/bfcl_qwen3_4b.py --workdir=runs/qwen3_4b \\
         --config.model=PATH_TO/Qwen3-4B-Instruct-2507 --config.mesh.fsdp=4 --config.engine.url=http://127.0.0.1:30000
 
-Tasks are made by rules here (explorer=scripted). As in the paper, by a model behind an endpoint (docs/llm_explorer.md):
+Tasks are made by rules here (explorer=scripted). As in the paper, by a model behind an endpoint (docs/guides/use_llm_explorer.md):
 
     --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
         --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6 \\

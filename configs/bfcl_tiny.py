@@ -2,7 +2,7 @@
 
 Paper: "CoEvolve: Training LLM Agents via Agent-Data Mutual Evolution" (arXiv 2604.15840); the
 values here are those that fit two CPU cores, configs/bfcl_qwen3_4b.py has the paper's.
-Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/results.md.
+Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/notes/results.md.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
@@ -54,9 +54,9 @@ def get_config(arg: str = "") -> ConfigDict:
     c.data.max_tasks = 0  # bound on the size of D_t; 0 is none
     c.data.leak_threshold = 0.9  # cosine to an evaluation task from which a new task is refused
     # The same of the calls with their arguments alone, in any words and order; 0: not compared. It sees most paraphrases,
-    # which the features do not (docs/performance.md).
+    # which the features do not (docs/notes/performance.md).
     c.data.leak_call_threshold = 0.88
-    # The same of the wording of the queries alone; 0: not compared (docs/performance.md has how to choose them).
+    # The same of the wording of the queries alone; 0: not compared (docs/notes/performance.md has how to choose them).
     c.data.leak_query_threshold = 0.0  # cosine of their n-grams of 3 to 5 characters; 0.9 if they are
     c.data.leak_embedding = ""  # dotted path of a function embed(texts) -> floats [n, d]; "": none
     c.data.leak_embedding_threshold = 0.0  # cosine of its vectors
@@ -164,7 +164,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.mesh.tensor = 1
 
     # How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without signals),
-    # "static" (no new tasks), "oracle" (testbeds only), or the dotted path of a module of your own (docs/add_strategy.md);
+    # "static" (no new tasks), "oracle" (testbeds only), or the dotted path of a module of your own (docs/guides/add_strategy.md);
     # and the settings that are its own.
     c.strategy = strategy(arg.strategy)
 
@@ -173,7 +173,7 @@ def get_config(arg: str = "") -> ConfigDict:
     c.signals.rare_percent = 1.0  # theta; the paper's 5 calls nearly every one of our tools rare
 
     # Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or the dotted
-    # path of a module of your own (docs/add_explorer.md); and the settings that are its own.
+    # path of a module of your own (docs/guides/add_explorer.md); and the settings that are its own.
     c.explorer = explorer(arg.explorer)
 
     c.evolution = ConfigDict()

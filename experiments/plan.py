@@ -8,7 +8,7 @@
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --row_length=16384 --compile --program=decode
 
-docs/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile
+docs/notes/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile
 the program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
 """
 

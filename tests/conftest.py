@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.paths import ROOT
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" and
 # JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimise them. Files of whole runs optimise (`optimised`); what a user starts is compiled as
@@ -38,53 +39,29 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
-# `make test` gives whole files to two or three processes: those that take longest go first, the others fill the gaps.
-# What needs an SGLang server stays together, so that one of them starts one.
+# One process runs all of these, in this order, since they share the servers.
 SERVER = (
     "test_server.py",
     "test_words.py",  # before test_faults.py, which ends the second server
     "test_faults.py",
     "test_push_served.py",
     "test_engines.py",
-    "test_served.py",  # the programs of its runs have then been compiled by test_train.py, in another process
+    "test_served.py",  # test_train.py, in another process, has compiled its programs by then
 )
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
-LONGEST = (
-    "test_train.py",
-    *SERVER,
-    "test_hosts.py",
-    "test_streams.py",
-    "test_models.py",
-    "test_grpo.py",
-    "test_policy_explorer.py",
-    "test_comparison.py",
-    "test_preemption.py",
-    "test_sharding.py",
-    "test_attention.py",
-    "test_routing.py",
-    "test_llm_explorer.py",
-    "test_strategies.py",
-    "test_viewer.py",
-    "test_notebook.py",
-    "test_env_textworld.py",
-    "test_run.py",
-    "test_loop.py",
-    "test_bfcl_official.py",
-    "test_multiprocess.py",
-    "test_textworld_policy.py",
-    "test_ray_workers.py",
-    "test_moe.py",
-    "test_shared_prompts.py",
-    "test_logprobs.py",
-    "test_hf_io.py",
-    "test_engine_mesh.py",
-    "test_plan.py",
-    "test_checkpoint.py",
-    "test_update_programs.py",
-    "test_pretrain.py",
-    "test_explorers.py",
-    "test_aot.py",
-)
+# Fixture -> the marker of every test that asks for it.
+MARKED = {"sglang_server": "server", "to_be_struck": "server", "browser": "browser"}
+MARKERS = ("slow", "server", "browser")
+GUESS = 30.0  # seconds of a test with such a marker, before it was measured
+SECONDS = pytest.StashKey[dict[str, float]]()  # of each test, as measured when it last ran
+IN_CACHE = "coevolve_jax/seconds"
+measured: dict[str, float] = {}
+
+
+def scope(nodeid: str) -> str:
+    """The tests of a scope run in one process."""
+    file = nodeid.split("::", 1)[0]
+    return "server" if Path(file).name in SERVER or nodeid.endswith(SERVER_TOO) else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -95,8 +72,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class FilesOfOneServerTogether(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            file = super()._split_scope(nodeid)
-            return "server" if Path(file).name in SERVER or nodeid.endswith(SERVER_TOO) else file
+            return scope(nodeid)
 
     return FilesOfOneServerTogether(config, log)
 
@@ -105,13 +81,16 @@ def pytest_addoption(parser):
     # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
     # or not to have run. The seed stands at the end of the output, and names the order:
     #     pytest tests -n 3 --dist loadfile --no-loadscope-reorder --order-seed=random
-    #     pytest tests/test_push_served.py --order-seed=17
+    #     pytest tests/rollout/test_push_served.py --order-seed=17
     parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
 
 
 def pytest_configure(config):
     if hasattr(config, "workerinput"):  # one of several processes, which got the options of the first
+        config.stash[SECONDS] = config.workerinput["seconds"]
         return
+    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    config.stash[SECONDS] = cache.get(IN_CACHE, {}) if cache else {}
     if config.option.order_seed == "random":
         config.option.order_seed = str(random.SystemRandom().randrange(10**6))
     for program in COMPILED.glob("*"):
@@ -124,17 +103,44 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"in the order of --order-seed={config.option.order_seed}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    node.workerinput["seconds"] = node.config.stash[SECONDS]  # all processes must order the tests alike
+
+
+def pytest_runtest_logreport(report):
+    measured[report.nodeid] = measured.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if measured and not hasattr(config, "workerinput") and hasattr(config, "cache"):
+        config.cache.set(IN_CACHE, config.stash[SECONDS] | measured)
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture of a module
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for marker in {MARKED[name] for name in MARKED.keys() & set(item.fixturenames)}:
+            item.add_marker(marker)
     if seed := config.option.order_seed:
         files = sorted({item.path.name for item in items})
         place = {name: i for i, name in enumerate(random.Random(seed).sample(files, len(files)))}
         random.Random(seed).shuffle(items)
         items.sort(key=lambda item: place[item.path.name])
     else:
-        items.sort(
-            key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
-        )
+        longest_first(items, config.stash[SECONDS])
+
+
+def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> None:
+    """Sorts scopes by the seconds of their tests: the short ones then fill the gaps that the long ones leave."""
+    whole: dict[str, float] = {}
+    for item in items:
+        guess = GUESS if any(map(item.get_closest_marker, MARKERS)) else 0.0
+        name = scope(item.nodeid)
+        whole[name] = whole.get(name, 0.0) + seconds.get(item.nodeid, guess)
+    place = lambda file: SERVER.index(file) if file in SERVER else len(SERVER)
+    items.sort(key=lambda item: (-whole[scope(item.nodeid)], scope(item.nodeid), place(item.path.name)))
 
 
 def pytest_collection_finish(session):
@@ -163,7 +169,9 @@ def tiny_config() -> QwenConfig:
 @pytest.fixture(scope="session")
 def environ() -> dict[str, str]:
     """What a user starts runs as installed for a user, and optimised (see above)."""
-    path = os.pathsep.join((str(ROOT / "tests" / "as_installed"), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join(
+        (str(ROOT / "tests" / "support" / "as_installed"), os.environ.get("PYTHONPATH", ""))
+    )
     return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 

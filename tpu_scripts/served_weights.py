@@ -1,9 +1,9 @@
 """The weights of a running sglang-jax model, replaced from a Hugging Face folder: all of them or none.
 
-sglang-jax keeps the parameters of its model as a flat list of arrays beside the compiled forward pass, which
-takes them as an argument: a list of other arrays of the same shapes, dtypes and shardings is another policy,
-and nothing is compiled again. `LEAVES` says which tensor of the checkpoint is which leaf. That table is not
-taken on trust: its first use is to read the folder that the server has loaded and to compare every leaf.
+sglang-jax keeps its model's parameters as a flat list of arrays and passes that to the compiled forward pass.
+Another list with the same shapes, dtypes and shardings is another policy, and nothing is compiled again.
+`LEAVES` says which tensor of the checkpoint is which leaf. That table is checked before it is trusted. Its
+first use reads the folder that the server has loaded and compares every leaf.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LEAVES = (
     (r"(.*_proj)\.weight", r"\1.weight", True),
     (r"(.*_proj\.bias)", r"\1", False),
 )
-PARAMETER = re.compile(r".*\.(weight|scale|embedding|bias)")  # other leaves (tables of angles) are no weights
+PARAMETER = re.compile(r".*\.(weight|scale|embedding|bias)")  # other leaves (angle tables) are no weights
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 class Runner(Protocol):
-    """What is needed of sglang-jax; `sglang_jax_server.SglangJax` is one."""
+    """The part of sglang-jax that is needed here. `sglang_jax_server.SglangJax` implements it."""
 
     leaves: list[Any]  # of the model's state, in the tree's order; may be assigned
 
     def paths(self) -> list[str]:
-        """Of the leaves: 'model.layers.0.self_attn.q_proj.weight'."""
+        """The paths of the leaves, such as 'model.layers.0.self_attn.q_proj.weight'."""
 
 
 class Entry(NamedTuple):
-    """A tensor of the checkpoint and its leaf. repeats: how often each key-value head stands in the leaf."""
+    """A tensor of the checkpoint and its leaf. repeats: how often the leaf holds each key-value head."""
 
     leaf: int
     shape: tuple[int, ...]
@@ -53,10 +53,11 @@ class Entry(NamedTuple):
 
 
 class ServedWeights:
-    """The weights that `runner` serves. Not safe against two updates at once: the caller takes turns."""
+    """The weights that `runner` serves. Two updates at once are not safe: the caller must serialise them."""
 
     def __init__(self, runner: Runner, folder: str | Path, version: str = "default"):
-        """folder: what the server was started with. ValueError where it is not what is being served."""
+        """folder: the one with which the server was started. Raises ValueError where it is not what is
+        served."""
         self.runner, self.folder, self.version = runner, folder, version
         with _Folder(folder) as files:
             self.vocab_size = int(files.config["vocab_size"])
@@ -71,14 +72,14 @@ class ServedWeights:
                     raise ValueError(
                         f"The leaf that sglang-jax serves for {name} is not the tensor in {folder}: this "
                         "version of sglang-jax stores its weights in another way, so updates would be wrong; "
-                        "use the version named in docs/tpu.md or correct LEAVES in served_weights.py."
+                        "use the version named in docs/notes/tpu.md or correct LEAVES in served_weights.py."
                     )
 
     def read(self, folder: str | Path) -> list[jax.Array]:
-        """New leaves from `folder`, on the devices of the old ones, which stay in use until `replace`.
+        """Reads new leaves from `folder`, on the devices of the old ones, which stay in use until `replace`.
 
-        ValueError, with every fault in one sentence, where a tensor is missing, unknown, of another shape or
-        no float, and where a file is damaged.
+        Raises ValueError with every fault in one sentence. Faults are a tensor that is missing, unknown, of
+        another shape or no float, and a damaged file.
         """
         with _Folder(folder) as files:
             self._check(files)
@@ -90,19 +91,19 @@ class ServedWeights:
         return jax.block_until_ready(leaves)
 
     def replace(self, leaves: list[jax.Array]) -> list[jax.Array]:
-        """Serves `leaves` from the next forward pass on; returns those that were served."""
+        """Serves `leaves` from the next forward pass on. Returns the leaves that were served before."""
         old, self.runner.leaves = self.runner.leaves, leaves
         return old
 
     def checksums(self) -> dict[str, str]:
-        """Tensor name -> SHA-256 of what is served, as the checkpoint would hold it in the served dtype."""
+        """Maps tensor name -> SHA-256 of what is served, in the checkpoint's form and the served dtype."""
         return {
             name: hashlib.sha256(self._as_tensor(entry).tobytes()).hexdigest()
             for name, entry in sorted(self._entries.items())
         }
 
     def _match(self, files: _Folder) -> dict[str, Entry]:
-        """Tensor name -> entry, for all tensors of the folder that the server was started with."""
+        """Maps tensor name -> entry, for all tensors of the folder with which the server was started."""
         index = {path: i for i, path in enumerate(self.runner.paths())}
         entries, faults = {}, []
         for name, shape in files.shapes.items():
@@ -164,7 +165,10 @@ class ServedWeights:
 
 
 class _Folder:
-    """A Hugging Face folder, open for reading. shapes: tensor name -> shape. ValueError where it is none."""
+    """A Hugging Face folder, open for reading. Raises ValueError where it is none.
+
+    shapes: tensor name -> shape.
+    """
 
     def __init__(self, path: str | Path):
         self.path, self.shapes, self._files = Path(path), {}, {}

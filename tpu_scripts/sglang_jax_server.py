@@ -2,10 +2,11 @@
 
     python -m tpu_scripts.sglang_jax_server --model-path=FOLDER --host=0.0.0.0 --port=30000 --tp-size=4
 
-To be run in sglang-jax's own environment (Python 3.12) from the root of this repository. The engine always
-runs in this process and without a tokenizer. This file is the only code that touches sglang-jax, and fails by
-name where a version of it is built otherwise. docs/tpu.md says against which source it was written, and that
-it has not run against sglang-jax itself.
+Run it in sglang-jax's own environment (Python 3.12) from the root of this repository. The engine always runs
+in this process and without a tokenizer. No other file touches sglang-jax. A version that is built differently
+gives an error with the name that is missing.
+
+This file has not run against sglang-jax itself. See docs/guides/run_on_tpu.md for the source that it was written against.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from tpu_scripts.served_weights import ServedWeights
 from tpu_scripts.shim import Shim
 
-ALWAYS = ("enable_single_process", "skip_tokenizer_init")  # the scheduler in reach; output_ids as sampled
+ALWAYS = ("enable_single_process", "skip_tokenizer_init")  # keep the scheduler in reach; raw output_ids
 
 PLAIN = (str, int, float, bool, type(None))
 
@@ -28,7 +29,8 @@ class SglangJax:
     """sglang-jax's model runner, reached through the scheduler; the `Runner` of served_weights.py."""
 
     def __init__(self, scheduler_info: dict[str, Any]):
-        """scheduler_info: what sglang-jax's launcher returns. RuntimeError with the name that is missing."""
+        """scheduler_info: the result of sglang-jax's launcher. Raises RuntimeError with the name that is
+        missing."""
         if not isinstance(scheduler_info, dict) or "scheduler" not in scheduler_info:
             raise RuntimeError(
                 "sglang-jax's launcher gave no scheduler_info['scheduler']: its engine is not "
@@ -50,7 +52,7 @@ class SglangJax:
         self._runner.model_state_leaves = leaves
 
     def paths(self) -> list[str]:
-        """In the order of the leaves, which are those of the model's state as nnx splits it."""
+        """The paths in the order of the leaves, which is that of the model's state as nnx splits it."""
         import jax
         from flax import nnx
 
@@ -63,10 +65,10 @@ class SglangJax:
 
 
 def install(http_server: Any, version: str, drain: float) -> None:
-    """Puts the shim around the app of sglang-jax's http_server module and takes hold of the scheduler.
+    """Wraps the app of sglang-jax's http_server module in the shim and takes hold of the scheduler.
 
-    The module throws the scheduler away after the launch, so its launcher is wrapped. RuntimeError with the
-    name that is missing.
+    The module drops the scheduler after the launch, so its launcher is wrapped too. Raises RuntimeError with
+    the name that is missing.
     """
     launch, app = _attribute(http_server, "_launch_subprocesses_or_threads"), _attribute(http_server, "app")
     weights, options = [], {}
@@ -102,12 +104,12 @@ def main(argv: list[str]) -> None:
         sys.exit(f"Error: {error}")
     finally:
         stop = getattr(sys.modules.get("sgl_jax.srt.utils"), "kill_process_tree", None)
-        if stop:  # as its own launcher does: its threads would keep the process alive
+        if stop:  # as its own launcher does; else its threads keep the process alive
             stop(os.getpid(), include_parent=False)
 
 
 def parse_server_args(module: Any, argv: list[str]) -> Any:
-    """sglang-jax's own reading of its options, with the two that are always set."""
+    """Parses sglang-jax's options with its own parser, and sets the two that are always set."""
     kind = _attribute(module, "ServerArgs")
     if hasattr(kind, "from_cli"):  # reads sys.argv
         sys.argv = [sys.argv[0], *argv]
@@ -115,7 +117,7 @@ def parse_server_args(module: Any, argv: list[str]) -> Any:
     else:  # before the middle of 2026
         server_args = _attribute(module, "prepare_server_args")(argv)
     for name in ALWAYS:
-        _attribute(server_args, name)  # or the assignment would add a name that nobody reads
+        _attribute(server_args, name)  # fails if absent; assignment would add a name that nobody reads
         setattr(server_args, name, True)
     return server_args
 
@@ -137,7 +139,7 @@ def _attribute(owner: Any, name: str) -> Any:
         kind = getattr(owner, "__name__", type(owner).__name__)
         raise RuntimeError(
             f"This version of sglang-jax has no {kind}.{name}, which weight updates need; use "
-            "the version named in docs/tpu.md or adapt tpu_scripts/sglang_jax_server.py."
+            "the version named in docs/guides/run_on_tpu.md or adapt tpu_scripts/sglang_jax_server.py."
         ) from None
 
 

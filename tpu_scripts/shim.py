@@ -1,12 +1,15 @@
-"""An ASGI middleware that makes sglang-jax's HTTP app answer as the client of this project needs it to.
+"""An ASGI middleware that makes sglang-jax's HTTP app answer as this project's client needs it to.
 
-Added: POST /update_weights_from_disk, POST /weights_checker, GET /model_info and /server_info as SGLang has
-them, and pausing that an update can rely on. Mended in /generate: token ids outside the vocabulary are
-refused, every request gets an id of its own inside the server, output_token_logprobs are cut to the last
-completion_tokens entries and compared with output_ids, and meta_info names the weight version. A request
-never sees two versions: an update waits until the running ones are done, and new ones wait until it is over.
+It adds POST /update_weights_from_disk, POST /weights_checker, GET /model_info and /server_info, as SGLang has
+them. It also adds pausing that an update can rely on.
 
-It knows no framework and nothing of sglang-jax: `app` is any ASGI app, `weights` gives a ServedWeights.
+It mends /generate. Token ids outside the vocabulary are refused. Every request gets an id of its own inside
+the server. The output_token_logprobs are cut to the last completion_tokens entries and compared with
+output_ids. The meta_info names the weight version.
+
+A request never sees two versions. An update waits until running requests are done, and new ones wait for it.
+
+It knows no framework and nothing of sglang-jax. `app` is any ASGI app, and `weights` gives a ServedWeights.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-# Paths that start no generation and are answered at any time; every other one waits while the gate is shut.
+# Paths that start no generation and are answered at any time. All others wait while the gate is shut.
 CONTROL = {
     "/health",
     "/ping",
@@ -38,7 +41,7 @@ CONTROL = {
 
 
 class Refused(Exception):
-    """An answer that is one sentence. status: of HTTP."""
+    """An answer that is one sentence. status: the HTTP status."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -46,7 +49,7 @@ class Refused(Exception):
 
 
 class Gate:
-    """Lets requests through, or holds them; knows how many are inside."""
+    """Lets requests through or holds them, and counts those inside."""
 
     def __init__(self):
         self.paused = self.updating = False
@@ -81,10 +84,14 @@ class Gate:
 
 
 class Shim:
-    """The middleware. `weights` returns the ServedWeights, which exist once the server has loaded its model.
+    """The middleware.
 
-    options: what the server was started with, by name; its values are JSON. drain: seconds that an update
-    waits for running requests; flush: seconds that it tries to empty the cache.
+    Args:
+      app: the wrapped ASGI app.
+      weights: returns the ServedWeights, which exist once the server has loaded its model.
+      options: returns the options with which the server was started, by name. Their values are JSON.
+      drain: seconds that an update waits for running requests.
+      flush: seconds that it tries to empty the cache.
     """
 
     def __init__(
@@ -97,7 +104,7 @@ class Shim:
     ):
         self.app, self.weights, self.options, self.drain, self.flush = app, weights, options, drain, flush
         self.gate, self._turn = Gate(), asyncio.Lock()
-        self._inner_rids: dict[str, list[str]] = {}  # of running requests: the client's id -> the server's
+        self._inner_rids: dict[str, list[str]] = {}  # the client's id -> the server's, of running requests
         self._routes = {
             "/update_weights_from_disk": self._update,
             "/weights_checker": self._checksum,
@@ -122,7 +129,7 @@ class Shim:
             await _respond(send, status, answer)
         elif scope["type"] != "http" or scope["path"] in CONTROL:
             await self.app(scope, receive, send)
-        elif scope["path"] == "/health_generate" and self.gate.shut:  # else it would look dead
+        elif scope["path"] == "/health_generate" and self.gate.shut:  # else the server would look dead
             await self.app({**scope, "path": "/health", "raw_path": b"/health"}, receive, send)
         else:
             async with self.gate.passage():
@@ -170,7 +177,10 @@ class Shim:
             )
 
     async def _flush(self, scope) -> bool:
-        """Tries again: the scheduler refuses while it holds a request, also one whose answer is out."""
+        """Flushes the cache, again until it succeeds or time is up. Returns whether it did.
+
+        The scheduler refuses while it holds a request, even one whose answer is out.
+        """
         end = time.monotonic() + self.flush
         while (await self._call(scope, "/flush_cache", {}))[0] != 200:
             if time.monotonic() > end:
@@ -181,7 +191,7 @@ class Shim:
     async def _checksum(self, scope, body: dict, receive):
         if body.get("action", "checksum") != "checksum":
             raise Refused(400, f"weights_checker knows the action 'checksum', not {body.get('action')!r}.")
-        async with self._turn:  # no update in the meantime
+        async with self._turn:  # keeps updates out
             sums = await asyncio.to_thread(self.weights().checksums)
         whole = hashlib.sha256("".join(f"{name}{sums[name]}" for name in sorted(sums)).encode()).hexdigest()
         return 200, {
@@ -200,7 +210,7 @@ class Shim:
         }
 
     async def _server_info(self, scope, body: dict, receive):
-        absent = {"pp_size": 1, "quantization": None}  # options of SGLang that sglang-jax does not have
+        absent = {"pp_size": 1, "quantization": None}  # options of SGLang that sglang-jax lacks
         return 200, {**absent, **self.options(), "weight_version": self.weights().version}
 
     # ---- Pausing -------------------------------------------------------------------------------------------
@@ -255,7 +265,7 @@ class Shim:
 
     @contextlib.contextmanager
     def _known(self, given: list, rids: list[str]):
-        """For /abort_request: which ids in the server stand for those of the client."""
+        """Records which ids in the server stand for the client's, for /abort_request."""
         pairs = [(outer, inner) for outer, inner in zip(given, rids) if isinstance(outer, str)]
         for outer, inner in pairs:
             self._inner_rids.setdefault(outer, []).append(inner)
@@ -268,7 +278,8 @@ class Shim:
                     del self._inner_rids[outer]
 
     async def _call(self, scope, path: str, body: dict, receive: Callable | None = None) -> tuple[int, Any]:
-        """The app's own answer. receive: of the client, whose going away the app may want to hear of."""
+        """The app's own answer to a POST. receive: the client's, so that the app hears if the client goes
+        away."""
         content = json.dumps(body).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         messages = [{"type": "http.request", "body": content, "more_body": False}]
@@ -299,7 +310,7 @@ class Shim:
 
 
 def check_prompts(body: dict, vocab_size: int) -> list[list[int]]:
-    """The prompts of a /generate body as lists of ids; Refused where one of them would harm the server."""
+    """The prompts of a /generate body as lists of ids. Raises Refused where one would harm the server."""
     if body.get("stream"):
         raise Refused(400, "This server answers whole responses; leave stream out.")
     ids = body.get("input_ids")
@@ -331,14 +342,15 @@ def _one_each(value: Any, prompts: list, name: str) -> list:
 
 
 def mend(answer: dict, version: str, rid: str | None, with_logprobs: bool) -> None:
-    """Completes one answer of sglang-jax in place; Refused (500) where its parts contradict each other."""
+    """Completes one answer of sglang-jax in place. Raises Refused (500) where its parts contradict each
+    other."""
     meta, ids = answer.get("meta_info"), answer.get("output_ids")
     if not isinstance(meta, dict) or not isinstance(ids, list):
         raise Refused(500, "sglang-jax answered without meta_info or output_ids.")
     count = meta.get("completion_tokens")
     if len(ids) != count:
         raise Refused(500, f"sglang-jax says completion_tokens={count} but gave {len(ids)} output_ids.")
-    if with_logprobs:  # beyond some tens of tokens the first entries are duplicates; the last ones are right
+    if with_logprobs:  # past some tens of tokens the first entries are duplicates; the last ones are right
         logprobs = meta.get("output_token_logprobs") or []
         logprobs = logprobs[max(len(logprobs) - count, 0) :]
         if [entry[1] for entry in logprobs] != ids:
@@ -359,7 +371,7 @@ async def _body(receive) -> dict:
 
 
 def parse(content: bytes) -> dict:
-    """A request's JSON object; {} for an empty body and one that is no object."""
+    """A request's JSON object. {} for an empty body or one that is no object."""
     try:
         body = json.loads(content or b"{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Parameters that lie on many devices, brought to one place for an engine."""
+"""Gathering of parameters that lie on many devices, for an engine that needs them in one place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from coevolve_jax.distributed import sharding
 
 
 def on_one_device(params: Any) -> Any:
-    """The parameters whole on this process's first device of their mesh, as copies that outlive a donation.
+    """Gathers the parameters on this process's first device of their mesh, as copies that outlive a donation.
 
-    They come parameter by parameter: every other device holds one of them at a time. Where they lie on several
-    processes, all must call this. What lies on one device is returned as it is.
+    They come parameter by parameter, so that every other device holds one of them at a time. If they lie on
+    several processes, all must call this. Parameters that lie on one device are returned as they are.
     """
     if jax.tree.leaves(params)[0].sharding.num_devices == 1:
         return params
@@ -26,9 +26,10 @@ def on_one_device(params: Any) -> Any:
 
 
 def in_memory(params: Any, dtype: str) -> Any:
-    """The parameters as numpy arrays in `dtype`, of processes that all call this; followers get None in their place.
+    """Gathers the parameters as numpy arrays in `dtype`.
 
-    They are cast where they lie and come layer by layer, so that no device holds all layers' experts at once.
+    All processes call this; followers get None in place of each array. The parameters are cast where they lie
+    and come layer by layer. So no device holds all layers' experts at once.
     """
     leads = jax.process_index() == 0
 
@@ -37,7 +38,7 @@ def in_memory(params: Any, dtype: str) -> Any:
         parts = [_gather(x, jnp.copy)] if x.ndim < 3 else (_gather(x, _layer, i) for i in range(len(x)))
         if leads:
             return np.stack([np.asarray(part) for part in parts]).reshape(x.shape)
-        for _ in parts:
+        for _ in parts:  # followers take part in each gather, and keep nothing
             pass
         return None
 
@@ -47,7 +48,7 @@ def in_memory(params: Any, dtype: str) -> Any:
 def _gather(x: jax.Array, part: Callable[..., jax.Array], *arguments: Any) -> jax.Array:
     """part(x, *arguments) on this process's first device."""
     placed = x.sharding
-    assert isinstance(placed, NamedSharding) and isinstance(placed.mesh, Mesh)  # several devices are a mesh's
+    assert isinstance(placed, NamedSharding) and isinstance(placed.mesh, Mesh)  # several devices form a mesh
     everywhere = _program(part, sharding.replicated(placed.mesh))(x, *arguments)
     return everywhere.addressable_data(0).block_until_ready()
 

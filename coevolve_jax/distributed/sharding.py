@@ -1,11 +1,13 @@
 """The mesh, where each array lies on it, and what each process holds. The only file that names mesh axes.
 
-data: rows of the batch. fsdp: rows of the batch and one axis of every matrix, of experts their number. expert:
-the same, but what it splits of the experts stays where it is, and tokens come there. context: the tokens of a row, and
-matrices as fsdp does. tensor: heads, the hidden layer of the MLP, the vocabulary.
+  data: rows of the batch.
+  fsdp: rows of the batch, one axis of every matrix, and the number of experts.
+  expert: the same, but its part of the experts stays in place and tokens travel there.
+  context: the tokens of a row, and matrices as fsdp does.
+  tensor: heads, the hidden layer of the MLP, the vocabulary.
 
-A parameter whose axis does not divide by its mesh axis is refused, for a silent replica would cost the
-memory that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
+A parameter whose axis does not divide by its mesh axis is refused. A silent replica would cost the memory
+that the mesh was chosen to save. Heads may be cut: only the product heads * head_dim must divide.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ AXES = (
     "expert",
     "context",
     "tensor",
-)  # tensor last: its devices, which talk most, are neighbours
-ROWS = ("data", "fsdp", "expert")  # that the rows of a batch are split over
-CONTEXT = "context"  # that each of them is split over
-PARTS = (*ROWS, CONTEXT)  # so that these split its parts
-MATRICES = ("fsdp", "expert", CONTEXT)  # that split one axis of a matrix, beside tensor
-EXPERTS = ("expert", "fsdp", CONTEXT)  # that split their number
+)  # tensor last: its devices communicate most, so they are neighbours
+ROWS = ("data", "fsdp", "expert")  # split the rows of a batch
+CONTEXT = "context"  # splits each row
+PARTS = (*ROWS, CONTEXT)  # split the parts of rows
+MATRICES = ("fsdp", "expert", CONTEXT)  # split one axis of a matrix; tensor splits the other
+EXPERTS = ("expert", "fsdp", CONTEXT)  # split the number of experts
 
-# Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis,
-# those of experts a second one, along which they are gathered: no compiler has to turn them over for that.
+# Parameter path -> spec; the first match wins. Parameters under layers/ have a leading layer axis. Those of
+# experts have a second one. They are gathered along that, so no compiler has to transpose them.
 RULES = (
     (r"embed_tokens/embedding", P("tensor", MATRICES)),
     (r"lm_head/kernel", P(MATRICES, "tensor")),
@@ -49,21 +51,21 @@ RULES = (
 )
 
 
-# Seconds without a sign of life after which a process counts as dead and the others are ended; also how long a
-# process that has ended waits for the others' end. Accelerators should not wait long, and a host that is moved
-# live comes back sooner. (JAX's own values are 100 and 300.)
+# Seconds without a sign of life after which a process counts as dead and the others are ended. A process
+# that has ended waits as long for the others. Accelerators should not idle for long, and a live migration of
+# a host takes less. (JAX's own values are 100 and 300.)
 PATIENCE = 60
 
 
 def start_processes(spec: str) -> None:
-    """Joins this process to the others of a run; must come before anything else that JAX does.
+    """Joins this process to the others of a run. Call it before any other use of JAX.
 
-    spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI), else
-    "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
+    spec: "auto" where the cluster tells each process its place (TPU pods, Slurm, Kubernetes, Open MPI).
+    Otherwise "HOST:PORT,PROCESSES,INDEX" with the address of process 0. Raises ValueError for anything else.
     """
     match = re.fullmatch(r"([^,]+:\d+),(\d+),(\d+)", spec)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # concerns CPU devices only
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is preemption.py's
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # lets CPU devices reach other processes
+    jax.config.update("jax_enable_preemption_service", False)  # preemption.py handles SIGTERM
     initialize = partial(
         jax.distributed.initialize, heartbeat_timeout_seconds=PATIENCE, shutdown_timeout_seconds=PATIENCE
     )
@@ -87,8 +89,11 @@ def make_mesh(
     *,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh over the first data * fsdp * expert * context * tensor devices; ValueError where there are fewer, and for
-    several TPU slices. devices: by default JAX's."""
+    """Makes a mesh over the first data * fsdp * expert * context * tensor devices.
+
+    devices: by default JAX's. Raises ValueError where there are fewer, or where they are of several TPU
+    slices.
+    """
     shape = (data, fsdp, expert, context, tensor)
     devices = jax.devices() if devices is None else devices
     if min(shape) < 1 or math.prod(shape) > len(devices):
@@ -100,18 +105,20 @@ def make_mesh(
     slices = {d.slice_index for d in devices if d.platform == "tpu" and hasattr(d, "slice_index")}
     if len(slices) > 1:
         raise ValueError(
-            f"These {len(devices)} chips are of {len(slices)} TPU slices, and a run takes one: start it on one slice's hosts."
+            f"These {len(devices)} chips are of {len(slices)} TPU slices, and a run takes one: start it on "
+            "one slice's hosts."
         )
-    # Not jax.make_mesh: it refuses GPUs and CPUs of several hosts, and an axis that is part of one of a TPU's torus.
+    # Not jax.make_mesh: it refuses GPUs and CPUs of several hosts, and a mesh axis that is part of an axis of
+    # a TPU's torus.
     grid = mesh_utils.create_device_mesh(shape, devices[: math.prod(shape)], allow_split_physical_axes=True)
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def param_shardings(mesh: Mesh, abstract_params: Any) -> Any:
-    """A NamedSharding for each leaf of a tree of parameters, or of a tree that holds such trees, as an
-    optimiser's state does; scalars are replicated.
+    """A NamedSharding for each parameter of a tree. Scalars are replicated.
 
-    Raises ValueError for a parameter that no rule names or whose shape the mesh does not divide.
+    The tree may hold several trees of parameters, as an optimiser's state does. Raises ValueError for a
+    parameter that no rule names or whose shape the mesh does not divide.
     """
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     return jax.tree_util.tree_map_with_path(
@@ -140,12 +147,12 @@ def _sharding(mesh: Mesh, path: str, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """For arrays whose `axis` is rows and whose next is their tokens; everything else is whole."""
+    """For arrays whose `axis` is rows and whose next axis is their tokens. All other axes are whole."""
     return NamedSharding(mesh, P(*[None] * axis, ROWS, CONTEXT))
 
 
 def part_sharding(mesh: Mesh) -> NamedSharding:
-    """For arrays whose first axis is the parts of rows (`models/parts.py`), or tokens in their order."""
+    """For arrays whose first axis is parts of rows (`models/context_parallel.py`) or their tokens."""
     return NamedSharding(mesh, P(PARTS))
 
 
@@ -154,9 +161,9 @@ def head_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(PARTS, None, "tensor", None))
 
 
-# How arrays lie while tokens are sampled. Weights stay where the learner has them and what is computed, which is small
-# then, moves: of a product each device has the part of its own weights (arXiv 2211.05102, section 3.2.2, 2D
-# weight-stationary). The cache is the only large thing, and lies on all devices by rows and heads.
+# How arrays lie while tokens are sampled. Weights stay where the learner has them, and activations, which are
+# small then, move. Each device computes its own weights' part of a product (arXiv 2211.05102, section 3.2.2,
+# 2D weight-stationary). Only the cache is large: it lies on all devices, by rows and heads.
 DECODED_ROWS = ("data", *EXPERTS)
 DECODED = {
     "stream": P("data", MATRICES),  # [tokens, hidden size]
@@ -165,19 +172,19 @@ DECODED = {
     "cache": P(DECODED_ROWS, "tensor"),  # keys and values [rows, heads, ...]
     "pages": P("tensor", DECODED_ROWS),  # keys and values in pages [heads, pages, ...]
     "vocabulary": P("data", "tensor"),  # logits [rows, vocabulary], as a product with the weights
-    "rows": P(DECODED_ROWS),  # [rows, ...], those that are sampled from among them
+    "rows": P(DECODED_ROWS),  # [rows, ...], such as the logits that tokens are sampled from
 }
 
 
 def place_decoded(mesh: Mesh | None, kind: str, x: jax.Array) -> jax.Array:
-    """x, inside of a program, where arrays of that kind of DECODED lie while tokens are sampled."""
+    """Places x, inside a program, where arrays of that kind of DECODED lie during sampling."""
     if mesh is None or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, DECODED[kind]))
 
 
 def place_everywhere(mesh: Mesh | None, tree: Any) -> Any:
-    """The tree's arrays, inside of a program, whole on every device, so that each process can read them."""
+    """Places the tree's arrays, inside a program, whole on every device, so each process can read them."""
     return tree if mesh is None else jax.lax.with_sharding_constraint(tree, replicated(mesh))
 
 
@@ -187,7 +194,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def in_host_memory(shardings: Any, abstract: Any) -> Any:
-    """The shardings, with all arrays of the tree but scalars in pinned host memory, which devices read by themselves."""
+    """Puts all arrays of the tree but scalars in pinned host memory, which devices read by themselves.
+
+    Returns the shardings for that. abstract: the shapes of the tree.
+    """
     moved = lambda s, x: s.with_memory_kind("pinned_host") if x.ndim else s
     return jax.tree.map(moved, shardings, abstract)
 
@@ -197,38 +207,38 @@ def check_host_memory(mesh: Mesh) -> None:
     kinds = sorted(memory.kind for memory in mesh.local_devices[0].addressable_memories())
     if "pinned_host" not in kinds:
         raise ValueError(
-            f"config.learner.moments_on is 'host', and devices of the platform {platform(mesh)} have no pinned host memory "
-            f"(they have {', '.join(kinds) or 'none that JAX names'}): set it to 'device'."
+            f"config.learner.moments_on is 'host', and devices of the platform {platform(mesh)} have no "
+            f"pinned host memory (they have {', '.join(kinds) or 'none that JAX names'}): set it to 'device'."
         )
 
 
 def platform(mesh: Mesh) -> str:
-    """What the mesh's devices are, as JAX names it: cpu, gpu or tpu."""
+    """The platform of the mesh's devices, as JAX names it: cpu, gpu or tpu."""
     return mesh.devices.flat[0].platform
 
 
 def device_memory(mesh: Mesh) -> int | None:
-    """Bytes that JAX may take of each device; None where that is not known, as on CPUs."""
+    """Bytes that JAX may take of each device. None where that is not known, as on CPUs."""
     return (mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
 
 
 def row_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Into how many parts the rows of a batch are split."""
+    """The number of parts into which the rows of a batch are split."""
     return math.prod(mesh.shape[name] for name in ROWS)
 
 
 def context_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Into how many parts each of these rows is split."""
+    """The number of parts into which each row is split."""
     return mesh.shape[CONTEXT]
 
 
 def token_parts(mesh: Mesh | AbstractMesh) -> int:
-    """How many devices have tokens of their own."""
+    """The number of parts into which the tokens of a batch are split."""
     return row_parts(mesh) * context_parts(mesh)
 
 
 def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
-    """A tree of numpy arrays on the mesh: rows (`axis`) by `batch_sharding`, scalars replicated.
+    """Places a tree of numpy arrays on the mesh: rows (`axis`) by `batch_sharding`, scalars replicated.
 
     Every process passes the whole batch, equal everywhere, and copies to its devices the rows that they hold.
     Raises ValueError where the rows do not divide by the axes that split them.
@@ -250,10 +260,12 @@ def place_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
 
 
 def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
-    """How `models/moe.py` lies on the mesh: specs of arrays of `tokens` rows, of the experts' kernels [E, D, F]
-    and [E, F, D], and the axes over which partial sums are added.
+    """How `models/moe.py` lies on the mesh where no tokens are exchanged.
 
-    The rows are gathered over the expert axis, each of whose devices needs all of them for its own experts.
+    Returns specs of arrays of `tokens` rows, of kernels [E, D, F] and of kernels [E, F, D]. The last result
+    is the axes over which partial sums are added.
+
+    The rows are gathered over the expert axis: each of its devices needs all of them for its own experts.
     Tokens that the other axes do not divide are held whole by every device.
     """
     rows = ("data", "fsdp", CONTEXT)
@@ -262,11 +274,15 @@ def expert_specs(mesh: Mesh, tokens: int) -> tuple[P, P, P, tuple[str, ...]]:
 
 
 class ExpertAxes(NamedTuple):
-    """How `models/exchange.py` lies on a mesh.
+    """How `models/expert_all_to_all.py` lies on a mesh.
 
-    rows: spec of tokens. wide, narrow: of the parameters [E, D, F] and [E, F, D]. expert: the axis over which tokens are
-    exchanged. gathered: those that split a device's experts in parameters. hidden: that splits F. others: those over
-    which gradients of parameters are only added.
+    Attributes:
+      rows: spec of tokens.
+      wide, narrow: specs of the parameters [E, D, F] and [E, F, D].
+      expert: the axis over which tokens are exchanged.
+      gathered: the axes that split a device's experts in the parameters.
+      hidden: the axis that splits F.
+      others: the axes over which gradients of parameters are only added.
     """
 
     rows: P
@@ -279,7 +295,10 @@ class ExpertAxes(NamedTuple):
 
 
 def expert_axes(mesh: Mesh, tokens: int) -> ExpertAxes | None:
-    """None where `models/moe.py` exchanges nothing: all experts meet all tokens of a device, or tokens do not divide."""
+    """The axes of an exchange. None where `models/moe.py` exchanges nothing.
+
+    That is where one device of the expert axis has all experts, or the tokens do not divide.
+    """
     if mesh.shape["expert"] == 1 or tokens % token_parts(mesh):
         return None
     wide, narrow = P(EXPERTS, None, "tensor"), P(EXPERTS, "tensor")
@@ -290,9 +309,13 @@ def expert_axes(mesh: Mesh, tokens: int) -> ExpertAxes | None:
 class LogprobAxes(NamedTuple):
     """How `grpo/logprobs.py` lies on a mesh.
 
-    blocks: spec of arrays [N, rows * columns, ...]. gathered: of the unembedding as the loops use it. own: of the
-    parameter, and of its gradient. vocabulary, fsdp, others: the axes that split the vocabulary, and beside it the
-    parameter; and those over which its gradient is only added.
+    Attributes:
+      blocks: spec of arrays [N, rows * columns, ...].
+      gathered: spec of the unembedding as the loops use it.
+      own: spec of the parameter, and of its gradient.
+      vocabulary: the axis that splits the vocabulary.
+      fsdp: the axes that split the parameter besides.
+      others: the axes over which the parameter's gradient is only added.
     """
 
     blocks: P
@@ -304,12 +327,12 @@ class LogprobAxes(NamedTuple):
 
 
 def logprob_axes(vocab_axis: int) -> LogprobAxes:
-    """vocab_axis: the unembedding's, 0 of [V, D] or 1 of [D, V]."""
+    """The axes for an unembedding. vocab_axis: 0 of [V, D] or 1 of [D, V]."""
     own = P("tensor", MATRICES) if vocab_axis == 0 else P(MATRICES, "tensor")
     gathered = P(*(axis if axis == "tensor" else None for axis in own))
     return LogprobAxes(P(None, PARTS), gathered, own, "tensor", MATRICES, ("data",))
 
 
 def vocabulary_parts(mesh: Mesh) -> int:
-    """Into how many parts the vocabulary is split."""
+    """The number of parts into which the vocabulary is split."""
     return mesh.shape["tensor"]

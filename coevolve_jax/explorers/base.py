@@ -8,7 +8,8 @@ returns has one entry per entry of the batch, in its order. What a role gets is 
 All randomness comes from the generators of the episodes and explorations.
 
 The environment is nowhere in here: executing calls, shortening and the environment's own score are the same for
-all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation; docs/add_explorer.md shows one.
+all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation;
+docs/guides/add_explorer.md shows one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from coevolve_jax.types import Call, Context, Evidence, Observation, Outcome, Task, Triplet, Turn
+from coevolve_jax.types import Call, Context, Evidence, Observation, Task, Triplet, Turn
 
 
 class Family(Protocol):
@@ -77,22 +78,25 @@ class Exploration:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What some steps of one round reach: their effects and their answers. wanted: indices of these steps."""
+    """What some steps of one round reach: their effects and their answers. wanted: indices of these steps.
+
+    Shortening fills the other two. steps: those that the goal needs, in order. asked: positions in `steps` whose
+    answers are part of the goal.
+    """
 
     exploration: Exploration
     wanted: tuple[int, ...]
+    steps: tuple[Triplet, ...] = ()
+    asked: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Solution:
-    """A goal with no step too many. asked: positions in `steps` whose answers are part of the goal."""
-
-    steps: tuple[Triplet, ...]
-    asked: tuple[int, ...]
+# Re-executes goals in the real environment and finds their steps (synthesis/shorten.py). None: the goal cannot be
+# reached again.
+Shorten = Callable[[Sequence[Goal]], list[Goal | None]]
 
 
-# Re-executes goals in the real environment (synthesis/shorten.py). None: it cannot be reached again.
-Shorten = Callable[[Sequence[Goal]], list[Solution | None]]
+# What a fresh environment answers to the calls of each user turn.
+Answers = tuple[tuple[Observation, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,19 +117,6 @@ class Proposal:
     @property
     def calls(self) -> tuple[Call, ...]:
         return tuple(c for turn in self.turns for c in turn.calls)
-
-
-@dataclasses.dataclass(frozen=True)
-class ProposalExecution:
-    """A proposal's calls run in a fresh environment: the answers of each user turn and the environment's score."""
-
-    observations: tuple[tuple[Observation, ...], ...]
-    outcome: Outcome
-
-    @property
-    def valid(self) -> bool:
-        """Nothing of our own failed."""
-        return self.outcome.valid and all(o.valid for answers in self.observations for o in answers)
 
 
 class Reflector(Protocol):
@@ -160,7 +151,7 @@ class Abstractor(Protocol):
 
 class Validator(Protocol):
     def judge(
-        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+        self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
         """For each user turn of each proposal why it does not meet the goal, as a reason in one word or few; None
         where it does. None instead of a list is no opinion.

@@ -1,4 +1,4 @@
-"""Which trajectories lie in which row, and which of them share a copy of their prompt."""
+"""The layout of a batch: which trajectories lie in which row, and which share a copy of their prompt."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ class Span(NamedTuple):
     stop: int
 
 
-# Spans that lie side by side in one row: a whole trajectory, or a prompt and then what follows it in each trajectory.
+# Adjacent spans of one row: a whole trajectory, or a prompt and then each trajectory's part after it.
 Piece = list[Span]
 
 
 def length(piece: Piece) -> int:
-    """Tokens of it."""
+    """The number of tokens in the piece."""
     return sum(span.stop - span.start for span in piece)
 
 
 def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the items in each row. Items longer than a row raise ValueError."""
+    """Packs items by first-fit decreasing. Returns the indices of the items in each row.
+
+    Raises ValueError for an item longer than a row.
+    """
     rows: list[list[int]] = []
     room: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -50,23 +53,26 @@ def assign_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 def arrange(
     trajectories: Sequence[Trajectory], row_length: int, *, share_prompts: bool, replayed: bool
 ) -> list[list[Piece]]:
-    """The pieces of each row. replayed: the sampler's routing is. Raises ValueError where one does not fit a row."""
+    """Arranges the trajectories in rows. Returns the pieces of each row.
+
+    replayed: the learner replays the sampler's routing. Raises ValueError where one does not fit a row.
+    """
     pieces = shared_prompts(trajectories, row_length, replayed) if share_prompts else alone(trajectories)
     rows = assign_rows([length(piece) for piece in pieces], row_length)
     return [[pieces[k] for k in row] for row in rows]
 
 
 def alone(trajectories: Sequence[Trajectory]) -> list[Piece]:
-    """Each trajectory whole."""
+    """Makes each whole trajectory a piece."""
     return [[Span(i, 0, len(t.ids))] for i, t in enumerate(trajectories)]
 
 
 def shared_prompts(trajectories: Sequence[Trajectory], row_length: int, replayed: bool) -> list[Piece]:
-    """Trajectories that begin with the same prompt after one copy of it, in pieces of row_length tokens at most.
+    """Lays trajectories that begin with the same prompt after one copy of it.
 
-    A prompt is what comes before the first sampled token. Its last token is not shared: what it predicts is another
-    token in each trajectory. Prompts are the same where their tokens are, and, where routing is replayed, the experts
-    that the sampler used for each: a copy can go one way only.
+    Pieces have at most row_length tokens. A prompt is all before the first sampled token. Its last token is
+    not shared, because each trajectory has its own target there. Prompts are the same if their tokens are. If
+    routing is replayed, the experts that the sampler used must match too: a copy can go one way only.
     """
     groups: dict[Hashable, list[int]] = {}
     for i, t in enumerate(trajectories):
@@ -86,7 +92,7 @@ def shared_prompts(trajectories: Sequence[Trajectory], row_length: int, replayed
 
 
 def _after_one_prompt(trajectories: list[Span], shared: int, row_length: int) -> list[Piece]:
-    """Whole trajectories that begin with the same `shared` tokens, in as few pieces as fit rows."""
+    """Puts whole trajectories that begin with the same `shared` tokens in as few pieces as fit rows."""
     pieces = []
     for part in assign_rows([span.stop - shared for span in trajectories], row_length - shared):
         first, *others = (trajectories[k] for k in part)
@@ -96,5 +102,5 @@ def _after_one_prompt(trajectories: list[Span], shared: int, row_length: int) ->
 
 
 def _shared(t: Trajectory) -> int:
-    """Tokens of a trajectory that others may share: all of its prompt but the last one."""
+    """The tokens of a trajectory that others may share: all of its prompt but the last."""
     return max(0, int(np.argmax(t.mask)) - 1)

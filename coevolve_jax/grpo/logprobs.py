@@ -1,13 +1,13 @@
 """Log-probabilities of given tokens without the full [tokens, vocabulary] matrix.
 
-Logits exist for one block of positions and one tile of the vocabulary at a time. The forward pass keeps a running
-maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135); the backward pass computes each
-tile's logits again.
+Logits exist for one block of positions and one tile of the vocabulary at a time. The forward pass keeps a
+running maximum and sum over the tiles, as flash attention does over keys (arXiv 2205.14135). The backward
+pass computes each tile's logits again.
 
-On a mesh each device does so for its own positions (`spread_loops.py`).
+On a mesh each device does so for its own positions (`sharded_logprobs.py`).
 
-R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block; n: R * C;
-T: entries of a tile.
+R: rows; L: tokens of a row; D: hidden size; V: vocabulary; N: blocks of a row; C: columns of a block;
+n: R * C; T: entries of a tile.
 """
 
 from __future__ import annotations
@@ -21,18 +21,27 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import spread_loops
+from coevolve_jax.grpo import sharded_logprobs
 
-# On a CPU logits of 256 x 2,048 stay in its cache between the passes over them. Elsewhere the vocabulary is one tile:
-# products are so fast there that fewer and larger ones are better.
+# Logits of 256 x 2,048 stay in a CPU's cache between the passes over them. Elsewhere the vocabulary is one
+# tile: products are so fast there that fewer and larger ones are better.
 CPU_BLOCK, CPU_TILE = 256, 2048
-SCOPE = "logprobs"  # of its loops in compiled programs
-LOWEST = -1e30  # of logits that do not count; finite, for 0 * -inf is not a number
+SCOPE = "logprobs"  # names its loops in compiled programs
+LOWEST = -1e30  # for logits that do not count; finite, because 0 * -inf is NaN
 
 
 class _Plan(NamedTuple):
-    """columns: C. tile: T. axis: of the unembedding's V. temperature: that divides the logits. frozen: the unembedding
-    gets no gradient. platform: that the program is for. mesh: over which rows or vocabulary are spread, if they are."""
+    """The static settings of a computation.
+
+    Attributes:
+      columns: C.
+      tile: T.
+      axis: the unembedding's axis of V.
+      temperature: divides the logits.
+      frozen: the unembedding gets no gradient.
+      platform: the program's target.
+      mesh: the mesh over which rows or vocabulary are spread, if they are.
+    """
 
     columns: int
     tile: int
@@ -58,20 +67,20 @@ def token_logprobs(
 ) -> tuple[Float32[Array, "*rows L"], Float32[Array, "*rows L"]]:
     """log p(target) and the entropy at each position, in nats.
 
-    Logits are computed where the mask is True, and beside for what fills the last block and for the rows that have
-    fewer such positions than the fullest one. Each row's are moved together for this and taken block by block, so that
-    rows may lie on different devices.
+    Logits are computed only where the mask is True, and for padding. Padding fills the last block, and rows
+    with fewer such positions than the fullest one. Each row moves its own positions together and takes them
+    block by block, so rows may lie on different devices.
 
     Args:
       hidden: of R rows, or of one without that axis.
-      unembedding: [V, D] with vocab_axis=0; used in the type of `hidden`, in which
-        the gradient of the logits is too; the unembedding's own gradient is summed in float32.
-      mask: what is returned where it is False is 0. None: True everywhere.
-      temperature: logits are divided by it, as the sampler does.
-      chunk: positions whose logits are held at once at most, rounded to whole columns (at least one).
-      frozen: the unembedding is not trained: its gradient, a third of the backward pass, is zeros.
-      platform: that the program is for (cpu, gpu, tpu), by which its blocks have their sizes.
-      mesh: where rows and unembedding lie on several devices, that mesh, whose parts divide the rows.
+      unembedding: [V, D] with vocab_axis=0. It is used in the type of `hidden`, and so is the gradient of the
+        logits. The unembedding's own gradient is summed in float32.
+      mask: the results are 0 where it is False. None: True everywhere.
+      temperature: logits are divided by it, as in the sampler.
+      chunk: the most positions whose logits are held at once, rounded to whole columns (at least one).
+      frozen: the unembedding is not trained. Its gradient, a third of the backward pass, is zeros.
+      platform: the program's target (cpu, gpu, tpu), which decides the sizes of blocks.
+      mesh: given where rows and unembedding lie on several devices. Its parts divide the rows.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy).
@@ -108,7 +117,7 @@ def block_columns(rows: int, length: int, chunk: int, platform: str) -> int:
 
 
 def _even(size: int, limit: int, multiple: int = 16) -> int:
-    """Size of the tiles, of about `limit` at most, that cover `size` with the least overlap."""
+    """Size of the tiles, about `limit` at most, that cover `size` with the least overlap."""
     tiles = -(-size // limit)
     return min(size, -(-size // (tiles * multiple)) * multiple)
 
@@ -123,10 +132,10 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
     blocks = tuple(_blocks(plan.columns, x, order) for x in (_where(mask, hidden), targets))
     loop, gathered = functools.partial(_statistics, plan), matrix
     if plan.mesh is not None:
-        gathered = spread_loops.gather(plan.mesh, plan.axis, matrix, hidden.dtype)
-        loop = spread_loops.statistics(plan.mesh, plan.axis, loop)
+        gathered = sharded_logprobs.gather(plan.mesh, plan.axis, matrix, hidden.dtype)
+        loop = sharded_logprobs.statistics(plan.mesh, plan.axis, loop)
     peak, total, surprise, picked = loop(used, gathered, blocks)
-    logz = peak + jnp.log(total)  # what is given back is taken below the peak, where logits differ by little
+    logz = peak + jnp.log(total)  # below, results use logits minus the peak: differences of small numbers
     outputs = picked - jnp.log(total), jnp.log(total) - surprise / total
     outputs = tuple(jnp.where(mask, _unblock(x, back), 0) for x in outputs)
     return outputs, (hidden, matrix, gathered, targets, mask, logz)
@@ -134,8 +143,11 @@ def _forward(plan: _Plan, hidden, matrix, targets, mask):
 
 @jax.named_scope(SCOPE)
 def _statistics(plan: _Plan, used, matrix, blocks):
-    """Of each position, [N, n] each: the largest logit; and, of logits below that, the sum of exponentials, the sum of
-    exponential times logit, and the target's."""
+    """Four statistics of each position, [N, n] each.
+
+    The first is the largest logit. The others use logits minus that: the sum of exponentials, the sum of
+    exponential times logit, and the target's logit.
+    """
     h_NxnxD, t_Nxn = blocks
 
     def one_tile(i, stats):
@@ -148,7 +160,7 @@ def _statistics(plan: _Plan, used, matrix, blocks):
             lower = logits - new_peak[:, None]
             exps = jnp.exp(lower)
             if plan.platform == "cpu":
-                # Written once and then read: its compiler takes exponentials anew for each of the two sums.
+                # Without the barrier its compiler computes the exponentials again for each of the two sums.
                 exps, lower = jax.lax.optimization_barrier((exps, lower))
             rise = peak - new_peak
             shrink = jnp.exp(rise)
@@ -176,16 +188,16 @@ def _backward(plan: _Plan, residuals, cotangents):
     g_Nxn = _blocks(plan.columns, jnp.where(mask, cotangents[0], 0), order) / plan.temperature
     loop = functools.partial(_gradients, plan)
     if plan.mesh is not None:
-        loop = spread_loops.gradients(plan.mesh, plan.axis, loop)
+        loop = sharded_logprobs.gradients(plan.mesh, plan.axis, loop)
     d_hidden, d_matrix = loop(used, gathered, (*blocks, g_Nxn, logz))
-    # Moved back by a gather: the transpose of the gather that moved them is a scatter, serial on CPU.
+    # Move back by a gather: the transpose of the first gather is a scatter, which is serial on CPU.
     d_hidden = _where(mask, _unblock(d_hidden, back)).astype(hidden.dtype)
     return d_hidden, None if d_matrix is None else d_matrix.astype(matrix.dtype), None, None
 
 
 @jax.named_scope(SCOPE)
 def _gradients(plan: _Plan, used, matrix, blocks):
-    """By the hidden states, [N, n, D], and by the matrix, None where it is frozen."""
+    """Gradients by the hidden states, [N, n, D], and by the matrix (None where it is frozen)."""
     h_NxnxD, t_Nxn, g_Nxn, logz = blocks
 
     def one_tile(i, carry):
@@ -210,7 +222,7 @@ def _gradients(plan: _Plan, used, matrix, blocks):
         return d_hidden, None if plan.frozen else _put(plan, d_matrix, d_tile.astype(d_matrix.dtype), start)
 
     split = plan.mesh is not None and sharding.vocabulary_parts(plan.mesh) > 1
-    tiles = split or matrix.shape[plan.axis] > plan.tile  # whose parts of a sum are added up
+    tiles = split or matrix.shape[plan.axis] > plan.tile  # tiles or devices each add a term
     d_hidden = jnp.zeros(h_NxnxD.shape, jnp.float32 if tiles else h_NxnxD.dtype)
     d_matrix = None if plan.frozen else jnp.zeros(matrix.shape, jnp.float32)
     return _each_tile(plan, matrix, one_tile, (d_hidden, d_matrix))
@@ -225,8 +237,11 @@ def _each_tile(plan: _Plan, matrix: jax.Array, body, carry):
 
 
 def _tile(plan: _Plan, matrix: jax.Array, i: jax.Array | int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where tile i starts in the vocabulary, its first entry that the tile before has not, and the tile. The last one
-    ends with the vocabulary and so may repeat entries."""
+    """Returns where tile i starts in the vocabulary, its first entry that counts, and the tile itself.
+
+    The last tile ends with the vocabulary, so it may repeat entries of the one before. These do not count
+    again.
+    """
     start = jnp.minimum(i * plan.tile, matrix.shape[plan.axis] - plan.tile)
     return start, i * plan.tile - start, _slice(plan, matrix, start)
 
@@ -244,20 +259,23 @@ def _put(plan: _Plan, matrix: jax.Array, tile: jax.Array, start: jax.Array) -> j
 
 
 def _logits(plan: _Plan, h: jax.Array, tile: jax.Array, first: jax.Array) -> jax.Array:
-    """h [n, D] -> [n, T], float32; LOWEST before the first entry that counts."""
+    """Maps h [n, D] to logits [n, T], float32; LOWEST before the first entry that counts."""
     logits = _product(h, tile, 1, 1 - plan.axis) / plan.temperature
     return jnp.where(jnp.arange(plan.tile) >= first, logits, LOWEST)
 
 
 def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
-    """Summed over those axes; in the type of `a`, the sums in float32."""
+    """Multiplies and sums over those axes, in the type of `a`, with sums in float32."""
     dimensions = ((a_axis,), (b_axis,)), ((), ())
     return jax.lax.dot_general(a, b.astype(a.dtype), dimensions, preferred_element_type=jnp.float32)
 
 
 def _order(columns: int, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Columns of each row [R, N * C], the masked ones first; the place of each column in them [R, L]; and how
-    many blocks hold masked ones."""
+    """Orders the columns of each row, those where the mask is True first.
+
+    Returns that order [R, N * C] and the place of each column in it [R, L]. The third result is the number of
+    blocks that hold such columns.
+    """
     padded = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % columns)))
     order = jnp.argsort(~padded, axis=1, stable=True)
     used = -(-jnp.max(jnp.sum(mask, axis=1)) // columns)
@@ -265,24 +283,24 @@ def _order(columns: int, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _blocks(columns: int, x: jax.Array, order: jax.Array) -> jax.Array:
-    """x [R, L, ...] in that order, [N, R * C, ...]."""
+    """Puts x [R, L, ...] in that order and divides it into [N, R * C, ...]."""
     x = jnp.pad(x, ((0, 0), (0, order.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
     x = _take(x, order).reshape(len(x), -1, columns, *x.shape[2:]).swapaxes(0, 1)
     return x.reshape(len(x), -1, *x.shape[3:])
 
 
 def _unblock(x: jax.Array, back: jax.Array) -> jax.Array:
-    """[N, R * C, ...] in its own order, [R, L, ...]."""
+    """Puts [N, R * C, ...] back in its own order, [R, L, ...]."""
     rows = len(back)
     x = x.reshape(len(x), rows, -1, *x.shape[2:]).swapaxes(0, 1)
     return _take(x.reshape(rows, -1, *x.shape[3:]), back)
 
 
 def _where(mask: jax.Array, x: jax.Array) -> jax.Array:
-    """x [R, L, D] where the mask is True, else 0: what is not a number there would spoil sums over positions."""
+    """x [R, L, D] where the mask is True, else 0. NaN elsewhere would spoil sums over positions."""
     return jnp.where(mask[..., None], x, 0)
 
 
 def _take(x: jax.Array, order: jax.Array) -> jax.Array:
-    """x [R, L, ...] with the columns of each row in the order [R, any]."""
+    """Takes the columns of each row of x [R, L, ...] in the order [R, any]."""
     return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)

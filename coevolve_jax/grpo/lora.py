@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685): W + (alpha / rank) A B with W frozen.
 
-Adapters are a tree of parameters like the policy's own, with the leaves `lora_a` [layers, in, rank] and `lora_b`
-[layers, rank, out] beside the place of each adapted kernel. The layers' scan hands each layer its slice.
+Adapters are a tree of parameters like the policy's own. Beside each adapted kernel it has the leaves `lora_a`
+[layers, in, rank] and `lora_b` [layers, rank, out]. The layers' scan hands each layer its slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 
 def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.float32) -> dict:
-    """Fresh adapters: A normal with variance 1 / in, B zero, so that the policy is at first the base.
+    """Makes fresh adapters: A normal with variance 1 / in, B zero, so that the policy starts as the base.
 
     Args:
       params: the base, arrays or shapes.
@@ -53,14 +53,14 @@ def init(key: jax.Array, params: Any, rank: int, targets: str, dtype: Any = jnp.
 
 
 def attach(base: Any, adapters: Any) -> dict:
-    """The parameters that a model applied inside `adapted` takes: the base with the adapters beside its kernels."""
+    """The base with the adapters beside its kernels: the parameters for a model applied inside `adapted`."""
     return unflatten_dict({**flatten_dict(base), **flatten_dict(adapters)})
 
 
 def adapted(scale: float, seen: Callable[[tuple], None] = lambda path: None) -> AbstractContextManager:
     """A context in which every Dense layer that has an adapter adds scale * (x A) B to its output.
 
-    seen: told the path of each such layer, which is how `check_reached` finds adapters without one.
+    seen: called with the path of each such layer. `check_reached` uses it to find adapters without a layer.
     """
 
     def add_adapter(call, args, kwargs, context):
@@ -80,12 +80,16 @@ def adapted(scale: float, seen: Callable[[tuple], None] = lambda path: None) -> 
 
 
 def check_reached(forward: Callable[[Any], Any], base: Any, adapters: Any) -> None:
-    """Raises ValueError where an adapter belongs to a layer that the model does not run as a Dense layer,
-    and so would never be trained. forward: params -> anything, traced without memory."""
+    """Raises ValueError where an adapter would never be trained.
+
+    That is so where its layer does not run as a Dense layer.
+
+    forward: params -> anything. It is traced without memory.
+    """
     reached: set[tuple] = set()
     with adapted(1.0, reached.add):
         jax.eval_shape(forward, attach(base, adapters))
-    # Layers of a model that mixes two kinds are applied one run of a kind at a time, and do not say where they stand.
+    # A model that mixes two kinds of layers applies one run of a kind at a time, so its paths lack "layers".
     reached |= {("layers", *path) for path in reached}
     missed = sorted({path[:-1] for path in flatten_dict(adapters)} - reached)
     if missed:
@@ -96,7 +100,7 @@ def check_reached(forward: Callable[[Any], Any], base: Any, adapters: Any) -> No
 
 
 def merge(base: Any, adapters: Any, scale: float) -> Any:
-    """Plain parameters with kernel + scale * A B, in the base's dtype; the sum is taken in float32."""
+    """Plain parameters with kernel + scale * A B, in the base's dtype. The sum is taken in float32."""
     flat, pairs = flatten_dict(base), flatten_dict(adapters)
     for *path, leaf in pairs:
         if leaf == "lora_a":

@@ -2,23 +2,26 @@
 
     loss = policy gradient + kl_coef * KL + cross-entropy
 
-The first two are sums over the policy's tokens, weighed by `token_weights` and divided by `denominator`; the third is
-`cross_entropy` / `ce_denominator`.
+The first two are sums over the policy's tokens, weighed by `token_weights` and divided by `denominator`. The
+third is `cross_entropy` / `ce_denominator`.
 
-Which settings of `config.learner` are which paper's method:
+Each paper's method as settings of `config.learner`:
 
 | method | advantage | ratio | aggregate | clip_low, clip_high | kl | also |
 |---|---|---|---|---|---|---|
 | GRPO, arXiv 2402.03300 | group_std | token | sequence | 0.2, 0.2 | k3 | |
-| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length, skip_dead_groups=False |
-| DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling; no overlong filtering, no soft punishment |
+| Dr. GRPO, arXiv 2503.20783 | group_mean | token | constant | 0.2, 0.2 | none | constant_length (1) |
+| DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling (2) |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
-| RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 |
+| RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 (3) |
 | CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
 
-RLOO's clip is never reached in one update on fresh rollouts; the KL that it puts into the reward is not there.
-Dr. GRPO divides by all trajectories: with skip_dead_groups N counts those of live groups alone. DAPO's treatment of
-truncated answers (section 3.4) is not offered: here a truncated trajectory has reward 0.
+(1) Set skip_dead_groups=False: Dr. GRPO divides by all trajectories. With skip_dead_groups N counts those of
+live groups alone.
+(2) DAPO's treatment of truncated answers (section 3.4: overlong filtering, soft punishment) is not offered.
+Here a truncated trajectory has reward 0.
+(3) RLOO's clip is never reached in one update on fresh rollouts. The KL that it puts into the reward is not
+there.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from ml_collections import ConfigDict
 
 
 def segment_sums(values: Num[Array, "R L"], segment_ids: Int[Array, "R L"]) -> Num[Array, "R L+1"]:
-    """Sums of `values` over the segments of each row; column s belongs to segment s."""
+    """Sums of `values` over the segments of each row. Column s belongs to segment s."""
     columns = values.shape[1] + 1
     return jax.vmap(lambda v, s: jax.ops.segment_sum(v, s, columns))(values, segment_ids)
 
@@ -55,8 +58,8 @@ def log_ratio(
 ) -> Float[Array, "R L"]:
     """log of pi(token) / pi_old(token), by which `clipped_surrogate` weighs a token.
 
-    level: "token", as in PPO; "sequence": the mean over the trajectory's policy tokens, which is the log of GSPO's
-    s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|) (arXiv 2507.18071, eq. 7), the same at each of its tokens.
+    level: "token" gives PPO's ratio. "sequence" gives each token the mean over its trajectory's policy
+    tokens. That is the log of GSPO's s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|) (arXiv 2507.18071, eq. 7).
     """
     delta = logprobs - old_logprobs
     return {"token": lambda: delta, "sequence": lambda: sequence_mean(delta, mask, segment_ids)}[level]()
@@ -67,7 +70,8 @@ def clipped_surrogate(
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"], Bool[Array, "*shape"]]:
     """PPO's clipped objective, to be minimised (arXiv 1707.06347, eq. 7); elementwise.
 
-    clip_low, clip_high: equal in PPO and GRPO; DAPO's clip-higher is clip_high > clip_low (arXiv 2503.14476, eq. 10).
+    clip_low, clip_high: equal in PPO and GRPO. DAPO's clip-higher is clip_high > clip_low (arXiv 2503.14476,
+    eq. 10).
 
     Returns:
       loss: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
@@ -85,16 +89,19 @@ def truncated_weight(
     sampler_logprobs: Float[Array, "*shape"],
     cap: float | Float[Array, "*shape"],
 ) -> Float[Array, "*shape"]:
-    """min(pi_old / pi_sampler, cap): truncated importance sampling of tokens whose sampler computes
-    the same policy with other numbers (Yao et al., "Your efficient RL framework secretly brings you
-    off-policy RL training", 2025). No gradient flows through it."""
+    """min(pi_old / pi_sampler, cap): the weight of truncated importance sampling.
+
+    It corrects for a sampler that computes the same policy with other numbers (Yao et al., "Your efficient RL
+    framework secretly brings you off-policy RL training", 2025). No gradient flows through it.
+    """
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
 
 
 def uses_ages(config: ConfigDict) -> bool:
-    """Whether stale tokens have a proximal policy of their own (`proximal_logprobs`). config: of the run.
+    """True where stale tokens have a proximal policy of their own (`proximal_logprobs`). config: of the run.
 
-    Without tis_cap the ratio compares with the sampler. With several epochs it compares with the policy before the first.
+    Without tis_cap the ratio compares with the sampler. With several epochs it compares with the policy
+    before the first.
     """
     c = config.learner
     return c.tis_cap > 0 and c.epochs == 1 and config.rollout.max_staleness > 0
@@ -106,14 +113,15 @@ def proximal_logprobs(
     """Log-probabilities under the proximal policy of a single update; no gradient flows through them.
 
     The decoupled objective weighs a token by pi_prox / pi_sampler and clips pi / pi_prox (arXiv 2110.00641;
-    arXiv 2505.24298). A proximal policy that is the update's own start has ratio 1, and its clip never acts. So it
-    is the policy one update earlier, as A-3PO estimates it (arXiv 2512.06547): for a token sampled d updates ago
+    arXiv 2505.24298). A proximal policy that is the update's own start has ratio 1, and its clip never acts.
+    So it is the policy one update earlier, as A-3PO estimates it (arXiv 2512.06547). For a token sampled d
+    updates ago
 
         log pi_prox = 1/d log pi_sampler + (1 - 1/d) log pi,  and log pi where d = 0.
 
-    The estimate assumes that the log-probability moved by equal steps. It needs no forward pass and no other weights.
-    At d = 1 it is the sampler itself, and the objective is PPO's. The ratio holds 1/d of the change since sampling,
-    and the clip stops a token that the last update alone has moved too far.
+    The estimate assumes that the log-probability moved by equal steps. It needs no forward pass and no other
+    weights. At d = 1 it is the sampler itself, and the objective is PPO's. The ratio holds 1/d of the change
+    since sampling. So the clip stops a token that the last update alone has moved too far.
 
     ages: updates between the weights that sampled the token and those of `logprobs`.
     """
@@ -122,22 +130,28 @@ def proximal_logprobs(
 
 
 def uses_kl(config: ConfigDict) -> bool:
-    """Whether the loss has a KL term. config: the `learner` section."""
+    """True where the loss has a KL term. config: the `learner` section."""
     return config.kl != "none" and config.kl_coef > 0
 
 
 def kl(
     logprobs: Float[Array, "*shape"], ref_logprobs: Float[Array, "*shape"], estimator: str, bound: float = 0.0
 ) -> Float[Array, "*shape"]:
-    """Estimate of KL(policy || reference) at each sampled token (Schulman, "Approximating KL divergence", 2020).
+    """Estimate of KL(policy || reference) at each sampled token.
 
-    bound: nats from which a token's estimate goes on as a straight line, with the slope that it has there; 0: never.
-    k3 has an exp(d): without the line one token far from the reference can outweigh a whole batch. The line keeps
-    the pull on such a token. k1 is straight anyway, and k3 falls no faster than d below 0: the bound changes neither.
+    The source is Schulman, "Approximating KL divergence", 2020. With d = ref - policy the estimators are
 
-    With d = ref - policy: "k1" -d, unbiased; "k2" d^2 / 2, biased, never negative; "k3"
-    exp(d) - 1 - d, unbiased, never negative. As loss terms on fresh samples they differ in expectation: the
-    gradient of k2 is that of KL(policy || reference), that of k3 of KL(reference || policy), that of k1 zero.
+      "k1": -d, unbiased.
+      "k2": d^2 / 2, biased, never negative.
+      "k3": exp(d) - 1 - d, unbiased, never negative.
+
+    As loss terms on fresh samples they differ in expectation. The gradient of k2 is that of KL(policy ||
+    reference). The gradient of k3 is that of KL(reference || policy). The gradient of k1 is zero.
+
+    bound: nats beyond which a token's estimate goes on as a straight line, with the slope that it has there;
+    0: never. k3 has an exp(d): without the line one token far from the reference can outweigh a whole batch.
+    The line keeps the pull on such a token. The bound does not change k1, which is straight, nor k3 below 0,
+    where it falls no faster than d.
     """
     delta = ref_logprobs - logprobs
     estimate = {
@@ -150,7 +164,7 @@ def kl(
     if estimator == "k2":  # bends on both sides, k3 above 0 alone
         delta = jnp.abs(delta)
     knee, slope = _knee(estimator, bound)
-    curved = estimate(jnp.where(delta > knee, knee, delta))  # exp of what lies beyond may be infinite
+    curved = estimate(jnp.where(delta > knee, knee, delta))  # beyond the knee exp may be infinite
     return jnp.where(delta > knee, bound + slope * (delta - knee), curved)
 
 
@@ -161,7 +175,7 @@ def _knee(estimator: str, bound: float) -> tuple[float, float]:
         return knee, knee
     knee = math.log1p(
         bound + knee
-    )  # not below the solution, so Newton's steps on a convex function come down to it
+    )  # starts above the solution, so Newton's steps on a convex function descend to it
     for _ in range(20):
         knee -= (math.expm1(knee) - knee - bound) / math.expm1(knee)
     return knee, math.expm1(knee)
@@ -170,7 +184,10 @@ def _knee(estimator: str, bound: float) -> tuple[float, float]:
 def token_weights(
     mask: Bool[Array, "R L"], segment_ids: Int[Array, "R L"], aggregate: str
 ) -> Float[Array, "R L"]:
-    """Weights whose product with the token losses, summed and divided by `denominator`, is the loss."""
+    """Weights of the token losses.
+
+    The loss is the sum of weighted token losses, divided by `denominator`.
+    """
     ones = mask.astype(jnp.float32)
     count = lambda: jnp.take_along_axis(segment_sums(ones, segment_ids), segment_ids, axis=1)
     return {
@@ -183,11 +200,11 @@ def token_weights(
 def denominator(
     mask: Bool[Array, "M R L"], segment_ids: Int[Array, "M R L"], aggregate: str, constant_length: int
 ) -> Float[Array, ""]:
-    """What the sum of weighted token losses is divided by, of a whole batch; at least 1.
+    """The divisor of a whole batch's sum of weighted token losses; at least 1.
 
-    "token": the policy tokens, so that each counts the same (DAPO, eq. 8). "sequence": the N trajectories that
-    have policy tokens (GRPO, eq. 3). "constant": N * constant_length, which does not favour short
-    wrong answers (Dr. GRPO, section 3.2).
+    "token": the policy tokens, so that each counts the same (DAPO, eq. 8).
+    "sequence": the N trajectories that have policy tokens (GRPO, eq. 3).
+    "constant": N * constant_length, which does not favour short wrong answers (Dr. GRPO, section 3.2).
     """
     rows = (-1, mask.shape[-1])
     counts = lambda: segment_sums(mask.astype(jnp.int32).reshape(rows), segment_ids.reshape(rows))
@@ -202,12 +219,12 @@ def denominator(
 def cross_entropy(logprobs: Float[Array, "*shape"], weights: Float[Array, "*shape"]) -> Float[Array, ""]:
     """Sum of -w log p over the tokens with a weight w other than 0.
 
-    Divided by `ce_denominator` of the whole batch it is the loss of imitation: with weights of 1 the mean negative
-    log-likelihood. A weight of 0.5 halves a token's part, it is not normalised away.
+    Divided by `ce_denominator` of the whole batch it is the loss of imitation. With weights of 1 that is the
+    mean negative log-likelihood. A weight of 0.5 halves a token's part; it is not normalised away.
     """
     return -jnp.sum(jnp.where(weights != 0, weights * logprobs, 0))
 
 
 def ce_denominator(weights: Float[Array, "M R L"]) -> Float[Array, ""]:
-    """The number of tokens with a weight other than 0, of a whole batch; at least 1."""
+    """The number of tokens with a weight other than 0 in a whole batch; at least 1."""
     return jnp.maximum(jnp.sum(weights != 0), 1).astype(jnp.float32)

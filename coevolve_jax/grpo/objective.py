@@ -18,7 +18,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import moe, parts
+from coevolve_jax.models import context_parallel, moe
 from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
@@ -215,7 +215,7 @@ class Objective:
     ) -> tuple[jax.Array, jax.Array, moe.Routing | None]:
         """[R, L] log-probabilities of the targets and entropies, 0 where not mask; the routers' record."""
         variables = {"params": params}
-        split = functools.partial(parts.split, self.mesh)
+        split = functools.partial(context_parallel.split, self.mesh)
         if routing is not None:
             routing = jnp.moveaxis(split(routing), 2, 0).astype(jnp.int32)
         hidden, recorded = self.model.apply(
@@ -245,7 +245,7 @@ class Objective:
             mesh=self.mesh if self.mesh.size > 1 else None,
         )
         own = hidden.shape[:2]
-        logprobs, entropy = (parts.join(self.mesh, x.reshape(own)) for x in scores)
+        logprobs, entropy = (context_parallel.join(self.mesh, x.reshape(own)) for x in scores)
         return logprobs, entropy, recorded.get("intermediates", {}).get("routing")
 
 

@@ -11,10 +11,12 @@ from ml_collections import ConfigDict
 
 
 def learning_rate(config: ConfigDict) -> float | optax.Schedule:
-    """The rate by update: linear from learning_rate / warmup_steps over `warmup_steps` updates, then by `schedule` to
-    the share `final_rate` of `learning_rate` at update `decay_steps`, and constant from there.
+    """The learning rate by update.
 
-    No update has rate 0: the rollouts of a whole step would be learned from in vain.
+    It grows linearly from learning_rate / warmup_steps over `warmup_steps` updates. Then it follows
+    `schedule` to the share `final_rate` of `learning_rate` at update `decay_steps`, and stays there.
+
+    The warm-up does not start at 0: that would waste the rollouts of a whole step.
     """
     c = config
     steps = c.decay_steps - c.warmup_steps
@@ -30,7 +32,10 @@ def learning_rate(config: ConfigDict) -> float | optax.Schedule:
 
 
 def decay_mask(params: Any, *, embeddings: bool) -> Any:
-    """True for the parameters that decay: matrices; the embedding table only where asked for, norms and biases never."""
+    """True for the parameters that decay.
+
+    Matrices do, and the embedding table where asked for. Norms and biases never do.
+    """
     spared = {"scale", "bias"} if embeddings else {"scale", "bias", "embedding"}
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in spared, params)
 
@@ -38,7 +43,7 @@ def decay_mask(params: Any, *, embeddings: bool) -> Any:
 def in_float32(
     inner: optax.GradientTransformationExtraArgs, moment_dtype: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs `inner` on float32 copies of gradients, parameters and state; the state is stored in moment_dtype."""
+    """Runs `inner` on float32 copies of gradients, parameters and state. Stores the state in moment_dtype."""
     cast = lambda tree, dtype: jax.tree.map(
         lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
     )
@@ -56,8 +61,11 @@ def in_float32(
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """As optax's, by one product with a number, which XLA folds into what reads the gradient. It would write the
-    quotient that optax takes, a second gradient. Where `update` is given a part of a gradient, it is told the norm of all."""
+    """Clips like optax's, by one product with a number, which XLA folds into the reader of the gradient.
+
+    XLA would write the quotient that optax computes to memory: a second gradient. If `update` gets only a
+    part of a gradient, pass it the norm of the whole.
+    """
 
     def clip(
         updates: Any, state: Any, params: Any = None, *, norm: jax.Array | None = None, **_: Any

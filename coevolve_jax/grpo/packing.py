@@ -1,4 +1,4 @@
-"""Samples of uneven length -> one batch of fixed shape."""
+"""Packing: samples of uneven length become one batch of fixed shape."""
 
 from __future__ import annotations
 
@@ -12,29 +12,34 @@ from jaxtyping import Bool, Float32, Int16, Int32
 from coevolve_jax.grpo import layout
 from coevolve_jax.types import Sample, Trajectory
 
-# What holds a batch's numbers: np.ndarray as packed, jax.Array on devices and in programs.
+# The type of a batch's arrays: np.ndarray as packed, jax.Array on devices and in programs.
 Array = TypeVar("Array")
 
 
 def _none(axes: int, dtype: type) -> Any:
-    """An array without elements, a constant that stands for any kind of array."""
+    """An array without elements: a constant that stands for any kind of array."""
     return np.zeros((0,) * axes, dtype)
 
 
 class Batch(NamedTuple, Generic[Array]):
     """M micro-batches of R rows of L tokens.
 
-    positions: from 0 in each trajectory. segment_ids: from 1 in each row; 0 is padding. targets: the next token of the
-    trajectory. mask: the target is a token that the policy sampled, of a sample with advantages.
-    sampler_logprobs, advantages, ce_weights, ref_logprobs: of the target, as in `Sample`; the first two are 0 where
-    not mask. ce_weights and ref_logprobs have no elements where no sample has any.
-    used: the first `used` micro-batches hold data; the rest is padding.
-    routing: the experts that the sampler's A sparse layers used for the token, K of each, -1 on padding;
-    without elements where the learner replays none.
-    parents: the segment that is before a token's own in its trajectory: a prompt that it shares with others. Else its
-    own. Without elements where every segment is a whole trajectory.
-    ages: of the target, how many updates ago its weights were the newest; 0 where not mask. Without elements where the
-    learner does not ask.
+    Some arrays have no elements where nothing needs them.
+
+    Attributes:
+      positions: counted from 0 in each trajectory.
+      segment_ids: counted from 1 in each row; 0 is padding.
+      targets: the next token of the trajectory.
+      mask: True where the policy sampled the target, in a sample with advantages.
+      sampler_logprobs, advantages: of the target, as in `Sample`; 0 where mask is False.
+      used: the first `used` micro-batches hold data; the rest is padding.
+      routing: the experts that the sampler's A sparse layers used for the token, K per layer, -1 on padding.
+        No elements where the learner replays none.
+      ce_weights, ref_logprobs: of the target, as in `Sample`. No elements where no sample has any.
+      parents: the segment before a token's own in its trajectory: a prompt that it shares with others. A
+        token without one repeats its own. No elements where every segment is a whole trajectory.
+      ages: how many updates ago the target's weights were the newest; 0 where mask is False. No elements
+        where the learner does not ask.
     """
 
     tokens: Int32[Array, "M R L"]
@@ -63,32 +68,35 @@ def pack(
     share_prompts: bool = False,
     version: int | None = None,
 ) -> Batch[np.ndarray]:
-    """Packs all samples; one call's shape is that of every other call with the same settings that needs no more rows, and
-    with row_buckets rows of the same length.
+    """Packs all samples into one batch.
+
+    Calls with the same settings give the same shape if none needs more than `max_rows` rows. With row_buckets
+    they must also choose the same row length.
 
     Args:
-      max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so the
-        number of rollouts per step is enough for them. Where more samples need more rows (replay, demonstrations),
-        the micro-batches are doubled until they fit: n times as many are at most log2(n), rounded up, further
-        shapes and so programs of a run. Micro-batches that stay empty take a few bytes per token and no time.
-      row_buckets: other lengths that rows may have. Of these and row_length, of those that every trajectory fits, the
-        one is taken with which the fewest tokens are computed, padding up to whole micro-batches among them; the
-        longest of several. So the lengths of the trajectories alone decide, and each bucket is one program more.
+      max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so
+        the number of rollouts per step is enough for them. Replay and demonstrations may need more rows. Then
+        the micro-batches are doubled until they fit. With n times as many rows a run has at most log2(n),
+        rounded up, more shapes and programs. Micro-batches that stay empty take a few bytes per token and no
+        time.
+      row_buckets: other lengths that rows may have. Of these and row_length, every trajectory must fit the
+        one taken. It is the one with the fewest computed tokens, padding to whole micro-batches included. The
+        longest wins a tie. So the trajectories' lengths alone decide, and each bucket is one more program.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
       share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
-      version: of the policy that learns, from which `Batch.ages` are counted; None: the batch has none.
+      version: that of the policy that learns, from which `Batch.ages` are counted. None: no ages.
 
     Raises:
-      ValueError: a trajectory is invalid, longer than row_length or lacks the routing; numbers of a sample are not
-        one per token; or some samples with advantages have ref_logprobs and others have not.
+      ValueError: a trajectory is invalid, longer than row_length or lacks the routing. Numbers of a sample
+        are not one per token. Some samples with advantages have ref_logprobs and others have not.
     """
     for s in samples:
         _check(s)
     pulled = [s.ref_logprobs is not None for s in samples if s.advantages is not None]
     if any(pulled) and not all(pulled):
         raise ValueError(
-            f"{sum(pulled)} of {len(pulled)} samples with advantages have ref_logprobs: give them to every one, or to "
-            "none and all are pulled to the frozen reference."
+            f"{sum(pulled)} of {len(pulled)} samples with advantages have ref_logprobs: give them to every "
+            "one, or to none and all are pulled to the frozen reference."
         )
     trajectories = [s.trajectory for s in samples]
     longest = max((len(t.ids) for t in trajectories), default=0)
@@ -121,7 +129,7 @@ def pack(
     for r, row in enumerate(rows):
         start = segment = 0
         for piece in row:
-            parent = segment + 1  # the first of a piece is before all others of it
+            parent = segment + 1  # the piece's first segment, which precedes all others
             for span in piece:
                 segment += 1
                 here = slice(start, start + layout.length([span]))
@@ -142,7 +150,7 @@ def _write(
     segment: int,
     version: int | None,
 ) -> None:
-    """Puts a span of a sample into row r of a batch [rows, L, ...], with the targets of its tokens."""
+    """Writes a span of a sample into row r of a batch [rows, L, ...], with the targets of its tokens."""
     t = sample.trajectory
     own, following = slice(span.start, span.stop), slice(span.start + 1, span.stop + 1)
     sampled = t.mask[following]
@@ -155,7 +163,7 @@ def _write(
         batch.mask[r, predicts] = sampled
         batch.sampler_logprobs[r, predicts] = np.where(sampled, t.logprobs[following], 0)
         batch.advantages[r, predicts] = np.where(sampled, sample.advantages[following], 0)
-        if version is not None:  # a sample of another run may be of a later version: it counts as fresh
+        if version is not None:  # another run's sample may have a later version; it counts as fresh
             ages = np.maximum(version - t.versions[following], 0)
             batch.ages[r, predicts] = np.where(sampled, ages, 0)
         if sample.ref_logprobs is not None:
@@ -167,28 +175,29 @@ def _write(
 
 
 def _check(sample: Sample) -> None:
-    """Raises ValueError for what no batch may hold."""
+    """Raises ValueError for a sample that no batch may hold."""
     t = sample.trajectory
     if not t.outcome.valid:
         raise ValueError(
-            f"Rollout {t.rollout_index} of task {t.task_id} is invalid ({t.outcome.reason or t.stop}) and cannot be "
-            "learned from: leave it out of the samples."
+            f"Rollout {t.rollout_index} of task {t.task_id} is invalid ({t.outcome.reason or t.stop}) and "
+            "cannot be learned from: leave it out of the samples."
         )
     for name in ("advantages", "ce_weights", "ref_logprobs"):
         values = getattr(sample, name)
         if values is not None and np.shape(values) != t.ids.shape:
             raise ValueError(
-                f"The {name} of rollout {t.rollout_index} of task {t.task_id} have shape {np.shape(values)}, its ids "
-                f"{t.ids.shape}: give one number per token."
+                f"The {name} of rollout {t.rollout_index} of task {t.task_id} have shape "
+                f"{np.shape(values)}, its ids {t.ids.shape}: give one number per token."
             )
 
 
 def _routing(t: Trajectory, layers_and_experts: tuple[int, int]) -> np.ndarray:
-    """[T, A, K]. Raises ValueError where the trajectory has no such routing."""
+    """The trajectory's routing, [T, A, K]. Raises ValueError where it has none of that shape."""
     found = None if t.routing is None else t.routing.shape[1:]
     if t.routing is None or found != layers_and_experts:
         raise ValueError(
-            f"A trajectory of task {t.task_id} has routing of layers and experts {found}, the learner replays "
-            f"{layers_and_experts}: have the engine record it, or set config.learner.replay_routing to False."
+            f"A trajectory of task {t.task_id} has routing of layers and experts {found}, the learner "
+            f"replays {layers_and_experts}: have the engine record it, or set config.learner.replay_routing "
+            "to False."
         )
     return t.routing

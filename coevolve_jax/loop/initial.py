@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax import build, names
+from coevolve_jax.explorers.base import Answers
 from coevolve_jax.loop.evaluate import evaluate_held_out
 from coevolve_jax.loop.lab import EXPLORER
 from coevolve_jax.loop.run import RunState
@@ -18,16 +19,16 @@ from coevolve_jax.loop.timing import timed
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis import choice
+from coevolve_jax.synthesis import choice, lineage
 from coevolve_jax.synthesis.leakage import LeakGuard
-from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import execute
-from coevolve_jax.types import Task
+from coevolve_jax.types import Outcome, Task
 
 
 @interruptible()
-def begin(
+def bootstrap(
     config: ConfigDict, synthesizer: Callable[[LeakGuard | None], Synthesizer], agent: Agent
 ) -> RunState:
     """The state of a run before its first step.
@@ -39,60 +40,71 @@ def begin(
     in it. What is explored is made by `Roles.initial`, where there are such.
     """
     c, seconds = config, {}
-    key, train = build.family(c).task_key, build.scenarios(c)
-    testbed = c.get("testbed")
-
-    def explored(
-        guard: LeakGuard | None, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
-    ) -> tuple[list[Task], SynthesisStats]:
-        tasks, made_by = TaskPool(key=key), synthesizer(guard)
-        made_by = dataclasses.replace(made_by, roles=made_by.roles.initial or made_by.roles)
-        with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
-            stats = made_by.explore_unguided(
-                tasks,
-                scenarios,
-                wanted=wanted,
-                kind=kind,
-                step=0,
-                rng=rng_for(seed, kind),
-                all_or_none=True,
-                on_added=bar.update,
-            )
-        return list(tasks), stats
-
     with timed(seconds, "other"):
-        e, fair = c.evaluation, build.held_out_scenarios(c)
-        held_out, _ = explored(None, fair, e.tasks, "held_out", e.seed)
-        if e.balanced_tasks:
-            many, _ = explored(None, fair, e.balanced_candidates, "balanced", e.seed)
-            held_out += choice.balanced(many, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
-        guard, size = leak_guard(c, held_out), c.data.initial_tasks
-        if path := c.data.get("initial_file"):
-            first, initial = given(c, path, synthesizer(guard))
-        else:
-            wanted = testbed.candidates if testbed else size
-            first, initial = explored(guard, train, wanted, "initial", c.seed)
-        if testbed:
-            rng = rng_for(c.seed, "testbed")
-            first = choice.scarce(first, size, testbed.weak_tools, testbed.least, testbed.most, rng)
-        tasks = TaskPool(c.data.max_tasks or None, key)
-        tasks.add(first)
-        initial = dataclasses.replace(initial, added=len(tasks))
+        held_out = _held_out(c, synthesizer(None))
+        tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
     ledger = Counter({EXPLORER + key: n for key, n in (synthesizer(None).roles.costs or {}).items()})
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 
-def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list[Task], SynthesisStats]:
-    """The tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are near to no
-    evaluation task.
+def _held_out(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
+    """The held-out tasks: those as D_0, then the balanced ones."""
+    e, scenarios = config.evaluation, build.held_out_scenarios(config)
+    tasks = _task_pool(config)
+    _explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
+    if not e.balanced_tasks:
+        return list(tasks)
+    candidates = _task_pool(config)
+    _explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
+    rng = rng_for(e.seed, "balanced choice")
+    return [*tasks, *choice.balanced(list(candidates), e.balanced_tasks, rng)]
+
+
+def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool, SynthesisStats]:
+    """D_0, and what became of the proposals for it."""
+    c, d0, testbed = config, _task_pool(config, config.data.max_tasks or None), config.get("testbed")
+    found = _task_pool(c) if testbed else d0  # a testbed chooses D_0 from more candidates
+    if path := c.data.get("initial_file"):
+        stats = tasks_from_file(c, path, synthesizer, found)
+    else:
+        wanted = testbed.candidates if testbed else c.data.initial_tasks
+        stats = _explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
+    if testbed:
+        rng, (least, most) = rng_for(c.seed, "testbed"), (testbed.least, testbed.most)
+        size, tools = c.data.initial_tasks, testbed.weak_tools
+        d0.add(choice.scarce(list(found), size, tools, least, most, rng))
+    return d0, dataclasses.replace(stats, added=len(d0))
+
+
+def _task_pool(config: ConfigDict, max_size: int | None = None) -> TaskPool:
+    return TaskPool(max_size, build.family(config).task_key)
+
+
+def _explore(
+    synthesizer: Synthesizer, tasks: TaskPool, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
+) -> SynthesisStats:
+    """Adds `wanted` tasks from unguided exploration; ValueError where there are fewer."""
+    roles = synthesizer.roles.initial or synthesizer.roles
+    request = SynthesisRequest(wanted, kind, step=0, rng=rng_for(seed, kind))
+    with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
+        return dataclasses.replace(synthesizer, roles=roles).synthesize_unguided(
+            tasks, scenarios, request, all_or_none=True, on_added=bar.update
+        )
+
+
+def tasks_from_file(
+    config: ConfigDict, path: str, synthesizer: Synthesizer, tasks: TaskPool
+) -> SynthesisStats:
+    """Adds the tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are
+    near to no evaluation task.
 
     Raises ValueError for a file that holds no tasks, tasks of another environment, or too few that are good.
     """
     if not os.path.isfile(path):
         raise ValueError(f"config.data.initial_file is {path!r}, which is no file: name a run's tasks.jsonl.")
-    found, pool = list(TaskPool.read(path)), TaskPool(key=build.family(config).task_key)
+    found = list(TaskPool.read(path))
     for task in found:
         if task.environment != config.environment.name:
             raise ValueError(
@@ -100,24 +112,28 @@ def given(config: ConfigDict, path: str, synthesizer: Synthesizer) -> tuple[list
                 f"is {config.environment.name!r}: give tasks that were made in it."
             )
     stats = SynthesisStats(proposed=len(found))
-    for n, (task, execution) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
-        lineage = dataclasses.replace(task.lineage, kind="initial", step=0)
-        renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage)
-        failed = any(answer.error for turn in execution.observations for answer in turn)
-        refusal = None if execution.outcome.success else "state_differs"
-        if failed or not execution.valid:
-            refusal = "step_failed" if execution.valid else "environment"
-        if refusal is None and not synthesizer.fits(renamed, execution.observations):
-            refusal = "too_long"  # as of explored tasks
-        refusal = refusal or synthesizer.admit(pool, renamed)[0]
+    for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
+        renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage.from_file(task.lineage))
+        refusal = _fault(renamed, *run, synthesizer) or synthesizer.add(tasks, renamed)[0]
         stats.refused.update([refusal] if refusal else [])
-    stats.added = stats.accepted = len(pool)
-    if len(pool) < config.rollout.tasks_per_step:
+    stats.added = stats.accepted = len(tasks)
+    if len(tasks) < config.rollout.tasks_per_step:
         raise ValueError(
-            f"{path} gives {len(pool)} good tasks of {len(found)} (refused: {dict(stats.refused)}), fewer than the "
+            f"{path} gives {len(tasks)} good tasks of {len(found)} (refused: {dict(stats.refused)}), fewer than the "
             f"{config.rollout.tasks_per_step} of a batch: give more, or lower config.rollout.tasks_per_step."
         )
-    return list(pool), stats
+    return stats
+
+
+def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesizer) -> str | None:
+    """Why a task from a file is refused, in the words of Verdict; None: it is as good as an explored one."""
+    if not outcome.valid:
+        return "environment"
+    if any(answer.error for turn in answers for answer in turn):
+        return "step_failed"
+    if not outcome.success:
+        return "state_differs"
+    return None if synthesizer.fits(task, answers) else "too_long"
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:

@@ -6,13 +6,12 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from typing import Any
 
 from coevolve_jax.explorers.base import Dialogue
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats, Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
 
@@ -43,21 +42,25 @@ class Laboratory:
             costs |= explorer_costs(self.ledger)  # known already, unless they are those of a run that goes on
         self._book_roles()
 
-    def beside(
+    def fork(
         self, records: Mapping[str, Mapping] | None = None, roller: Callable[[int], Roller] | None = None
     ) -> Laboratory:
-        """One with D_t as it is now and empty books, to be merged or dropped. records: of the tasks, where they are to be
-        others (TaskPool.fork). roller: without it, it does no rollouts."""
+        """One with D_t as it is now and empty books, to be merged or dropped.
+
+        records: of the tasks, where they are to be others (TaskPool.fork). roller: without it, it does no rollouts.
+        """
+        # The roles are shared and count on: a fork's books begin with their totals, or it would take them back.
         spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
         tasks = self.tasks.fork(records)
         return dataclasses.replace(
             self, tasks=tasks, roller=roller or _no_rollouts, ledger=spent, record=None
         )
 
-    def merge(self, beside: Laboratory) -> None:
-        """Adds what was made and booked there, since which nothing was made here."""
-        self.tasks.add(list(itertools.islice(beside.tasks, len(self.tasks), None)))
-        self.ledger.update({key: n for key, n in beside.ledger.items() if not key.startswith(EXPLORER)})
+    def merge(self, fork: Laboratory) -> None:
+        """Adds what was made and booked there; nothing was made here meanwhile."""
+        # The roles' own counts are totals, not those of the fork: they are booked once, by _book_roles.
+        self.tasks.add(list(itertools.islice(fork.tasks, len(self.tasks), None)))
+        self.ledger.update({key: n for key, n in fork.ledger.items() if not key.startswith(EXPLORER)})
         self._book_roles()
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
@@ -69,43 +72,23 @@ class Laboratory:
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
 
-    def grow(
-        self,
-        contexts: Sequence[Context],
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
-    ) -> SynthesisStats:
-        stats = self.synthesizer.grow(
-            self.tasks, contexts,
-            wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
-        )  # fmt: skip
-        return self._booked(kind, stats)
+    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+        """wanted: the fields of a SynthesisRequest."""
+        request = SynthesisRequest(**wanted)
+        return self._booked(request, self.synthesizer.synthesize(self.tasks, contexts, request))
 
-    def grow_unguided(
-        self,
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        scenarios: Sequence[Task] | None = None,
-        admit: Admit | None = None,
-        all_or_none: bool = False,
+    def synthesize_unguided(
+        self, *, scenarios: Sequence[Task] | None = None, all_or_none: bool = False, **wanted: Any
     ) -> SynthesisStats:
-        """all_or_none: as Synthesizer.explore_unguided has it."""
+        """all_or_none: as Synthesizer.synthesize_unguided has it. wanted: the fields of a SynthesisRequest."""
+        request = SynthesisRequest(**wanted)
         try:
-            stats = self.synthesizer.explore_unguided(
-                self.tasks, scenarios or self.scenarios,
-                wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, all_or_none=all_or_none,
-            )  # fmt: skip
+            stats = self.synthesizer.synthesize_unguided(
+                self.tasks, scenarios or self.scenarios, request, all_or_none=all_or_none
+            )
         finally:
             self._book_roles()  # also what was spent in vain
-        return self._booked(kind, stats)
+        return self._booked(request, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         if step not in self._rollers:  # one for a step counts its calls, so that each has seeds of its own
@@ -117,16 +100,13 @@ class Laboratory:
         self.ledger.update(roll.costs - before)
         return groups
 
-    def _booked(self, kind: str, stats: SynthesisStats) -> SynthesisStats:
-        self.ledger[f"environment_steps/{kind}"] += stats.environment_steps
-        if stats.solve_steps:
-            self.ledger["environment_steps/solve"] += stats.solve_steps
-        self.ledger[f"tasks_proposed/{kind}"] += stats.proposed
-        self.ledger[f"tasks_added/{kind}"] += stats.added
+    def _booked(self, request: SynthesisRequest, stats: SynthesisStats) -> SynthesisStats:
+        self.ledger.update(stats.costs(request.kind))
         self._book_roles()
         return stats
 
     def _book_roles(self) -> None:
+        """Books what the roles have spent in all, and hands what they asked of a model to `record`, which a fork lacks."""
         roles = self.synthesizer.roles
         for key, value in (roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value

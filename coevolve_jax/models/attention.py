@@ -1,7 +1,6 @@
-"""Grouped-query attention: of packed rows to themselves, or of a part's queries to a row, and of new tokens to a KV cache.
+"""Grouped-query attention: within packed rows, and of new tokens to a KV cache.
 
-B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension;
-C: tokens of a block.
+B: rows; L: tokens of a row; T: queries; S: keys; H: query heads; K: key-value heads; D: head dimension.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models import parts
+from coevolve_jax.models import context_parallel
 from coevolve_jax.models.blockwise import LARGE_BLOCK, chunked
 from coevolve_jax.models.flash import flash
 from coevolve_jax.models.packed import MASKED, Row, sees
 from coevolve_jax.models.splash import splash
 
-# `plain` takes the queries in this many blocks, each against the keys up to its end, which skips nearly
-# half of the masked products. More blocks skip little more and compile longer.
+# `plain` takes the queries in this many blocks, each against the keys up to its end. That skips three
+# quarters of the masked products. More blocks skip little more and compile longer.
 BLOCKS = 4
-# Above this many tokens of a row the CPU takes `chunked`, which then is faster and smaller.
+# Above this many tokens per row the CPU takes `chunked`, which is then faster and needs less memory.
 PLAIN_LENGTH = 512
 
 
@@ -40,17 +39,26 @@ def attention(
 ) -> jax.Array:
     """Causal attention within packed rows.
 
-    q: [B, L, H, D]; k, v: [B, L, K, D] with H a multiple of K. segment_ids: int [B, L]; tokens attend
-    to themselves and to earlier tokens of their own segment. Padding is segment 0: no token of another
-    segment attends to it, and its outputs are finite. None: a row is one segment. parents: int [B, L], the segment
-    that a token attends to besides, which lies before its own: a prompt that several segments share. Its own
-    where there is none; None: nowhere is one. Returns [B, L, H, D].
+    A token attends to itself and to earlier tokens of its own segment. Padding is segment 0: no token of
+    another segment attends to it, and its outputs are finite.
 
-    implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs; "auto"
-    takes the platform's own. Only "plain" holds L x L numbers in memory. Raises ValueError for another name.
-    mesh: where q, k and v are spread over devices, that mesh. Where it splits rows all arrays are the parts of rows, as
-    `parts.split` gives them; else "plain" and "chunked" need not know it.
-    platform: that the program is for ("cpu", "gpu", "tpu"), which need not be the host's.
+    Args:
+      q: [B, L, H, D].
+      k, v: [B, L, K, D], with H a multiple of K.
+      segment_ids: int [B, L]. None: each row is one segment.
+      implementation: "plain" and "chunked" run everywhere, "flash" on NVIDIA GPUs, "splash" on TPUs. "auto"
+        takes the platform's own. Only "plain" holds L x L numbers in memory.
+      mesh: the mesh over which q, k and v are spread, if they are. If it splits rows, all arrays hold parts
+        of rows (`context_parallel.split`). Otherwise "plain" and "chunked" do not need it.
+      platform: the program's target ("cpu", "gpu", "tpu"), which need not be the host's.
+      parents: int [B, L], a second segment that a token attends to. It lies earlier in the row: a prompt that
+        several segments share. A token without one repeats its own segment. None: no token has one.
+
+    Returns:
+      [B, L, H, D].
+
+    Raises:
+      ValueError: the implementation is unknown, or the mesh would cut a key-value head.
     """
     if segment_ids is None:
         segment_ids = jnp.ones(q.shape[:2], jnp.int32)
@@ -70,7 +78,7 @@ def attention(
 
 
 def choose(platform: str, length: int) -> str:
-    """What "auto" means for rows of `length` tokens on a JAX platform ("cpu", "gpu", "tpu")."""
+    """Resolves "auto" for rows of `length` tokens on a JAX platform ("cpu", "gpu", "tpu")."""
     accelerated = {"gpu": "flash", "tpu": "splash"}
     return accelerated.get(platform) or ("plain" if length <= PLAIN_LENGTH else "chunked")
 
@@ -83,8 +91,11 @@ def plain(
     parents: jax.Array | None = None,
     row: Row | None = None,
 ) -> jax.Array:
-    """`attention` as products of whole matrices; fastest where these are small. row: where the queries are part of a
-    row, as in all implementations, that row: keys and values are the whole of it."""
+    """Computes `attention` as products of whole matrices. This is fastest where they are small.
+
+    row: given where the queries are only part of a row, as in all implementations. Keys and values are then
+    those of the whole row.
+    """
     L = q.shape[1]
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     if row is not None:
@@ -107,10 +118,10 @@ IMPLEMENTATIONS: dict[str, Callable] = {"plain": plain, "chunked": chunked, **KE
 
 
 def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
-    """A kernel, which the compiler cannot split, as a function that runs on each device's own heads of its rows, or on its
-    part of rows with the keys and values of all.
+    """Wraps a kernel, which the compiler cannot split, to run on each device's own heads and rows.
 
-    It raises ValueError where the mesh would cut a key-value head.
+    If the mesh splits rows, a device takes the queries of its part and gathers the row's keys and values. The
+    wrapped function raises ValueError where the mesh would cut a key-value head.
     """
     heads, tokens = sharding.head_sharding(mesh).spec, sharding.part_sharding(mesh).spec
     axis, count = heads[2], sharding.context_parts(mesh)
@@ -118,8 +129,8 @@ def on_each_device(kernel: Callable, mesh: Mesh) -> Callable:
     def one_device(q, k, v, segment_ids, *parents):
         if count == 1:
             return kernel(q, k, v, segment_ids, *parents)
-        k, v = parts.whole(k, count), parts.whole(v, count)
-        return kernel(q, k, v, segment_ids, *parents, row=parts.row(segment_ids, count))
+        k, v = context_parallel.whole(k, count), context_parallel.whole(v, count)
+        return kernel(q, k, v, segment_ids, *parents, row=context_parallel.row(segment_ids, count))
 
     def run(q, k, v, *segments):
         if k.shape[2] % mesh.shape[axis]:
@@ -145,13 +156,20 @@ def cached_attention(
     mesh: Mesh | None = None,
     axes: str = "bkds",
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array]]:
-    """Attention of new tokens to a cache whose columns are positions, which it writes them to before.
+    """Writes new tokens to a cache whose columns are positions, then attends to it.
 
-    q: [B, T, H, D]; k, v: [B, T, K, D]; keys: P arrays [B, K / P, D, S], or [B, K / P, S, D] where `axes` is "bksd", each
-    of heads of its own; values: P arrays [B, K / P, S, D]; positions: int [B, T], S or more is not written; a token
-    attends to the columns up to and including its position, so what a column beyond it holds never matters. mesh: where
-    the cache is spread over devices, that mesh; each device has rows and heads of its own. Returns [B, T, H, D], and
-    keys and values.
+    Args:
+      q: [B, T, H, D].
+      k, v: [B, T, K, D].
+      keys: P arrays that divide the heads: [B, K / P, D, S] where `axes` is "bkds", [B, K / P, S, D] where it
+        is "bksd".
+      values: P arrays [B, K / P, S, D].
+      positions: int [B, T]. A token attends to the columns up to and including its position, so later columns
+        never matter. A token at position S or beyond is not written.
+      mesh: the mesh over which the cache is spread, if it is. Each device has rows and heads of its own.
+
+    Returns:
+      The output [B, T, H, D], and the updated keys and values.
     """
     attend = functools.partial(_cached_attention, axes=axes)
     if mesh is None or mesh.size == 1:
@@ -167,8 +185,8 @@ def cached_attention(
 
 
 def _cached_attention(q, k, v, keys, values, positions, axes):
-    # Every head is written by itself: of all heads at once XLA's backend for TPUs would want the heads innermost, and
-    # would copy the cache for it.
+    # Index every head explicitly. To write all heads at once, XLA's TPU backend would put the heads
+    # innermost and copy the cache for it.
     columns, rows = positions[:, :, None], jnp.arange(len(positions))[:, None, None]
     mask = jnp.arange(values[0].shape[2]) <= columns
 
@@ -185,16 +203,19 @@ def _cached_attention(q, k, v, keys, values, positions, axes):
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keys: str = "bksd") -> jax.Array:
-    """q [B, T, H, D], k [B, K, S, D] (or as `keys` names its axes), v [B, K, S, D], mask [B or 1, T, S] ->
-    [B, T, H, D]; softmax in float32."""
+    """Softmax attention under a mask; the softmax is float32.
+
+    q: [B, T, H, D]; k: [B, K, S, D], or with the axes that `keys` names; v: [B, K, S, D]; mask: bool
+    [B or 1, T, S]. Returns [B, T, H, D].
+    """
     B, T, H, D = q.shape
     K, S = v.shape[1:3]
-    # The queries of all heads of a group become rows of one matrix: keys and values are not repeated.
+    # A group's query heads become rows of one matrix, so keys and values are not repeated.
     q = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4).reshape(B, K, -1, D)
     scores = jnp.einsum(f"bkmd,{keys}->bkms", q, k, preferred_element_type=jnp.float32) * D**-0.5
     scores = jnp.where(mask[:, None, None], scores.reshape(B, K, -1, T, S), MASKED).reshape(B, K, -1, S)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    # Normalised after the product, where the numbers are D instead of S.
+    # Normalise after the product: D numbers per query instead of S.
     out = jnp.einsum("bkms,bksd->bkmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
     out = (out / weights.sum(axis=-1, keepdims=True)).astype(v.dtype)
     return out.reshape(B, K, H // K, T, D).transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)

@@ -1,7 +1,7 @@
-"""Attention of packed rows block by block in plain JAX: for CPUs, and for whatever has no kernel of its own.
+"""Attention of packed rows block by block in plain JAX, for CPUs and platforms without a kernel.
 
-B: rows; L: tokens of a row; H: query heads; K: key-value heads; G: query heads of each; D: head dimension; C: tokens of a
-block; n: blocks of a row; m: of queries.
+B: rows; L: tokens of a row; H: query heads; K: key-value heads; G: query heads per key-value head; D: head
+dimension; C: tokens of a block; n: blocks of a row; m: blocks of queries.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from coevolve_jax.models.packed import MASKED, Row, Segments, meeting_blocks, pad_rows, sees
 
-# Tokens of a block on a CPU and elsewhere. Small ones compute little beside the segments' own products.
+# Tokens per block, on a CPU and elsewhere. Small blocks compute little beyond the segments' own products.
 SMALL_BLOCK, LARGE_BLOCK = 64, 256
 
 
@@ -26,10 +26,10 @@ def chunked(
     row: Row | None = None,
     size: int = SMALL_BLOCK,
 ) -> jax.Array:
-    """`attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
+    """Computes `attention` block by block with a running softmax, forward and backward (arXiv 2307.08691).
 
-    Blocks are `size` tokens square; those above the diagonal and those of other segments are skipped, so memory grows
-    with L, and time with the length of the segments and of what they share.
+    Blocks are `size` tokens square. Those above the diagonal and those of other segments are skipped. So
+    memory grows with L, and time with the length of the segments and of the prompts that they share.
     """
     T = q.shape[1]
     size = min(size, T)
@@ -43,12 +43,12 @@ def chunked(
 
 @jax.custom_vjp
 def _blockwise(q, k, v, segments: Segments, row: Row):
-    """q [m, B, K, G, C, D], G query heads to a key-value head; k, v [n, B, K, C, D]."""
+    """Attends q [m, B, K, G, C, D] to k and v [n, B, K, C, D]."""
     return _blockwise_forward(q, k, v, segments, row)[0]
 
 
 def _block_scores(q, k, segments: Segments, row: Row, i, j):
-    """Scores of query block i with key block j, float32 [B, K, G, C, C]; masked ones are MASKED."""
+    """Scores of query block i with key block j, float32 [B, K, G, C, C]. Masked ones are MASKED."""
     C, D = q.shape[-2:]
     scores = jnp.einsum("bkgcd,bksd->bkgcs", q[i], k[j], preferred_element_type=jnp.float32) * D**-0.5
     mask = row.places[i][:, None] >= j * C + jnp.arange(C)
@@ -58,8 +58,10 @@ def _block_scores(q, k, segments: Segments, row: Row, i, j):
 
 
 def _visited(segments: Segments, row: Row) -> tuple[jax.Array, jax.Array]:
-    """For each block of queries [m, n], the blocks of keys that meet it, in order and before all others; and their number
-    [m]."""
+    """Lists the key blocks that each query block visits.
+
+    Returns int [m, n], the blocks that meet it first and in order, and how many these are [m].
+    """
     own, parents = meeting_blocks(segments, row)
     seen = own | parents
     return jnp.argsort(~seen, axis=1, stable=True), seen.sum(axis=1)
@@ -96,6 +98,7 @@ def _blockwise_backward(saved, d_out):
 
     def queries(carry, i):
         d = d_out[i]
+        # D = rowsum(dO * O) of the paper: the part of the gradient that the softmax's normaliser takes.
         drift = jnp.sum(d.astype(jnp.float32) * out[i].astype(jnp.float32), -1, keepdims=True)
 
         def keys(turn, carry):

@@ -1,4 +1,4 @@
-"""Keys and values of sampled conversations, a row of columns for each; paged.py has them in pages.
+"""The KV cache of sampled conversations, one row of columns for each. (paged.py keeps it in pages.)
 
 B: rows; S: cache columns; T: new tokens of a row.
 """
@@ -19,12 +19,17 @@ from coevolve_jax.models.config import QwenConfig
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys (rotated) and values; column s of row b belongs to the token at position s.
+    """Keys (rotated) and values. Column s of row b belongs to the token at position s.
 
-    k: of each layer P arrays, one after the other's heads, [B, num_key_value_heads / P, head_dim, S] where `axes` is
-    "bkds", and laid out as v where it is "bksd"; v: as many [B, num_key_value_heads / P, S, head_dim].
-    Separate arrays, each laid out as its product with a query or with weights reads it, because XLA then writes new
-    columns in place and feeds the rest to the products uncopied.
+    Attributes:
+      k: per layer, P arrays that divide the heads in order. They are
+        [B, num_key_value_heads / P, head_dim, S] where `axes` is "bkds", and laid out as v where it is
+        "bksd".
+      v: per layer, P arrays [B, num_key_value_heads / P, S, head_dim].
+      axes: the order of the axes of k.
+
+    The arrays are separate, each in the layout that its product with queries or weights reads. XLA then
+    writes new columns in place and feeds the others to the products without a copy.
     """
 
     k: tuple[tuple[jax.Array, ...], ...]
@@ -32,21 +37,21 @@ class KVCache:
     axes: str = flax.struct.field(pytree_node=False)
 
     def take(self, rows: jax.Array) -> KVCache:
-        """Those `rows` [R]; a row that does not exist is zeros."""
+        """Reads the `rows` [R]. A row that does not exist is zeros."""
         return jax.tree.map(lambda x: x.at[rows].get(mode="fill", fill_value=0), self)
 
     def put(self, rows: jax.Array, part: KVCache) -> KVCache:
-        """Writes `part` to `rows` [R]; what goes to no existing row is dropped."""
+        """Writes `part` to the `rows` [R]. Entries for rows that do not exist are dropped."""
         return jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), self, part)
 
     def resize(self, columns: int) -> KVCache:
-        """The first `columns` columns; those beyond the last are zeros."""
+        """Cuts the cache to `columns` columns, or pads it with zeros."""
         each = lambda arrays, axis: jax.tree.map(lambda x: resize_axis(x, axis, columns), arrays)
         return KVCache(each(self.k, self.axes.index("s")), each(self.v, 2), self.axes)
 
     @property
     def columns(self) -> int:
-        """S."""
+        """The number of columns, S."""
         return self.v[0][0].shape[2]
 
     def attend(
@@ -59,25 +64,31 @@ class KVCache:
         mesh: Mesh | None,
         platform: str,
     ) -> tuple[jax.Array, tuple[Any, ...]]:
-        """`cached_attention` to a layer's own, `kept` (k and v of it), and what it has then."""
+        """Runs `cached_attention` on one layer, whose keys and values are `kept`.
+
+        Returns the output and the updated `kept`.
+        """
         keys, values = kept
         heads, *written = cached_attention(q, k, v, keys, values, positions, mesh, self.axes)
         return heads, tuple(written)
 
     @property
     def places(self) -> tuple[int, int]:
-        """B, S."""
+        """The sizes (B, S) of an array that has an entry for each token of the cache."""
         return self.v[0][0].shape[0], self.columns
 
     def write(self, kept: jax.Array, new: jax.Array, positions: jax.Array, mesh: Mesh | None) -> jax.Array:
-        """kept [B, X, S, Y], of each place something else than keys and values, with `new` [B, T, X, Y] at the `positions`
-        [B, T] of tokens that were fed. As with their keys, what lies beyond the columns is not written."""
+        """Writes `new` [B, T, X, Y] to `kept` [B, X, S, Y] at the tokens' `positions` [B, T].
+
+        `kept` holds data other than keys and values for each place. As with keys, positions beyond the
+        columns are not written.
+        """
         rows = jnp.arange(len(positions))[:, None]
         return kept.at[rows, :, positions].set(new.astype(kept.dtype), mode="drop")
 
 
 def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Cuts or pads x with zeros, at the end of this axis."""
+    """Cuts x, or pads it with zeros, at the end of this axis."""
     x = jax.lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
@@ -90,10 +101,12 @@ def init_cache(
     platform: str = "cpu",
     parts: int = 1,
 ) -> KVCache:
-    """An empty cache of `capacity` columns (tokens) for each of `rows` rows, laid out for a JAX platform, a layer's heads
-    in `parts` arrays."""
+    """Makes an empty cache of `capacity` columns (tokens) for each of `rows` rows.
+
+    Its layout is that of a JAX platform. Each layer's heads are divided over `parts` arrays.
+    """
     heads, dim = config.num_key_value_heads // parts, config.head_dim
-    # Every array has its own buffer: one that is donated must not occur twice.
+    # Every array needs a buffer of its own: XLA refuses to donate one buffer twice.
     layer = lambda shape: tuple(jnp.zeros(shape, dtype) for _ in range(parts))
     empty = lambda *shape: tuple(layer(shape) for _ in range(config.num_hidden_layers))
     values = rows, heads, capacity, dim

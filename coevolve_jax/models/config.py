@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of a Qwen model: architecture, experts, rotary embeddings."""
+"""The architecture of a Qwen model, read from its checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ EXPERT_FIELDS = (
     "mlp_only_layers",
     "router_aux_loss_coef",
 )
-EXPERT_COUNT = ("num_local_experts", "num_experts")  # as transformers 5 calls it, and everything older
+EXPERT_COUNT = ("num_local_experts", "num_experts")  # in transformers 5, and in older versions
 
 
 @dataclasses.dataclass(frozen=True)
 class Yarn:
     """YaRN scaling of rotary embeddings (arXiv 2309.00071), under the names of config.json.
 
-    factor: by how much the context grows. original_max_position_embeddings: tokens, before it grew.
-    beta_fast, beta_slow: a pair of coordinates that turns more often than beta_fast times in the original
-    context is left as it is, one that turns less often than beta_slow is slowed down by `factor`.
-    attention_factor: scales cos and sin; None: derived from factor, and from mscale and mscale_all_dim where
-    both are given. truncate: round the bounds of the ramp between the two to whole coordinates.
+    Attributes:
+      factor: the ratio by which the context grows.
+      original_max_position_embeddings: the context in tokens before it grew.
+      beta_fast: a pair of coordinates that turns more often than this in the original context is unchanged.
+      beta_slow: a pair that turns less often than this is slowed down by `factor`.
+      attention_factor: scales cos and sin. None: derived from factor, and from mscale and mscale_all_dim
+        where both are given.
+      truncate: round the bounds of the ramp between beta_fast and beta_slow to whole coordinates.
     """
 
     factor: float
@@ -47,7 +50,7 @@ class Yarn:
 
     @property
     def scale(self) -> float:
-        """What cos and sin are multiplied with."""
+        """The factor by which cos and sin are multiplied."""
         if self.attention_factor is not None:
             return self.attention_factor
         grown = lambda mscale: 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
@@ -56,7 +59,7 @@ class Yarn:
         return grown(1.0)
 
     def bounds(self, head_dim: int, theta: float) -> tuple[float, float]:
-        """The coordinates between which frequencies go from unscaled to divided by `factor`."""
+        """The ramp's first and last coordinate: frequencies go from unscaled to divided by `factor`."""
 
         def turning(times):
             original = self.original_max_position_embeddings
@@ -71,7 +74,7 @@ class Yarn:
 
 @dataclasses.dataclass(frozen=True)
 class QwenConfig:
-    """What a checkpoint's config.json says about the architecture, under the names used there.
+    """The architecture, under the names of config.json.
 
     model_type: "qwen2" (Qwen2 and Qwen2.5), "qwen3" or "qwen3_moe". yarn: None for unscaled rotary
     embeddings. The fields from num_experts on matter for qwen3_moe alone. The token ids are kept only to be
@@ -118,7 +121,7 @@ class QwenConfig:
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:
-        """The layers that have experts, ascending."""
+        """The layers with experts, ascending."""
         every = self.decoder_sparse_step
         return tuple(
             i
@@ -128,14 +131,14 @@ class QwenConfig:
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
-        """The layers that have one MLP, ascending."""
+        """The layers with a single MLP, ascending."""
         return tuple(i for i in range(self.num_hidden_layers) if i not in self.sparse_layers)
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> QwenConfig:
         """Parses a Hugging Face config.json.
 
-        Raises ValueError, in one sentence, on an architecture or option that this code does not implement.
+        Raises ValueError where it asks for an architecture or option that this code does not implement.
         """
         _check_supported(data)
         fields = {f.name: data[f.name] for f in dataclasses.fields(cls) if data.get(f.name) is not None}
@@ -166,7 +169,7 @@ class QwenConfig:
         for name in EXPERT_FIELDS if self.model_type != "qwen3_moe" else ():
             del data[name]
         data = {k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}
-        # transformers 5 reads rope_parameters, everything older the top-level rope_theta and rope_scaling.
+        # transformers 5 reads rope_parameters, older versions the top-level rope_theta and rope_scaling.
         rope = {"rope_type": "default", "rope_theta": self.rope_theta}
         if self.yarn:
             given = {k: v for k, v in dataclasses.asdict(self.yarn).items() if v is not None}
@@ -188,8 +191,8 @@ def _check_supported(data: Mapping[str, Any]) -> None:
         )
     if quantized := data.get("quantization_config"):
         raise ValueError(
-            f"config.json has a quantization_config ({quantized.get('quant_method', 'unnamed')}): use the checkpoint's "
-            "variant in bfloat16, for quantised weights cannot be trained."
+            f"config.json has a quantization_config ({quantized.get('quant_method', 'unnamed')}): use the "
+            "checkpoint's variant in bfloat16, for quantised weights cannot be trained."
         )
     if data.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {data['hidden_act']!r} in config.json is not supported; only silu is.")
@@ -232,7 +235,10 @@ def _check_sizes(config: QwenConfig) -> None:
 
 
 def _rope(data: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and yarn. As in transformers rope_scaling, the older name, wins over rope_parameters."""
+    """Reads rope_theta and yarn.
+
+    As in transformers, rope_scaling (the older name) wins over rope_parameters.
+    """
     parameters, scaling = data.get("rope_parameters") or {}, data.get("rope_scaling") or {}
     theta = scaling.get("rope_theta", parameters.get("rope_theta", data.get("rope_theta")))
     if theta is None:
@@ -244,11 +250,11 @@ def _rope(data: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type", rope.get("type", "default")) == "default":
         return {"rope_theta": float(theta)}
     fields = {f.name: rope[f.name] for f in dataclasses.fields(Yarn) if rope.get(f.name) is not None}
-    # Defaults as in transformers 5: a length before growth at the top level wins over that of the scaling.
+    # As in transformers 5, an original length at the top level wins over the one in the scaling.
     length, limit = "original_max_position_embeddings", data.get("max_position_embeddings", 32768)
     fields[length] = data.get(length) or fields.get(length, limit)
     fields.setdefault("factor", limit / fields[length])
     for name in ("beta_fast", "beta_slow"):
-        if not fields.get(name, True):  # 0 means the default there
+        if not fields.get(name, True):  # transformers takes 0 as the default
             del fields[name]
     return {"rope_theta": float(theta), "yarn": Yarn(**fields)}

@@ -1,10 +1,11 @@
 """Attention of packed rows by Pallas (Triton) kernels for NVIDIA GPUs (arXiv 2307.08691).
 
-Three of them: forward, gradient of queries, gradient of keys and values. Their mask has both of a token's segments, and their
-loops go over the blocks of these two only, so that a row costs what its segments need. Query heads of a group read the same keys.
+There are three kernels: forward, gradient of queries, gradient of keys and values. Their mask covers both
+segments of a token: its own and its parent. Their loops visit the blocks of these two only, so a row costs
+what its segments need. Query heads of a group read the same keys.
 
-B: rows; L: tokens of a row; T: those of them that are queries; H: query heads; K: key-value heads; D: head dimension;
-C: tokens of a block; n: blocks of a row; m: of queries.
+B: rows; L: tokens of a row; T: queries among them; H: query heads; K: key-value heads; D: head dimension;
+C: tokens of a block; n: blocks of a row; m: blocks of queries.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def flash(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """`attention` by these kernels. interpret: run them on a CPU, slowly."""
+    """Computes `attention` by these kernels. interpret: run them on a CPU, slowly."""
     T, D = q.shape[1], q.shape[3]
-    # Products take head dimensions of 16, 32, 64, ...
+    # Triton's products take head dimensions of 16, 32, 64, ...
     q, k, v = pad_heads(max(16, 1 << (D - 1).bit_length()), q, k, v)
     parents, row = segment_ids if parents is None else parents, row or Row.of(segment_ids)
     q, *segments = pad_rows(FORWARD_BLOCK, q, segment_ids, parents)
@@ -56,7 +57,7 @@ def flash(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _flash(q, k, v, segments: Segments, row: Row, scale: float, interpret: bool):
-    """q [B, T, H, D]; k, v [B, L, K, D] -> [B, T, H, D]. scale: of scores."""
+    """Attends q [B, T, H, D] to k and v [B, L, K, D]. Returns [B, T, H, D]. scale: multiplies the scores."""
     return _forward(q, k, v, segments, row, scale, interpret)[0]
 
 
@@ -79,6 +80,7 @@ def _forward(q, k, v, segments, row, scale, interpret):
 def _backward(scale, interpret, saved, d_out):
     q, k, v, segments, row, out, logsumexp = saved
     (B, T, H, D), L = q.shape, k.shape[1]
+    # D = rowsum(dO * O) of the paper: the part of the gradient that the softmax's normaliser takes.
     drift = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1).swapaxes(1, 2)
     of, (turns, spans) = _Specs(q, k, BACKWARD_BLOCK), _visits(segments, row, BACKWARD_BLOCK)
     settings: dict[str, Any] = dict(
@@ -111,6 +113,7 @@ def _backward(scale, interpret, saved, d_out):
         name="flash_dkv",
         **settings,
     )(spans, *segments, *row, q, k, v, d_out, logsumexp, drift)
+    # A program writes one query head's gradient, so that no two programs add to the same place.
     of_group = lambda x: x.reshape(B, L, k.shape[2], -1, D).astype(jnp.float32).sum(axis=3)
     return dq, of_group(dk).astype(k.dtype), of_group(dv).astype(v.dtype), None, None
 
@@ -119,7 +122,7 @@ _flash.defvjp(_forward, _backward)
 
 
 class _Specs:
-    """What a program of the grid (block, row, query head) sees of each array."""
+    """The part of each array that a program of the grid (block, row, query head) sees."""
 
     def __init__(self, q: jax.Array, k: jax.Array, size: int):
         T, L, D, group = q.shape[1], k.shape[1], q.shape[3], q.shape[2] // k.shape[2]
@@ -133,13 +136,17 @@ class _Specs:
         self.span = pl.BlockSpec((None, None, 2), lambda i, b, h: (b, i, 0))
         of_row = lambda length: pl.BlockSpec((None, length), lambda i, b, h: (b, 0))
         places = pl.BlockSpec((T,), lambda i, b, h: (0,))
-        self.seen = of_row(T), of_row(T), of_row(L), places  # of Segments, and of Row
+        self.seen = of_row(T), of_row(T), of_row(L), places  # the arrays of Segments and of Row
 
 
 def _visits(segments: Segments, row: Row, size: int) -> tuple[jax.Array, jax.Array]:
-    """Which blocks meet, as ranges. int [B, m, 4], of each block of queries: the first block of keys of its prompts, how many
-    of these come before those of its own segments, the first of those, how many it visits in all. int [B, n, 2], of each
-    block of keys: its first block of queries and the one after its last."""
+    """Lists which blocks meet, as ranges.
+
+    Returns:
+      int [B, m, 4], for each block of queries: the first block of keys of its prompts; how many such blocks
+        come before those of its own segments; the first of the latter; how many blocks it visits in all.
+      int [B, n, 2], for each block of keys: its first block of queries, and the one after its last.
+    """
 
     def of_one(ids, parents, keys):
         given = Segments(ids[None], parents[None]).blocks(size), Row(keys[None], row.places).blocks(size)
@@ -155,15 +162,20 @@ def _visits(segments: Segments, row: Row, size: int) -> tuple[jax.Array, jax.Arr
 
 
 def _ranges(meets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """bool [B, blocks, others] -> the first that each block meets, and how many there are from that to the last; zeros for
-    none."""
+    """Turns bool [B, blocks, others] into ranges.
+
+    Returns the first block that each block meets, and how many lie from that to the last; zeros for none.
+    """
     first = jnp.argmax(meets, axis=2)
     end = meets.shape[2] - jnp.argmax(meets[:, :, ::-1], axis=2)
     return first, jnp.where(jnp.any(meets, axis=2), end - first, 0)
 
 
 def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
-    """A word in a kernel's name -> int [B], pairs of a query and a key that it multiplies for one head."""
+    """Counts the pairs of a query and a key that the kernels multiply for one head.
+
+    Returns a word in each kernel's name -> int [B].
+    """
     if segments.parents is None:
         segments = segments._replace(parents=segments.ids)
     sizes = FORWARD_BLOCK, BACKWARD_BLOCK, BACKWARD_BLOCK
@@ -175,7 +187,7 @@ def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
 
 @jax.jit
 def _multiplied(segments: Segments, row: Row) -> tuple[jax.Array, ...]:
-    """int [B, blocks] each, with how many others a block is multiplied: forward, for dq, for dkv."""
+    """Three int [B, blocks] (forward, dq, dkv): the number of blocks that each block is multiplied with."""
     (forward, _), (backward, spans) = (
         _visits(segments, row, size) for size in (FORWARD_BLOCK, BACKWARD_BLOCK)
     )
@@ -183,12 +195,12 @@ def _multiplied(segments: Segments, row: Row) -> tuple[jax.Array, ...]:
 
 
 def _key_block(turns, t):
-    """The block of keys that is visited at turn t."""
+    """The block of keys that is visited at turn t: first those of prompts, then those of own segments."""
     return jnp.where(t < turns[1], turns[0] + t, turns[2] + t - turns[1])
 
 
 def _scores(scale, q, k, seen, i, j):
-    """Scores [C, C] of a block of queries, the i-th, with a block of keys, the j-th; masked ones are MASKED."""
+    """Scores [C, C] of the i-th block of queries with the j-th block of keys. Masked ones are MASKED."""
     size, (ids, parents, keys, places) = len(q), seen
     here, there = pl.ds(i * size, size), pl.ds(j * size, size)
     mask = sees(ids[here][:, None], parents[here][:, None], keys[there][None])

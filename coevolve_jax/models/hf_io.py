@@ -1,8 +1,7 @@
 """Hugging Face checkpoints: safetensors to parameters and back, one tensor at a time.
 
-The modules of `qwen` bear the checkpoint's names, so a table of rules maps a parameter to its tensors: linear
-kernels are transposed, and what lies under layers/ is the stack of one tensor per layer, or per layer and
-expert.
+The modules of `qwen` bear the checkpoint's names, so a table of rules maps a parameter to its tensors. Linear
+kernels are transposed. A parameter under layers/ stacks one tensor per layer, or per layer and expert.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
-BLOCK = 2**30  # bytes that come from the devices at once, at most, unless one tensor has more
-WRITERS = 4  # files that are written at once
+BLOCK = 2**30  # most bytes fetched from the devices at once, unless one tensor has more
+WRITERS = 4  # files written at once
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 # Parameter path -> tensor; the first match wins. The names in braces run over the parameter's leading axes:
@@ -53,8 +52,13 @@ NAMES = (
 
 
 class Entry(NamedTuple):
-    """A parameter and its tensors. path: "layers.mlp.up_proj.kernel". leaf: array or ShapeDtypeStruct.
-    names: of the tensors, in an array of the shape of the parameter's leading axes."""
+    """A parameter and its tensors.
+
+    Attributes:
+      path: such as "layers.mlp.up_proj.kernel".
+      leaf: array or ShapeDtypeStruct.
+      names: the tensors' names, in an array of the shape of the parameter's leading axes.
+    """
 
     path: str
     leaf: Any
@@ -66,7 +70,7 @@ class Entry(NamedTuple):
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Of each of its tensors in the file."""
+        """The shape of each of its tensors in the file."""
         shape = tuple(self.leaf.shape[self.names.ndim :])
         return shape[::-1] if self.transposed else shape
 
@@ -74,10 +78,13 @@ class Entry(NamedTuple):
 def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None):
     """Reads a Hugging Face folder: config.json and safetensors, in one file or several with an index.
 
-    Returns (config, params); params in `dtype`, by distributed/sharding.py's rules where a mesh is given. Each process
-    reads only what its devices hold, and at most two tensors are in host memory besides the parameters.
-    Raises ValueError where the folder is no model or the architecture is not supported, and one that
-    lists every tensor that is missing, unknown or of another shape than config.json says.
+    Returns (config, params). params are in `dtype`, and lie by distributed/sharding.py's rules where a mesh
+    is given. Each process reads only what its devices hold. Host memory holds at most two tensors besides the
+    parameters.
+
+    Raises:
+      ValueError: the folder is no model, or the architecture is not supported. One error lists every tensor
+        that is missing, unknown or of another shape than config.json says.
     """
     config = load_config(path)
     path, abstract, tied = Path(path), abstract_params(config, dtype), config.tie_word_embeddings
@@ -94,7 +101,7 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
 
 
 def load_config(path: str | os.PathLike) -> QwenConfig:
-    """The architecture that a folder's config.json describes; ValueError where there is none."""
+    """The architecture that a folder's config.json describes. Raises ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ValueError(
@@ -114,7 +121,7 @@ def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
     return jax.tree.map(lambda shape: shape, shapes)  # a tree of the caller's own
 
 
-@functools.lru_cache(64)  # a plan looks at many meshes for one model
+@functools.lru_cache(64)  # a plan tries many meshes for one model
 def _abstract_params(config: QwenConfig, dtype: Any) -> Any:
     model = Qwen(config, param_dtype=dtype)
     return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
@@ -129,12 +136,17 @@ def save(
 ) -> None:
     """Writes config.json and the weights, which transformers and SGLang load.
 
-    dtype: of the tensors in the file; None keeps that of `params`. max_shard_bytes: weights that take more
-    are split over files of at most that (a larger tensor has its own) with an index; no more than WRITERS + 1
-    files are in host memory, and no more than BLOCK bytes of them on a device. Everything is written to a temporary folder beside `path` and renamed, so that a reader
-    sees either nothing or a whole model. In a folder that exists already the model's files are replaced and
-    the others (a tokenizer) are kept; several files are replaced while the folder has no index. Parameters
-    that lie on several processes: all of them call this and the first one writes.
+    Everything goes to a temporary folder beside `path`, which is then renamed. So a reader sees either
+    nothing or a whole model. In a folder that exists, the model's files are replaced and the others (a
+    tokenizer) are kept. Several files are replaced while the folder has no index.
+
+    If parameters lie on several processes, all of them call this and the first one writes. Host memory holds
+    at most WRITERS + 1 files, and a device at most BLOCK bytes of them.
+
+    Args:
+      dtype: dtype of the tensors in the file. None keeps that of `params`.
+      max_shard_bytes: larger weights are split over files of at most this size, with an index. A larger
+        tensor has a file of its own.
     """
     path = Path(path)
     leaves = jax.tree.leaves(params)
@@ -154,6 +166,7 @@ def save(
             weight_map |= dict.fromkeys(tensors, name)
             total += sum(t.nbytes for t in tensors.values())
             if temporary:
+                # Wait for the oldest file: this bounds the files in host memory.
                 if len(writing) == WRITERS:
                     writing.popleft().result()
                 writing.append(pool.submit(save_file, tensors, temporary / name, metadata={"format": "pt"}))
@@ -172,7 +185,7 @@ def save(
 
 
 def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
-    """Raises ValueError where the tokenizer can produce ids that the model has no embedding for."""
+    """Raises ValueError where the tokenizer can produce ids for which the model has no embedding."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
         raise ValueError(
@@ -182,7 +195,7 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
 
 
 def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
-    """The parameters in the order of the tree's leaves."""
+    """Lists the parameters in the order of the tree's leaves."""
     numbers = {
         "layer": range(config.num_hidden_layers),
         "dense": config.dense_layers,
@@ -207,9 +220,10 @@ def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
 
 
 def rows(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> jax.Array | np.ndarray:
-    """[count, *entry.tensor_shape]: the tensors from `index` on, along the last of the leading axes, as the file has them.
+    """Slices `count` tensors from `index` on, along the last leading axis, in the form of the file.
 
-    Sliced and cast where the parameter lies, by one program, so that nothing else travels.
+    Returns [count, *entry.tensor_shape] in `dtype`. One program slices and casts where the parameter lies, so
+    that nothing else travels.
     """
     if isinstance(entry.leaf, jax.Array):
         return _rows(entry.leaf, index, count, entry.transposed, dtype)
@@ -221,7 +235,7 @@ def rows(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> j
 
 
 def open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Tensor name -> safetensors slice, read only where it is indexed."""
+    """Maps tensor name -> safetensors slice, which reads only what is indexed."""
     if (path / WEIGHTS).is_file():
         files = [WEIGHTS]
     elif (path / INDEX).is_file():
@@ -256,22 +270,22 @@ def _check_tensors(path: Path, entries: list[Entry], tensors: Mapping, tied: boo
 
 
 def _equal(a: Any, b: Any, rows: int = 4096) -> bool:
-    """Whether two tensors of one shape hold the same values, some rows at a time."""
+    """Compares the values of two tensors of one shape, some rows at a time."""
     size = a.get_shape()[0]
     parts = [slice(start, min(start + rows, size)) for start in range(0, size, rows)]
     return all(np.array_equal(a[part], b[part]) for part in parts)
 
 
 def _stream(entry: Entry, tensors: Mapping, where: jax.sharding.Sharding | None) -> jax.Array:
-    """The parameter of `entry`, from the file into the devices' memory tensor by tensor.
+    """Reads the parameter of `entry` from the file into the devices' memory, tensor by tensor.
 
-    A stack of layers is never in host memory: each device's part begins as zeros on the device, and
-    the tensors, or what the device needs of them, are written into it in place.
+    A stack of layers is never in host memory. Each device's part begins as zeros on the device. The tensors,
+    or the device's part of them, are then written into it in place.
     """
     leaf = entry.leaf
     if where is None:
         return _fill(entry, tensors, [slice(0, n) for n in leaf.shape], None)
-    holders: dict[tuple, list] = {}  # devices by the part that they hold: the same one for all replicas
+    holders: dict[tuple, list] = {}  # devices by the part that they hold; replicas hold the same one
     for device, index in where.addressable_devices_indices_map(leaf.shape).items():
         bounds = tuple(s.indices(n)[:2] for s, n in zip(index or (), leaf.shape))
         holders.setdefault(bounds, []).append(device)
@@ -283,20 +297,20 @@ def _stream(entry: Entry, tensors: Mapping, where: jax.sharding.Sharding | None)
 
 
 def _fill(entry: Entry, tensors: Mapping, index: list[slice], device: Any) -> jax.Array:
-    """The part `index` of a parameter on one device."""
+    """Reads the part `index` of a parameter onto one device."""
     depth = entry.names.ndim
     part = jnp.zeros([s.stop - s.start for s in index], entry.leaf.dtype, device=device)
     inner = tuple(index[depth:][::-1] if entry.transposed else index[depth:])
     for place in np.ndindex(part.shape[:depth]):
         name = entry.names[tuple(s.start + i for s, i in zip(index, place))]
         part = _write(part, tensors[name][inner], place, entry.transposed)
-        part.block_until_ready()  # reading must not run ahead of writing, or the host holds what waits
+        part.block_until_ready()  # else reading runs ahead of writing, and host memory fills
     return part
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames="transposed")
 def _write(part: jax.Array, tensor: jax.Array, place: tuple, transposed: bool) -> jax.Array:
-    """part[place] = tensor, in the memory of `part`."""
+    """Sets part[place] = tensor in the memory of `part`, which is donated."""
     tensor = (tensor.T if transposed else tensor).astype(part.dtype)
     start = (*place, *[0] * tensor.ndim)
     return jax.lax.dynamic_update_slice(part, tensor.reshape((1,) * len(place) + tensor.shape), start)
@@ -306,7 +320,7 @@ def _write(part: jax.Array, tensor: jax.Array, place: tuple, transposed: bool) -
 
 
 def split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[str, tuple]]:
-    """The files' contents: tensor name -> (parameter, index into it), in the tree's order."""
+    """Divides the tensors into files, in the tree's order: tensor name -> (parameter, index into it)."""
     files, room = [{}], max_bytes
     for entry in entries:
         size = int(np.prod(entry.tensor_shape)) * dtype.itemsize
@@ -320,8 +334,11 @@ def split(entries: list[Entry], dtype: np.dtype, max_bytes: int) -> list[dict[st
 
 
 def blocks(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[Entry, tuple[int, ...], list[str]]]:
-    """What comes from the devices at once, for one of the files of `split`: (parameter, index of the first tensor,
-    names of the tensors), which follow each other along the last of its leading axes."""
+    """Yields what to fetch from the devices at once, for one of the files of `split`.
+
+    Each block is (parameter, index of the first tensor, names of the tensors). Its tensors follow each other
+    along the last of the parameter's leading axes.
+    """
     stack_of = lambda item: (item[1][0].path, item[1][1][:-1])
     for _, run in itertools.groupby(file.items(), key=stack_of):
         names, places = zip(*run)
@@ -333,13 +350,13 @@ def blocks(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[Entry, 
 
 
 def _fetch(file: Mapping[str, tuple], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a file by name, views on the blocks that they came in."""
+    """Yields the tensors of a file by name, as views of the blocks that they came in."""
     for entry, index, names in blocks(file, dtype):
         yield from zip(names, _to_host(entry, index, len(names), dtype))
 
 
 def _to_host(entry: Entry, index: tuple[int, ...], count: int, dtype: np.dtype) -> np.ndarray:
-    """As `rows` has them. A collective where the parameter lies on several processes."""
+    """Fetches `rows` to the host. This is a collective where the parameter lies on several processes."""
     block = rows(entry, index, count, dtype)
     if isinstance(block, jax.Array) and not block.is_fully_addressable:
         block = multihost_utils.process_allgather(block, tiled=True)
@@ -356,7 +373,7 @@ def _rows(leaf: jax.Array, index: tuple, count: int, transposed: bool, dtype: np
 
 @contextlib.contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """A temporary folder in the folder of `path`; what is left of it at the end is deleted."""
+    """Makes a temporary folder in the folder of `path`, and deletes it at the end if it is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     temporary.chmod(0o755)
@@ -373,8 +390,8 @@ def _write_json(file: Path, content: Mapping) -> None:
 def _replace(source: Path, target: Path) -> None:
     """Moves a model's files into a folder that may hold another model.
 
-    One file of weights is exchanged in one step. Several cannot be: the old index and weights go first and
-    the new index comes last, so that no reader takes a mixture of two models for one.
+    A single file of weights is exchanged in one step. Several cannot be: the old index and weights go first,
+    and the new index comes last. So no reader takes a mixture of two models for one.
     """
     new = {file.name for file in source.iterdir()}
     old = [target / WEIGHTS, target / INDEX, *target.glob(SHARDS)]

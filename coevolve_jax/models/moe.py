@@ -16,18 +16,22 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.exchange import exchanged
-from coevolve_jax.models.grouped_product import grouped_product
+from coevolve_jax.models.expert_all_to_all import exchanged
+from coevolve_jax.models.grouped_matmul import grouped_matmul
 
 
 class Routing(NamedTuple):
-    """What a forward's routers did. Padding counts in none of it. Sums, not means, so that the routing of
-    several micro-batches can be added (all but `experts`).
+    """Statistics of the routers in a forward pass. Padding counts in none of them.
 
-    experts: int32 [A, B, L, K], those of each token, -1 on padding; `Qwen.hidden` takes them as `routing`.
-    load: float32 [A, E], how often each expert was chosen. probability: float32 [A, E], the router's
-    probability of each expert. entropy: float32 [A], of the router's distribution, in nats.
-    tokens: float32 [A], how many tokens were routed.
+    All but `experts` are sums, not means, so that several micro-batches can be added.
+
+    Attributes:
+      experts: int32 [A, B, L, K], the experts of each token, -1 on padding. `Qwen.hidden` takes them as
+        `routing`.
+      load: float32 [A, E], how often each expert was chosen.
+      probability: float32 [A, E], the router's probability of each expert.
+      entropy: float32 [A], the entropy of the router's distribution, in nats.
+      tokens: float32 [A], how many tokens were routed.
     """
 
     experts: jax.Array | None
@@ -38,7 +42,7 @@ class Routing(NamedTuple):
 
 
 def no_routing(config: QwenConfig) -> Routing | None:
-    """Sums of nothing, without `experts`; None for a model without experts."""
+    """Sums of nothing, without `experts`. None for a model without experts."""
     if not config.sparse_layers:
         return None
     layers = len(config.sparse_layers)
@@ -49,9 +53,9 @@ def no_routing(config: QwenConfig) -> Routing | None:
 def load_balancing_loss(routing: Routing) -> jax.Array:
     """E * sum over experts of (choices per token) * (mean probability), over all layers together; float32.
 
-    K where the load is even, more where it is not. The gradient goes through the probabilities. Multiplied
-    with the config's router_aux_loss_coef it is added to the loss. Switch Transformer (arXiv 2101.03961),
-    eq. 4 to 6, as transformers' load_balancing_loss_func has it.
+    It is K where the load is even, and more elsewhere. The gradient flows through the probabilities alone.
+    The learner adds it to the loss with the weight config.learner.router_balance. Source: Switch Transformer
+    (arXiv 2101.03961), eq. 4 to 6, in the form of transformers' load_balancing_loss_func.
     """
     tokens = jnp.maximum(jnp.sum(routing.tokens), 1)
     load = jax.lax.stop_gradient(jnp.sum(routing.load, axis=0)) / tokens
@@ -59,8 +63,11 @@ def load_balancing_loss(routing: Routing) -> jax.Array:
 
 
 def router_metrics(routing: Routing) -> dict[str, jax.Array]:
-    """Scalars for the log: the mean entropy in nats; of the experts of any one layer, the largest and the
-    smallest share of the load as a multiple of the even share; and the load-balancing loss."""
+    """Scalars for the log: mean entropy in nats, extremes of the load, load-balancing loss.
+
+    router_load_max and router_load_min are the largest and smallest share of the load that any expert of any
+    one layer has. They are multiples of the even share.
+    """
     even = jnp.sum(routing.load, axis=-1, keepdims=True) / routing.load.shape[-1]
     share = routing.load / jnp.maximum(even, 1)
     return {
@@ -72,7 +79,7 @@ def router_metrics(routing: Routing) -> dict[str, jax.Array]:
 
 
 class Kernel(nn.Module):
-    """A matrix, or a stack of them, under the name that a linear layer would have given it."""
+    """A matrix, or a stack of matrices, under the parameter name that a linear layer would give it."""
 
     shape: tuple[int, ...]
     scale: float
@@ -101,7 +108,7 @@ class Experts(nn.Module):
 
 
 class MoE(nn.Module):
-    """The sparse block that takes the place of the MLP. mesh: where it is spread over devices, that mesh."""
+    """The sparse block in place of the MLP. mesh: the mesh over which it is spread, if it is."""
 
     config: QwenConfig
     dtype: Any
@@ -115,9 +122,16 @@ class MoE(nn.Module):
         self.experts = Experts(c, self.param_dtype)
 
     def __call__(self, x, real, routing=None):
-        """x: [N, D]. real: bool [N], False on padding, which goes to no expert and gives 0. routing: int32
-        [N, K], experts to use instead of the router's choice; -1 leaves the choice to the router.
-        Returns [N, D] and the Routing of this layer: experts [N, K], the others without their axis A.
+        """Routes the tokens and mixes their experts' outputs.
+
+        Args:
+          x: [N, D].
+          real: bool [N], False on padding, which goes to no expert and gives 0.
+          routing: int32 [N, K], experts to use instead of the router's choice. -1 leaves the choice to the
+            router.
+
+        Returns:
+          [N, D], and the Routing of this layer: experts [N, K], the others without their axis A.
         """
         c = self.config
         logits = jnp.dot(
@@ -147,19 +161,28 @@ def _statistics(probs, logits, experts, real) -> Routing:
 def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platform: str = "cpu") -> jax.Array:
     """The weighted sum of each token's experts: y_n = sum_k weights[n, k] * MLP_{experts[n, k]}(x_n).
 
-    x: [N, D]. weights: float32 [N, K]. experts: int32 [N, K], negative for none. gate, up: [E, D, F]; down:
-    [E, F, D]. Returns [N, D] in x's dtype.
+    Args:
+      x: [N, D].
+      weights: float32 [N, K].
+      experts: int32 [N, K], negative for none.
+      gate, up: [E, D, F].
+      down: [E, F, D].
+      platform: the program's target, as JAX names it.
 
-    On a mesh with an expert axis tokens travel to the devices of their experts (`exchange.py`), unless they do not divide
-    by its devices. Then, as without such an axis, every device holds the tokens of its data shard and the experts of its
-    expert shard, sorts the (token, expert) pairs that are its own to the front and sums what its experts give; the
-    sum over the expert shards completes it. No pair can be dropped, however uneven the routing.
+    Returns:
+      [N, D] in x's dtype.
 
-    The grouped products are jax.lax.ragged_dot, an instruction of its own on TPU and on CPU a masked product that
-    costs E times the operations; on GPU, where that would take E times the memory too, they are the kernels of
-    `grouped_product`. platform: that the program is for, as JAX names it.
+    On a mesh with an expert axis, tokens travel to the devices of their experts (`expert_all_to_all.py`).
+    Where N does not divide by the devices, and without such an axis, no token travels. Each device then holds
+    the tokens of its data shard and the experts of its expert shard. It sorts its own (token, expert) pairs
+    to the front and sums what its experts give. The sum over the expert shards completes it. No pair is ever
+    dropped, however uneven the routing.
+
+    On TPUs the grouped products are jax.lax.ragged_dot, an instruction of its own. On CPUs that is a masked
+    product that costs E times the operations. On GPUs it would take E times the memory too, so they use the
+    kernels of `grouped_matmul`.
     """
-    product = grouped_product if platform == "gpu" else jax.lax.ragged_dot
+    product = grouped_matmul if platform == "gpu" else jax.lax.ragged_dot
     if mesh is None:
         return _mix(product, x, weights, experts, gate, up, down)
     if axes := sharding.expert_axes(mesh, len(x)):
@@ -168,7 +191,7 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platfo
     rows, wide, narrow, shards = sharding.expert_specs(mesh, len(x))
 
     def one_device(x, weights, experts, *kernels):
-        # Each shard has its own part of x's gradient: they are to be added here, where they are [N, D].
+        # Each shard has its own part of x's gradient. The transpose of pcast adds them here, as [N, D].
         x = jax.lax.pcast(x, shards, to="varying")
         first = jax.lax.axis_index(shards[0]) * len(kernels[0])
         return jax.lax.psum(_mix(product, x, weights, experts - first, *kernels), shards)
@@ -179,13 +202,13 @@ def mix(x, weights, experts, gate, up, down, *, mesh: Mesh | None = None, platfo
 
 
 def _mix(product, x, weights, experts, gate, up, down) -> jax.Array:
-    """`mix` for the experts 0 to E - 1 that are given; what is for others adds nothing."""
+    """Computes `mix` for the given experts, 0 to E - 1. Pairs of other experts add nothing."""
     E, K = gate.shape[0], experts.shape[1]
     group = jnp.where((experts >= 0) & (experts < E), experts, E).reshape(-1)
     order = jnp.argsort(group, stable=True)
     inverse = jnp.argsort(order)
     sizes = jnp.sum(group[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
-    # What a grouped product gives for rows beyond its groups is not defined, neither forward nor backward.
+    # A grouped product leaves rows beyond its groups undefined, forward and backward, so zero them.
     ours = (jnp.arange(len(order)) < jnp.sum(sizes))[:, None]
     rows = jnp.where(ours, _permute(jnp.repeat(x, K, axis=0), order, inverse), 0)
     hidden = nn.silu(product(rows, gate, sizes)) * product(rows, up, sizes)
@@ -196,7 +219,7 @@ def _mix(product, x, weights, experts, gate, up, down) -> jax.Array:
 
 @jax.custom_vjp
 def _permute(x, order, inverse):
-    """x[order], whose gradient is a gather too and not, as JAX would have it, a scatter."""
+    """x[order], with a gather as its gradient too. JAX would make that a scatter."""
     return x[order]
 
 

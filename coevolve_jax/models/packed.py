@@ -1,6 +1,7 @@
-"""Packed rows: which tokens see which, which blocks of them meet, and what fills a row up to whole blocks.
+"""Packed rows: which tokens see which, which blocks meet, and padding to whole blocks.
 
-B: rows; L: tokens of a row; T: those of them that are queries; C: tokens of a block; n: blocks of a row; m: of queries.
+B: rows; L: tokens of a row; T: queries among them; C: tokens of a block; n: blocks of a row; m: blocks of
+queries.
 """
 
 from __future__ import annotations
@@ -10,64 +11,80 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# A score that does not count. Its exponential is 0 and, unlike that of an infinity, no difference of two of them is NaN.
+# The score of a masked pair. Its exponential is 0; unlike with infinities, the difference of two is not NaN.
 MASKED = -1e30
 
 
 class Segments(NamedTuple):
-    """Of each query, int [B, T] or in blocks [m, B, C]: its own segment, and the one that lies before that and is seen
-    besides; its own where there is none. parents None: no token has another segment's."""
+    """The segments that each query sees, int [B, T] or in blocks [m, B, C].
+
+    Attributes:
+      ids: its own segment.
+      parents: a segment that lies before its own and is seen too. It repeats its own where there is none.
+        None: no token has another one.
+    """
 
     ids: jax.Array
     parents: jax.Array | None
 
     def blocks(self, size: int) -> Segments:
-        """[B, T] as [m, B, size], padded."""
+        """Pads [B, T] and divides it into [m, B, size]."""
         return Segments(
             _blocks(self.ids, size), None if self.parents is None else _blocks(self.parents, size)
         )
 
 
 class Row(NamedTuple):
-    """The keys that queries meet. ids: the segments of the whole row, int [B, L] or in blocks [n, B, C]. places: where in
-    that the queries lie, increasing, int [T] or in blocks [m, C]."""
+    """The keys that queries meet.
+
+    Attributes:
+      ids: the segments of the whole row, int [B, L] or in blocks [n, B, C].
+      places: where the queries lie in the row, increasing, int [T] or in blocks [m, C].
+    """
 
     ids: jax.Array
     places: jax.Array
 
     @classmethod
     def of(cls, segment_ids: jax.Array) -> Row:
-        """Where the queries are all of it."""
+        """A row whose tokens are all queries."""
         return cls(segment_ids, jnp.arange(segment_ids.shape[1]))
 
     def blocks(self, size: int) -> Row:
-        """ids [B, L] as [n, B, size]; places [T] as [m, size]."""
+        """Divides ids [B, L] into [n, B, size] and places [T] into [m, size]."""
         return Row(_blocks(self.ids, size), pad_places(size, self.places).reshape(-1, size))
 
 
 def _blocks(x: jax.Array, size: int) -> jax.Array:
-    """[B, L] as [n, B, size], padded."""
+    """Pads [B, L] and divides it into [n, B, size]."""
     return pad_rows(size, x)[0].reshape(len(x), -1, size).swapaxes(0, 1)
 
 
 def sees(segments: jax.Array, parents: jax.Array | None, keys: jax.Array) -> jax.Array:
-    """Where a key's segment is a query's own or its parent. segments, parents: [B, T, 1]; keys: [B, 1, S]."""
+    """True where a key's segment is a query's own or its parent.
+
+    segments, parents: [B, T, 1]. keys: [B, 1, S].
+    """
     own = segments == keys
     return own if parents is None else own | (parents == keys)
 
 
 def meeting_blocks(segments: Segments, row: Row) -> tuple[jax.Array, jax.Array]:
-    """bool [m, n] both, from both in blocks: whether in any row a token of a block of queries may see one of a block
-    of keys that is of its own segment, and one of its parent, where that is another.
+    """Tells which blocks of queries and keys meet. Takes both in blocks.
 
-    It goes by the range of a block's segments: exact where segments lie as `grpo/packing.py` lays them (but where a block
-    has branches of several prompts, or queries from two places of the row), and never too few. Padding, which is at a row's
-    end, meets that of its own block.
+    Returns two bool [m, n]: whether, in any row, a token of the query block may see one of the key block. The
+    first counts keys of its own segment, the second those of its parent where that is another segment.
+
+    The test compares the ranges of segments in the blocks, so it never misses a pair that meets. It is exact
+    where segments lie as `grpo/packing.py` lays them. Exceptions are a block with branches of several
+    prompts, and one with queries from two places of the row. Padding, at a row's end, meets that of its own
+    block.
     """
     end = jnp.iinfo(jnp.int32).max
     n, _, size = row.ids.shape
     block = jnp.arange(n)
     home = row.places // size
+    # Padding gets a number per block: as segment 0 it would stretch its block's range over earlier segments.
     numbered = lambda ids, block: jnp.where(ids == 0, end - n + block, ids)
     keys, queries = numbered(row.ids, block[:, None, None]), numbered(segments.ids, home[:, None])
     low, high = keys.min(axis=2), keys.max(axis=2)
@@ -82,16 +99,16 @@ def meeting_blocks(segments: Segments, row: Row) -> tuple[jax.Array, jax.Array]:
 
 
 def pad_rows(multiple: int, *arrays: jax.Array) -> list[jax.Array]:
-    """Zeros after the tokens of [B, L, ...]: the last positions, to which causality lets no token attend."""
+    """Pads the tokens of [B, L, ...] with zeros at the end, where causality lets no token attend to them."""
     pad = -arrays[0].shape[1] % multiple
     return [jnp.pad(x, [(0, pad if axis == 1 else 0) for axis in range(x.ndim)]) for x in arrays]
 
 
 def pad_places(multiple: int, places: jax.Array) -> jax.Array:
-    """int [T] padded as `pad_rows` pads the queries: what fills the last block lies where its last token does."""
+    """Pads int [T] as `pad_rows` pads the queries. Padding lies where the last token does."""
     return jnp.pad(places, (0, -len(places) % multiple), mode="edge")
 
 
 def pad_heads(size: int, *arrays: jax.Array) -> list[jax.Array]:
-    """Zeros after the head dimension of [B, L, H, D]: they change no product."""
+    """Pads the head dimension of [B, L, H, D] with zeros, which change no product."""
     return [jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, size - x.shape[3]))) for x in arrays]

@@ -1,6 +1,6 @@
-"""Keys and values in pages: a conversation's lie wherever there was room, and take as much as it is long.
+"""The KV cache in pages: a conversation's pages lie anywhere, and their number grows with its length.
 
-PagedAttention, arXiv 2309.06180, with the kernels that come with JAX.
+This is PagedAttention (arXiv 2309.06180), with the kernels that come with JAX.
 
 B: rows; T: new tokens of a row; N: pages; M: pages of a row; H: query heads; K: key-value heads; D: head_dim.
 """
@@ -22,16 +22,16 @@ from coevolve_jax.models.config import QwenConfig
 
 PAGE = 64  # tokens
 BLOCK = 4  # pages that a kernel takes at once; M is a multiple
-STRIDE = PAGE * BLOCK  # tokens, of which a row's columns are a multiple
-SPLITS = 4  # of a row's pages that GPUs work on side by side
+STRIDE = PAGE * BLOCK  # tokens; a row's columns are a multiple
+SPLITS = 4  # parts of a row's pages that GPUs work on in parallel
 
 
 @flax.struct.dataclass
 class PagedCache:
-    """Keys (rotated) and values; column s of row b is place s % PAGE of page table[b, s // PAGE].
+    """Keys (rotated) and values. Column s of row b is place s % PAGE of page table[b, s // PAGE].
 
-    k, v: of each layer [K, N, PAGE, D]. table: int32 [B, M]; where a row has no page it may name any. On a mesh each
-    device has pages of its own, for its own rows, and the table counts them from 0.
+    k, v: per layer [K, N, PAGE, D]. table: int32 [B, M]. An entry without a page may name any. On a mesh each
+    device has its own pages for its own rows, and the table counts them from 0.
     """
 
     k: tuple[jax.Array, ...]
@@ -40,7 +40,7 @@ class PagedCache:
 
     @property
     def columns(self) -> int:
-        """The tokens that a row can have."""
+        """The number of tokens that a row can have."""
         return self.table.shape[1] * PAGE
 
     def attend(
@@ -53,7 +53,7 @@ class PagedCache:
         mesh: Mesh | None,
         platform: str,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        """As `KVCache.attend`."""
+        """Does what `KVCache.attend` does, on pages."""
         heads, pages, rows = (sharding.DECODED[kind] for kind in ("heads", "pages", "rows"))
         attend = _on_each(
             functools.partial(_write_and_attend, platform=platform),
@@ -65,36 +65,39 @@ class PagedCache:
 
     @property
     def places(self) -> tuple[int, int]:
-        """N, PAGE."""
+        """The sizes (N, PAGE) of an array that has an entry for each token of the cache."""
         return self.v[0].shape[1], PAGE
 
     def write(self, kept: jax.Array, new: jax.Array, positions: jax.Array, mesh: Mesh | None) -> jax.Array:
-        """As `KVCache.write`, to kept [N, X, PAGE, Y]."""
+        """Does what `KVCache.write` does, to `kept` [N, X, PAGE, Y]."""
         rows = sharding.DECODED["rows"]
         return _on_each(_write, mesh, (rows,) * 4, rows)(kept, new, self.table, positions)
 
     def with_table(self, table: Any) -> PagedCache:
-        """The same pages, of other rows."""
+        """The same pages for other rows."""
         return self.replace(table=table)  # type: ignore[attr-defined]
 
 
 def init_pages(config: QwenConfig, pages: int, dtype: Any) -> PagedCache:
-    """A cache of so many pages, of no rows."""
+    """Makes a cache of so many pages, without rows."""
     shape = config.num_key_value_heads, pages, PAGE, config.head_dim
     empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))
     return PagedCache(empty(), empty(), jnp.zeros((0, BLOCK), jnp.int32))
 
 
 def _on_each(function: Any, mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Any:
-    """The function of what each device has, where there are several."""
+    """Runs the function on each device's part, if there are several devices."""
     if mesh is None or mesh.size == 1:
         return function
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _places(table, positions, pages):
-    """Which of the `pages` the tokens at `positions` lie in, one more than there are for those that lie in none, and where in
-    it."""
+    """Finds the page, and the place in it, of the tokens at `positions`.
+
+    Returns whether each has a page, the page and the place. A token beyond the table gets the page number
+    `pages`, which does not exist.
+    """
     here = positions < table.shape[1] * PAGE
     page = jnp.take_along_axis(table, jnp.where(here, positions // PAGE, 0), axis=1)
     return here, jnp.where(here, page, pages), positions % PAGE
@@ -106,14 +109,14 @@ def _write(kept, new, table, positions):
 
 
 def _write_and_attend(q, k, v, keys, values, table, positions, platform):
-    """Writes the new tokens' keys and values, and attends to those of each row up to a token's own."""
+    """Writes the new tokens' keys and values, then attends to each row's columns up to a token's own."""
     (heads, pages, _, size), rows = keys.shape, table.shape[1]
     here, *of_head = _places(table, positions, pages)
-    # Every head is written by itself, as in attention.cached_attention.
+    # Index every head explicitly, as in attention.cached_attention.
     place = jnp.arange(heads)[:, None, None], *of_head
     write = lambda x, new: x.at[place].set(new.transpose(2, 0, 1, 3).astype(x.dtype), mode="drop")
     keys, values = write(keys, k), write(values, v)
-    # The kernels compute in bfloat16, whatever they are given.
+    # The kernels compute in bfloat16 whatever their inputs, so other dtypes take the plain path.
     kernel = KERNELS.get(platform) if keys.dtype == jnp.bfloat16 and size % 128 == 0 else None
     if kernel and q.shape[1] == 1:
         lengths = jnp.where(here, positions + 1, 1)[:, 0]
@@ -125,14 +128,17 @@ def _write_and_attend(q, k, v, keys, values, table, positions, platform):
 
 
 def tpu_kernel(q, keys, values, lengths, table):
-    """JAX's kernel for TPUs. q: [B, H, D], scaled; lengths: int32 [B], tokens that a row attends to. -> [B, H, D]."""
+    """JAX's kernel for TPUs.
+
+    q: [B, H, D], scaled. lengths: int32 [B], tokens that a row attends to. Returns [B, H, D].
+    """
     from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
     return paged_attention(q, keys, values, lengths, table, pages_per_compute_block=BLOCK)
 
 
 def gpu_kernel(q, keys, values, lengths, table, interpret=False):
-    """JAX's kernel for GPUs. Arguments as those of `tpu_kernel`."""
+    """JAX's kernel for GPUs. It takes the arguments of `tpu_kernel`."""
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
     return paged_attention(

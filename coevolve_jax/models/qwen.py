@@ -1,9 +1,9 @@
 """Qwen2 / Qwen2.5, Qwen3 and Qwen3-MoE as Flax linen modules.
 
-Modules carry the names of the Hugging Face checkpoint (self_attn, q_proj, ...), so that `hf_io` maps
-one to the other by rule. The layers are scanned: each of their parameters is stacked on a leading axis,
-over the layers that have it. Where dense and sparse layers are mixed, mlp/gate and mlp/experts are stacked
-over the sparse ones, the rest of mlp over the dense ones, and what is not under mlp over all.
+Modules carry the names of the Hugging Face checkpoint (self_attn, q_proj, ...), so `hf_io` maps one to the
+other by rule. The layers are scanned: each parameter is stacked on a leading axis, over the layers that have
+it. A model that mixes dense and sparse layers stacks mlp/gate and mlp/experts over the sparse ones. It stacks
+the rest of mlp over the dense ones, and all else over all layers.
 
 B: rows; L: tokens of a row; T: new tokens of a row; S: cache columns; D: hidden size; V: vocabulary;
 A: sparse layers; K: experts per token.
@@ -28,8 +28,10 @@ from coevolve_jax.models.moe import MoE, Routing
 
 
 def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...] (arXiv 2104.09864, eq. 34; with YaRN
-    2309.00071, eq. 23)."""
+    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...].
+
+    Sources: arXiv 2104.09864, eq. 34; with YaRN arXiv 2309.00071, eq. 23.
+    """
     dim, yarn = config.head_dim, config.yarn
     frequencies = config.rope_theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
     if yarn:
@@ -42,13 +44,13 @@ def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates x [..., heads, head_dim]; the halves of a head are the two coordinates, as in HF."""
+    """Rotates x [..., heads, head_dim]. The halves of a head are the two coordinates, as in HF."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def default_positions(tokens: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
-    """Positions [B, L] that count from 0, from each segment's first token if there are segments."""
+    """Positions [B, L] that count from 0, or from each segment's first token if there are segments."""
     index = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     if segment_ids is None:
         return index
@@ -94,7 +96,8 @@ class Attention(nn.Module):
         )
 
     def qkv(self, x, cos, sin):
-        """x [B * L, D] -> rotated q [B, L, heads, head_dim], rotated k and v [B, L, kv heads, head_dim]."""
+        """Maps x [B * L, D] to q [B, L, heads, head_dim] and k, v [B, L, kv heads, head_dim]. Rotates q and
+        k."""
         c, rows = self.config, cos.shape[:2]
         q = self.q_proj(x).reshape(*rows, c.num_attention_heads, c.head_dim)
         k = self.k_proj(x).reshape(*rows, c.num_key_value_heads, c.head_dim)
@@ -104,7 +107,7 @@ class Attention(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def output(self, heads):
-        """heads [B, L, heads, head_dim] -> [B * L, D]."""
+        """Maps heads [B, L, heads, head_dim] to [B * L, D]."""
         return self.o_proj(heads.reshape(-1, heads.shape[-2] * heads.shape[-1]))
 
 
@@ -132,8 +135,11 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. Its stream x is [B * L, D]: products of two matrices, which XLA's CPU backend runs half as
-    long forward and backward as those of [B, L, D] with a matrix."""
+    """One layer.
+
+    Its stream x is [B * L, D], not [B, L, D], so products are of two matrices. XLA's CPU backend runs these
+    in half the time, forward and backward.
+    """
 
     config: QwenConfig
     dtype: Any
@@ -152,7 +158,10 @@ class Block(nn.Module):
         self.mlp: Any = MoE(*own, self.mesh, self.platform) if self.sparse else MLP(*own)
 
     def __call__(self, x, cos, sin, segment_ids, parents, routing):
-        """routing: int32 [B, L, K] or None, as of `MoE`. Returns x and, of a sparse layer, its Routing."""
+        """Applies the layer. Returns x and, from a sparse layer, its Routing.
+
+        routing: int32 [B, L, K] or None, as for `MoE`.
+        """
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         heads = attention(
             q, k, v, segment_ids, self.attention, self.mesh, platform=self.platform, parents=parents
@@ -161,7 +170,7 @@ class Block(nn.Module):
         return self._feed_forward(x, None if segment_ids is None else segment_ids != 0, routing)
 
     def decode(self, x, cos, sin, positions, kept, cache):
-        """x [B * T, D] against what the cache keeps of this layer, which is returned updated, third."""
+        """Attends x [B * T, D] to this layer's cache, `kept`. Returns (x, routing, updated `kept`)."""
         q, k, v = self.self_attn.qkv(self.input_layernorm(x), cos, sin)
         real = positions < cache.columns if self.sparse else None
         heads, written = cache.attend(q, k, v, kept, positions, self.mesh, self.platform)
@@ -182,13 +191,18 @@ class Block(nn.Module):
 class Qwen(nn.Module):
     """A causal language model.
 
-    dtype: of the computation; norms, softmax, router, rotary embeddings and logits are float32 whatever it
-    is. remat: recompute each layer in the backward pass instead of keeping its activations. attention: the
-    implementation of `attention` that `hidden` takes. mesh: where the model is spread over devices, that mesh.
-    platform: that programs of it are for, as JAX names it (cpu, gpu, tpu).
+    Attributes:
+      dtype: dtype of the computation. Norms, softmax, router, rotary embeddings and logits are always
+        float32.
+      remat: recompute each layer in the backward pass instead of keeping its activations.
+      attention: the implementation of `attention` that `hidden` uses.
+      mesh: the mesh over which the model is spread, if it is.
+      platform: the target of its programs, as JAX names it (cpu, gpu, tpu).
 
-    Forwards of a model with experts give their Routing to whoever asks:
-    `out, state = model.apply(variables, ..., mutable=["intermediates"])`, state["intermediates"]["routing"].
+    A forward of a model with experts gives its Routing to callers that ask for it:
+
+        out, state = model.apply(variables, ..., mutable=["intermediates"])
+        routing = state["intermediates"]["routing"]
     """
 
     config: QwenConfig
@@ -204,7 +218,7 @@ class Qwen(nn.Module):
         init = nn.initializers.normal(c.initializer_range)
         self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, self.dtype, self.param_dtype, init)
         if c.dense_layers and c.sparse_layers:
-            # Perhaps with adapters beside the kernels; of `unstack`, for `decode` alone.
+            # Stored parameters may have adapters beside the kernels. `decode` may get those of `unstack`.
             made = self.has_variable("params", "layers")
             stored = lambda: self.get_variable("params", "layers")
             self.layers = stored() if made else self.param("layers", self._init_mixed)
@@ -215,7 +229,7 @@ class Qwen(nn.Module):
             self.lm_head = LMHead(c, self.dtype, self.param_dtype)
 
     def _scan(self, sparse: bool, length: int, **kwargs):
-        """A module of `length` layers of one kind."""
+        """Makes a module of `length` layers of one kind."""
         block = nn.map_variables(Block, "params", _opaque, init=True) if self.platform == "tpu" else Block
         block = nn.remat(block, prevent_cse=False) if self.remat else block
         scan = nn.scan(
@@ -229,7 +243,7 @@ class Qwen(nn.Module):
         return scan(self.config, self.dtype, self.param_dtype, *own, **kwargs)
 
     def _init_mixed(self, key):
-        """The parameters of layers of both kinds, stacked as the module's docstring says."""
+        """Initialises the parameters of layers of both kinds, stacked as the module's docstring says."""
         c = self.config
         x, positions = jnp.zeros((1, c.hidden_size), self.dtype), jnp.zeros((1, 1), jnp.int32)
 
@@ -242,19 +256,23 @@ class Qwen(nn.Module):
         return stack(keys[2], False, c.num_hidden_layers) | {"mlp": both[0]["mlp"] | both[1]["mlp"]}
 
     def __call__(self, tokens, positions=None, segment_ids=None, routing=None, parents=None):
-        """tokens: int32 [B, L] -> logits, float32 [B, L, V]. See `hidden`."""
+        """Maps tokens, int32 [B, L], to logits, float32 [B, L, V]. See `hidden`."""
         return self.unembed(self.hidden(tokens, positions, segment_ids, routing, parents))
 
     def hidden(self, tokens, positions=None, segment_ids=None, routing=None, parents=None):
         """Hidden states after the final norm, [B, L, D].
 
-        tokens: int32 [B, L]. positions: int32 [B, L], by default counted from each segment's start.
-        segment_ids: int32 [B, L], 0 on padding; None where each row is one sequence. routing: int32 [A, B, L,
-        K], the experts that each sparse layer uses for each token, such as those that the sampler used
-        (arXiv 2510.11370), in place of the router's choice; their weights still are the router's, with
-        gradient. -1 leaves the choice to the router. parents: int32 [B, L], the segments that tokens attend to beside
-        their own, as of `attention`; a token's position then goes on from its parent's. Where the mesh splits rows, all are
-        the parts of rows (`parts.split`).
+        Args:
+          tokens: int32 [B, L].
+          positions: int32 [B, L], by default counted from each segment's start.
+          segment_ids: int32 [B, L], 0 on padding. None: each row is one sequence.
+          routing: int32 [A, B, L, K], the experts that each sparse layer uses for each token in place of the
+            router's choice, such as the sampler's (arXiv 2510.11370). Their weights still are the router's,
+            with gradient. -1 leaves the choice to the router.
+          parents: int32 [B, L], the segments that tokens attend to besides their own, as for `attention`. A
+            token's position then goes on from its parent's.
+
+        If the mesh splits rows, all arrays hold parts of rows (`context_parallel.split`).
         """
         if positions is None:
             positions = default_positions(tokens, segment_ids)
@@ -269,7 +287,7 @@ class Qwen(nn.Module):
         if not (c.dense_layers and c.sparse_layers):
             return self.layers(x, cos, sin, segment_ids, parents, routing)
         parts = []
-        start, first = 0, {False: 0, True: 0}  # of all layers, and of those of each kind
+        start, first = 0, {False: 0, True: 0}  # the next layer: among all, and among those of each kind
         for sparse, run in itertools.groupby(i in c.sparse_layers for i in range(c.num_hidden_layers)):
             count = len(list(run))
             own = slice(first[sparse], first[sparse] + count)
@@ -282,7 +300,7 @@ class Qwen(nn.Module):
         return x, jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
     def _tell(self, routed: Routing | None, shape: tuple[int, int]):
-        """Lays the Routing of all sparse layers out for whoever asks."""
+        """Sows the Routing of all sparse layers, for callers that ask for it."""
         if routed is not None and routed.experts is not None:
             experts = routed.experts.reshape(-1, *shape, self.config.num_experts_per_tok)
             self.sow(
@@ -294,34 +312,38 @@ class Qwen(nn.Module):
             )
 
     def unembedding(self):
-        """The matrix that gives logits, and which of its axes is the vocabulary's: ([V, D], 0) or ([D, V], 1)."""
+        """The matrix that gives logits, and the axis of its vocabulary: ([V, D], 0) or ([D, V], 1)."""
         if self.config.tie_word_embeddings:
             return self.embed_tokens.embedding, 0
         return self.lm_head.variables["params"]["kernel"], 1
 
     def unembed(self, hidden):
-        """hidden [..., D] -> logits, float32 [..., V]."""
+        """Maps hidden [..., D] to logits, float32 [..., V]."""
         if not self.config.tie_word_embeddings:
             return self.lm_head(hidden)
         table = self.embed_tokens.embedding.astype(self.dtype)
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
     def _rotations(self, positions, columns):
-        """`rope` of positions [B, T] below `columns`; what others get means nothing."""
+        """Computes `rope` of positions [B, T] below `columns`. Other positions give meaningless values."""
         if self.platform != "cpu":
             return rope(positions, self.config)
-        # XLA's CPU backend computes cosines in each loop that uses them, so twice per layer. A table that they are taken
-        # from is computed once in a program.
+        # XLA's CPU backend recomputes cosines in each loop that uses them, so twice per layer. It computes a
+        # table to look them up in once per program.
         table = rope(jnp.arange(columns), self.config)
         return tuple(x.at[positions].get(mode="clip") for x in table)
 
     def decode(self, tokens, positions, cache):
-        """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`, a `KVCache` or a `PagedCache`.
+        """Feeds T new tokens per row to a model that remembers the earlier ones in `cache`.
 
-        tokens: int32 [B, T]. positions: int32 [B, T]; a token is written at cache column positions[b, t]
-        and attends to the columns up to it. Padding has position S or more: it is not written, and
-        its output means nothing. Returns (hidden [B, T, D], cache); donate the cache to update it in place.
-        The parameters may be those that `unstack` gives.
+        Returns (hidden [B, T, D], cache). Donate the cache to update it in place. The parameters may be those
+        that `unstack` gives.
+
+        Args:
+          tokens: int32 [B, T].
+          positions: int32 [B, T]. A token is written at cache column positions[b, t] and attends to the
+            columns up to it. Padding has position S or more: it is not written, and its output means nothing.
+          cache: a `KVCache` or a `PagedCache`.
         """
         c = self.config
         cos, sin = self._rotations(positions, cache.columns)
@@ -342,7 +364,7 @@ class Qwen(nn.Module):
 
 
 def unstack(params: Any, config: QwenConfig) -> Any:
-    """The parameters with a tuple of each layer's instead of the stack that the module's docstring describes."""
+    """The parameters with a tuple of layers in place of the stack that the module's docstring describes."""
     layers = params["layers"]
     if isinstance(layers, tuple):
         return params
@@ -352,13 +374,13 @@ def unstack(params: Any, config: QwenConfig) -> Any:
 
 
 def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> Any:
-    """The parameters of layers `every` of all, which are layers `own` of those of their kind."""
+    """The parameters of layers `every` among all layers, which are layers `own` among those of their kind."""
     mlp = {name: p for name, p in stacked["mlp"].items() if (name in ("gate", "experts")) == sparse}
 
     def take(tree, layers):
         if isinstance(layers, int):
             return jax.tree.map(lambda p: p[layers], tree)
-        # Not p[layers]: JAX 0.10.2 cannot add a gradient in place through a slice that names no strides, as this does.
+        # Not p[layers]: that slice names no strides, and JAX 0.10.2 then cannot add its gradient in place.
         return jax.tree.map(lambda p: jax.lax.slice_in_dim(p, layers.start, layers.stop), tree)
 
     return {name: take(mlp, own) if name == "mlp" else take(tree, every) for name, tree in stacked.items()}
@@ -366,8 +388,11 @@ def _part(stacked: Any, sparse: bool, every: int | slice, own: int | slice) -> A
 
 @jax.custom_vjp
 def _opaque(params: Any) -> Any:
-    """The parameters of a layer, which XLA then takes as they are. It would, for TPUs, cast those of all layers to the type of the
-    computation before its loop over the layers, and lay some out anew: up to as much memory again as they take in that type."""
+    """Makes XLA take a layer's parameters as they are.
+
+    Without this, XLA for TPUs casts the parameters of all layers to the compute type before its loop over
+    them. It also changes the layout of some. That needs up to as much memory again as they take in that type.
+    """
 
     def each(x: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))

@@ -1,10 +1,11 @@
 """Attention of packed rows by JAX's splash kernel for TPUs, which skips the blocks that do not meet.
 
-Where a token sees a prompt besides its own segment, the kernel runs once for each; the two are merged by their
-log-sum-exp. The backward pass of each takes the merged output and log-sum-exp, with which it gives its part of the gradient.
+Where a token sees a prompt besides its own segment, the kernel runs once for each. The two outputs are merged
+by their log-sum-exp. The backward pass of each run takes the merged output and log-sum-exp, and so gives its
+part of the gradient.
 
-B: rows; L: tokens of a row; T: those of them that are queries; H: query heads; K: key-value heads; D: head dimension;
-n: blocks of a row; m: of queries.
+B: rows; L: tokens of a row; T: queries among them; H: query heads; K: key-value heads; D: head dimension;
+n: blocks of a row; m: blocks of queries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from coevolve_jax.models.packed import Row, Segments, meeting_blocks, pad_heads, pad_places, pad_rows
 
-LANES = 128  # of a vector, of which a block has whole ones
+LANES = 128  # of a vector register; a block's size is a multiple
 BLOCK = 512
 
 
@@ -35,7 +36,7 @@ def splash(
     size: int = BLOCK,
     interpret: bool = False,
 ) -> jax.Array:
-    """`attention` by splash. size: tokens of a block at most. interpret: run it on a CPU, slowly."""
+    """Computes `attention` by splash. size: most tokens of a block. interpret: run it on a CPU, slowly."""
     T, D = q.shape[1], q.shape[3]
     size, row = _size(T, size), row or Row.of(segment_ids)
     q, k, v = pad_heads(-(-D // LANES) * LANES, q * D**-0.5, k, v)
@@ -53,7 +54,7 @@ def splash(
 
 
 def _of_one(q, k, v, segment_ids, row: Row, size: int, interpret: bool) -> Any:
-    """One row: q [H, T, D], k and v [K, L, D], segment_ids [T], row.ids [L] -> [H, T, D]."""
+    """Computes one row: q [H, T, D], k and v [K, L, D], segment_ids [T], row.ids [L] -> [H, T, D]."""
     meets, _ = _meetings(segment_ids, None, row, size)
     kernel = _visiting(_kernel(q, k, size, interpret), meets, row.places)
     return kernel(q, k, v, kernels.SegmentIds(segment_ids, row.ids))
@@ -66,7 +67,10 @@ def _meetings(segment_ids, parents, row: Row, size: int) -> tuple[jax.Array, jax
 
 
 def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
-    """A word in a kernel's name -> int [B], pairs of a query and a key that its runs multiply for one head."""
+    """Counts the pairs of a query and a key that the kernels' runs multiply for one head.
+
+    Returns a word in each kernel's name -> int [B].
+    """
     size = _size(segments.ids.shape[1], BLOCK)
     return dict.fromkeys(
         ("fwd", "dq", "dkv"), np.asarray(_multiplied(segments, row, size), np.int64) * size**2
@@ -75,7 +79,7 @@ def pairs(segments: Segments, row: Row) -> dict[str, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _multiplied(segments: Segments, row: Row, size: int) -> jax.Array:
-    """int [B], blocks of queries and of keys that are multiplied."""
+    """The number of pairs of blocks (of queries, of keys) that are multiplied, int [B]."""
     of_one: Any = lambda ids, parents, keys: sum(
         jnp.sum(meets) for meets in _meetings(ids, parents, Row(keys, row.places), size)
     )
@@ -90,7 +94,7 @@ def _size(length: int, most: int) -> int:
 def _kernel(
     q: jax.Array, k: jax.Array, size: int, interpret: bool, residuals: bool = False
 ) -> kernels.SplashAttentionKernel:
-    # Computed block by block inside the kernel; what is above the diagonal is never visited.
+    # The kernel computes this mask block by block, and never visits what is above the diagonal.
     causal = splash_attention_mask.CausalMask((q.shape[1], k.shape[1]))
     return kernels.make_splash_mha(
         splash_attention_mask.MultiHeadMask([causal] * len(q)),
@@ -118,7 +122,7 @@ def _blocks(size: int) -> kernels.BlockSizes:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
 def _of_two(q, k, v, segment_ids, parents, row: Row, size: int, interpret: bool):
-    """The same with parents [T], of which some are other segments."""
+    """Does what `_of_one` does, with parents [T], some of which are other segments."""
     return _of_two_forward(q, k, v, segment_ids, parents, row, size, interpret)[0]
 
 
@@ -127,7 +131,7 @@ def _of_two_forward(q, k, v, segment_ids, parents, row, size, interpret):
     (out, (logsumexp,)), (out_prompt, (logsumexp_prompt,)) = (
         part(q, k, v, ids) for part, ids in (own, prompt)
     )
-    both = parents != segment_ids  # elsewhere the second run means nothing
+    both = parents != segment_ids  # elsewhere the second run's result is meaningless
     merged = jnp.where(both, jnp.logaddexp(logsumexp, logsumexp_prompt), logsumexp)
     weigh = lambda x, part: x.astype(jnp.float32) * jnp.exp(part - merged)[..., None]
     out = weigh(out, logsumexp) + jnp.where(both[:, None], weigh(out_prompt, logsumexp_prompt), 0)
@@ -148,16 +152,19 @@ _of_two.defvjp(_of_two_forward, _of_two_backward)
 
 
 def _runs(q, k, segment_ids, parents, row: Row, size: int, interpret: bool):
-    """The kernel of a token's own segment and that of its parent, each with the segments of queries and keys."""
+    """Yields the kernels for own segments and for parents, each with the segments of queries and keys."""
     kernel = _kernel(q, k, size, interpret, residuals=True)
     meetings = _meetings(segment_ids, parents, row, size)
-    alone = jnp.where(parents == segment_ids, -1, parents)  # which no key is
+    alone = jnp.where(parents == segment_ids, -1, parents)  # no key has segment -1
     for meets, ids in zip(meetings, (segment_ids, alone)):
         yield _visiting(kernel, meets, row.places), kernels.SegmentIds(ids, row.ids)
 
 
 def _visiting(kernel, meets: jax.Array, places: jax.Array) -> kernels.SplashAttentionKernel:
-    """The kernel of queries in those places [T], with only those blocks visited that meet, bool [m, n] by queries and keys."""
+    """Limits a kernel to the blocks that meet.
+
+    meets: bool [m, n], by queries and keys. places: int [T], where the queries lie.
+    """
     of_queries = _visits(meets)
     of_keys = _visits(meets.T)
     visited = meets[None].astype(jnp.int32)
@@ -171,7 +178,9 @@ def _visiting(kernel, meets: jax.Array, places: jax.Array) -> kernels.SplashAtte
 
 
 def _visits(meets: jax.Array) -> jax.Array:
-    """int of the same shape, for each turn of a grid that takes the rows one after the other: the column of the next block
-    that is visited, this one included. The kernel fetches it ahead."""
+    """The column of the next visited block at each turn of the grid, which goes row by row.
+
+    It has the shape of `meets`. A visited block is its own next one. The kernel prefetches the next block.
+    """
     turns = jnp.where(meets, jnp.arange(meets.size).reshape(meets.shape), meets.size - 1).reshape(-1)
     return (jax.lax.cummin(turns, reverse=True) % meets.shape[1]).reshape(meets.shape)

@@ -1,1 +1,1 @@
-"""What a config takes on which machine, before one is rented."""
+"""Memory that a config needs on a machine, before one is rented."""

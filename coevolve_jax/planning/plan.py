@@ -1,8 +1,8 @@
-"""Bytes per device of one update of a model on a machine, and of rollouts in the same process, from shapes alone.
+"""Bytes per device of one update of a model on a machine, and of rollouts in the same process.
 
-Parameters, optimiser and gradients are exact: their shapes come from `jax.eval_shape`, their shards from the
-rules of distributed/sharding.py. Activations and log-probabilities are arithmetic, which docs/memory.md
-explains and tests/test_plan.py compares with the compiler's own account.
+Only shapes are needed. Parameters, optimiser and gradients are exact: their shapes come from
+`jax.eval_shape`, their shards from the rules of distributed/sharding.py. Activations and log-probabilities
+are arithmetic, which docs/notes/memory.md explains and tests/planning/test_plan.py compares with the compiler's own account.
 """
 
 from __future__ import annotations
@@ -24,32 +24,37 @@ from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
-from coevolve_jax.models import exchange, hf_io
+from coevolve_jax.models import expert_all_to_all, hf_io
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, part_pages
 
-# Of a device's memory; the rest is the runtime's, the collectives' and fragmentation. JAX takes 0.75 of a GPU's
-# unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise; the documented commands set it to this share.
+# Share of a device's memory; the rest goes to the runtime, collectives and fragmentation. JAX takes 0.75 of a
+# GPU's unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise. The documented commands set it to this share.
 USABLE = 0.9
-PUBLISHED = Path(__file__).parents[1] / "configs" / "models"
+PUBLISHED = Path(__file__).parents[2] / "configs" / "models"
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Bytes per device of a step, when most is alive: in a backward pass, in the optimiser's step, or in rollouts.
+    """Bytes per device when a step needs most: in a backward pass, the optimiser's step, or rollouts.
 
-    parameters: the policy. reference: the frozen start, 0 without a KL term. optimizer: Adam's moments. gradients: the float32 sum
-    over micro-batches, to which each layer's is added in place. activations: what every layer keeps for its backward pass. layer:
-    the work of one layer and its weights, gathered. logprobs: the logits of one chunk, the unembedding and its
-    gradient; they are gone before the backward pass reaches the layers, so only the larger of the two counts.
-
-    With learner.moments_on "host" the optimizer is next to nothing, host: what of its host's memory it takes for each device,
-    and in_flight: what the optimiser's step has of that on the device at one time, before and after.
-
-    engine: the weights that an in-process engine computes with, where they are not the policy's own. cache: of its conversations,
-    which is given back before an update; not where rollouts run ahead, so beside it.
+    Attributes:
+      parameters: the policy.
+      reference: the frozen start, 0 without a KL term.
+      optimizer: Adam's moments, 0 with learner.moments_on "host".
+      gradients: the float32 sum over micro-batches, to which each layer's is added in place.
+      activations: what every layer keeps for its backward pass.
+      layer: the work of one layer and its weights, gathered.
+      logprobs: the logits of one chunk, the unembedding and its gradient. They are gone before the backward
+        pass reaches the layers, so only the larger of layer and logprobs counts.
+      host: moments in the host's memory, for each device.
+      in_flight: the host's moments that the optimiser's step has on the device at one time, before and after.
+      engine: the weights that an in-process engine computes with, where they are not the policy's own.
+      cache: the cache of the engine's conversations. It is given back before an update, unless rollouts run
+        ahead.
+      ahead: rollouts run ahead, so the cache is there during an update.
     """
 
     parameters: int
@@ -67,7 +72,7 @@ class Plan:
 
     @property
     def kept(self) -> int:
-        """All the time."""
+        """Bytes that are held all the time."""
         return self.parameters + self.reference + self.optimizer + self.engine
 
     @property
@@ -78,7 +83,7 @@ class Plan:
 
     @property
     def rollouts(self) -> int:
-        """While the cache is there."""
+        """Bytes while the cache is there."""
         return self.cache + (self.update if self.ahead else self.kept)
 
     @property
@@ -99,7 +104,7 @@ def load_model(name: str) -> QwenConfig:
 
 
 def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
-    """The config's mesh on the topology's devices: fsdp takes what the other axes leave.
+    """The config's mesh on the topology's devices. fsdp takes what the other axes leave.
 
     Raises ValueError where they do not divide the devices.
     """
@@ -120,9 +125,17 @@ def plan(
     length: int,
     run: ConfigDict | None = None,
 ) -> Plan:
-    """learner: that section of a config. rows: of a micro-batch, on each device or group of devices that split them.
-    length: tokens of a row. run: the whole config, where its engine is to be counted. Raises ValueError where the mesh does not
-    divide a parameter, and for adapters."""
+    """Plans an update and, with `run`, the rollouts of its in-process engine.
+
+    Args:
+      learner: that section of a config.
+      rows: rows of a micro-batch on each device, or on each group of devices that split them.
+      length: tokens of a row.
+      run: the whole config, where its engine is to be counted.
+
+    Raises:
+      ValueError: the mesh does not divide a parameter, or there are adapters.
+    """
     if learner.lora_rank:
         raise ValueError(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
@@ -131,7 +144,7 @@ def plan(
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
     on_host = learner.get("moments_on", "device") == "host"
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
-    if learner.get("param_dtype", "float32") != "float32":  # of which the one at work is added as a whole
+    if learner.get("param_dtype", "float32") != "float32":  # a micro-batch's own is added as a whole
         gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     tokens = rows * length // sharding.context_parts(mesh)
@@ -156,10 +169,13 @@ def plan(
 
 
 def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
-    """Raises ValueError, with the smallest change that mends it, where the update, or rollouts in this process, would need more
-    than `memory` bytes of a device, or where the engine's pages hold no conversation.
+    """Raises ValueError, with the smallest change that mends it, where a run does not fit its devices.
 
-    None: not known, as of CPUs, where only pages are looked at; so with adapters, which are not planned.
+    It fits if the update, and rollouts in this process, need at most `memory` bytes of a device. The engine's
+    pages must also hold at least one conversation.
+
+    memory: None where it is not known, as on CPUs; then only pages are checked. Adapters are not planned, so
+    with them only pages are checked too.
     """
     if memory is not None and not config.learner.lora_rank:
         _check_memory(config, model, mesh, memory)
@@ -168,7 +184,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
 
 
 def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> None:
-    """As of `check_fits`, for a run that can be planned."""
+    """Checks the memory for `check_fits`, of a run that can be planned."""
     learner = config.learner
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
     size: Any = {"rows": rows, "length": learner.row_length, "run": config}
@@ -180,8 +196,9 @@ def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int)
         )
     if planned.total > memory:
         raise ValueError(
-            f"Rollouts{' beside the update' * planned.ahead} need about {planned.total / GB:.1f} GB of each device, {planned.cache / GB:.1f} of them for at most "
-            f"{_cached_tokens(config, 1):,} cached tokens, and {there}: {_smaller_cache(config, model, mesh, memory)}."
+            f"Rollouts{' beside the update' * planned.ahead} need about {planned.total / GB:.1f} GB of each "
+            f"device, {planned.cache / GB:.1f} of them for at most {_cached_tokens(config, 1):,} cached "
+            f"tokens, and {there}: {_smaller_cache(config, model, mesh, memory)}."
         )
 
 
@@ -196,15 +213,23 @@ def smallest_change(
     scale: float = 1.0,
     run: ConfigDict | None = None,
 ) -> str:
-    """What to set so that the update takes at most `memory` bytes per device, as the end of a sentence.
+    """Names settings with which the update takes at most `memory` bytes per device, as the end of a sentence.
 
-    The first that is enough of: layers computed again, fewer rows per micro-batch, both, rows that are split over devices
-    besides, moments in the host's memory with these, and all that but the moments on more devices. What changes the
-    numbers, such as bfloat16 moments, is not among them. scale: of a compiler's figure to the plan's, by which plans are
-    corrected. run: as of `plan`.
+    It tries these in order, and names the first that is enough:
+
+      1. Layers computed again (remat).
+      2. Fewer rows per micro-batch.
+      3. Both.
+      4. Rows split over devices as well.
+      5. The same with moments in the host's memory.
+      6. The same without that, on more devices.
+
+    Changes of the numbers, such as bfloat16 moments, are not tried.
+
+    scale: a compiler's figure divided by the plan's, which corrects plans. run: as for `plan`.
     """
     axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
-    # Whether layers are computed again, where moments are, rows, times as many devices, times as many to a row.
+    # Each change: remat, where moments are, rows, and factors for the devices in all and for those of a row.
     changes = [(True, where, rows, 1, 1)] * (not remat)
     changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
@@ -240,7 +265,10 @@ def smallest_change(
 
 
 def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int]:
-    """What the in-process engine has of a device: weights, and the cache when it is full, or grows to that."""
+    """Bytes of a device that the in-process engine takes: (weights, cache).
+
+    The cache counts when it is full, or while it grows to that.
+    """
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
     sharded = engine.get("sharded") and mesh.size > 1
@@ -249,13 +277,13 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
     cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.get("cache_tokens"):  # rows get more columns, and the old ones are there until then
+    if not engine.get("cache_tokens"):  # while rows get more columns, the old cache is still there
         cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
     return weights if own or gathered else 0, cache
 
 
 def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
-    """Of a device's part of what the cache has of a token: keys and values of its heads, and experts where they are replayed."""
+    """Bytes of a device for a cached token: keys and values of its heads, and experts for replay."""
     heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.get("sharded") else 1)
     keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
     experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
@@ -263,31 +291,33 @@ def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
 
 
 def _longest(run: ConfigDict) -> int:
-    """The tokens that a conversation may have."""
+    """The most tokens that a conversation may have."""
     return run[_longest_section(run)].max_length
 
 
 def _longest_section(run: ConfigDict) -> str:
-    """Whose max_length that is: rollouts', or that of questions to the policy."""
+    """The section whose max_length that is: the rollouts', or the explorer's where it asks the policy."""
     asks = configs.asks_policy(run) and run.explorer.max_length > run.rollout.max_length
     return "explorer" if asks else "rollout"
 
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
-    """What the cache has, at most, when it lies in so many parts: pages, or rows of the longest conversation."""
+    """The most tokens that the cache has, in so many parts: pages, or rows of the longest conversation."""
     if tokens := run.engine.get("cache_tokens"):
         return tokens // PAGE // parts * PAGE * parts
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
 def _engine_parts(run: ConfigDict, mesh: Any) -> int:
-    """Into how many parts of the devices the in-process engine's cache goes."""
+    """The number of parts of the devices that the in-process engine's cache is divided over."""
     return sharding.token_parts(mesh) if run.engine.get("sharded") else 1
 
 
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
-    """What to set so that the cache has room beside what is kept, as the end of a sentence: tokens in pages, a power of two, on
-    all devices, or on more of them."""
+    """Names settings with which the cache fits beside what is kept, as the end of a sentence.
+
+    They set a power of two of tokens in pages, and the devices: one, all, or more of them.
+    """
     axes = dict(mesh.shape)
     own, before = bool(run.engine.get("sharded")), run.engine.get("cache_tokens", 0)
     spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
@@ -296,7 +326,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
     wants += [(True, 2**n) for n in range(1, 9)] * spreads
     for sharded, times in wants:
         changed = run.copy_and_resolve_references()
-        with changed.unlocked():  # it may be from before these options
+        with changed.unlocked():  # the config may be older than these options
             changed.engine.update(sharded=sharded, cache_tokens=before)
         larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
         parts = sharding.token_parts(larger) if sharded else 1
@@ -317,8 +347,8 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
             total = plan(model, run.learner, larger, **size).rollouts
             return f"set {' and '.join(told)} ({total / GB:.1f} GB by plan)"
     return (
-        f"no number of such devices holds a conversation of config.{_longest_section(run)}.max_length={_longest(run):,} tokens beside what the "
-        "learner keeps: use devices with more memory"
+        f"no number of such devices holds a conversation of config.{_longest_section(run)}.max_length="
+        f"{_longest(run):,} tokens beside what the learner keeps: use devices with more memory"
     )
 
 
@@ -330,7 +360,7 @@ def shard_bytes(mesh: Any, tree: Any) -> int:
 
 
 def _in_flight(mesh: Any, params: Any, learner: ConfigDict) -> int:
-    """Two moments, old and new, of one layer or of all that is in no layer."""
+    """Bytes of two moments, old and new, of one layer or of all that is in no layer."""
     size = lambda tree: shard_bytes(
         mesh, jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.dtype(learner.moment_dtype)), tree)
     )
@@ -340,18 +370,21 @@ def _in_flight(mesh: Any, params: Any, learner: ConfigDict) -> int:
 
 
 def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
-    """The layer at work in the compute type, the next one on its way, the gradient before it is scattered."""
+    """Bytes of gathered layers in the compute type.
+
+    They are the layer at work, the next one on its way, and the gradient before it is scattered.
+    """
     tensor, expert = mesh.shape["tensor"], mesh.shape["expert"]
     whole = lambda p: (
         math.prod(p.shape[1:]) // (tensor * (expert if p.ndim == 4 else 1))
-    )  # experts stay there
+    )  # experts stay on their devices
     layer = sum(whole(p) for p in jax.tree.leaves(layers))
     copies = 3 if math.prod(mesh.shape[axis] for axis in sharding.MATRICES) > 1 else 1
     return copies * layer * jnp.dtype(learner.dtype).itemsize
 
 
 def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Keys and values of rows that are split over devices, and their gradients."""
+    """Bytes of gathered keys and values, and their gradients, of rows that are split over devices."""
     if sharding.context_parts(mesh) == 1:
         return 0
     width = c.num_key_value_heads * c.head_dim // mesh.shape["tensor"]
@@ -359,16 +392,16 @@ def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> i
 
 
 def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:
-    """What all layers keep from the forward to the backward pass, and what the backward pass of one takes."""
+    """Bytes that all layers keep from the forward to the backward pass, and bytes that one layer's takes."""
     tensor = mesh.shape["tensor"]
     stream = c.hidden_size
     heads = c.num_attention_heads * c.head_dim // tensor
     kv_heads = c.num_key_value_heads * c.head_dim // tensor
     size, exchanged = tokens * jnp.dtype(learner.dtype).itemsize, 0
-    if c.sparse_layers:  # every token once per expert that it goes to, before and after
+    if c.sparse_layers:  # a copy of every token per expert that it goes to, before and after
         chosen = c.num_experts_per_tok
         hidden, copies = chosen * c.moe_intermediate_size // tensor, 2 * chosen * stream
-        if mesh.shape["expert"] > 1:  # in the rounds of the backward pass, and then no more of it is there
+        if mesh.shape["expert"] > 1:  # only the rounds of the exchange hold these, one round at a time
             exchanged = _exchanged(c, learner, mesh, tokens * chosen)
             hidden, copies = 0, 0
     else:
@@ -378,24 +411,31 @@ def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> 
     kept = 4 * stream + 3 * heads + 3 * kv_heads + 3 * hidden + copies
     # The gradients of the MLP's three hidden arrays and of the stream, which norms take in float32.
     work = 3 * hidden + copies + 4 * stream
-    if learner.remat:  # a layer's input is kept, the rest of it computed again
+    if learner.remat:  # only a layer's input is kept; the backward pass computes the rest again
         return size * c.num_hidden_layers * stream, size * (kept + work) + exchanged
     return size * c.num_hidden_layers * kept, size * work + exchanged
 
 
 def _exchanged(c: QwenConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int:
-    """A round of an exchange in the backward pass: tokens and gradients as they are sent and come, and an expert's three
-    hidden arrays, with their gradients; in float32 what is added up, of tokens and of a device's experts."""
+    """Bytes of one round of an exchange in the backward pass.
+
+    In the compute type: tokens and gradients, sent and received, and an expert's three hidden arrays with
+    their gradients. In float32: the sums over tokens and over a device's experts.
+    """
     devices, tensor = mesh.shape["expert"], mesh.shape["tensor"]
     hidden = c.moe_intermediate_size // tensor
-    one_round = exchange.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
+    one_round = expert_all_to_all.room(pairs, devices) * (2 * 3 * hidden + 4 * c.hidden_size)
     experts = c.num_experts // devices * 3 * c.hidden_size * hidden
     sums = pairs // c.num_experts_per_tok * c.hidden_size + experts
     return one_round * jnp.dtype(learner.dtype).itemsize + 4 * sums
 
 
 def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
-    """Logits, these below their peak and their exponentials in float32; the unembedding and its gradient."""
+    """Bytes of the log-probabilities.
+
+    These are logits, logits below their peak and their exponentials, in float32; the unembedding and its
+    gradient.
+    """
     tensor, shards = mesh.shape["tensor"], mesh.size // mesh.shape["tensor"]
     chunk = min(-(-learner.logprob_chunk // shards), tokens)
     table = c.vocab_size * c.hidden_size // tensor
@@ -404,8 +444,10 @@ def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int
 
 
 def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int], rows: int) -> str:
-    """A Markdown table: one line per topology and row length, in GB (10**9 bytes) per device; below it what GPUs
-    ask for."""
+    """A Markdown table in GB (10**9 bytes) per device, with a line per topology and row length.
+
+    Notes below it name what GPUs need, pages that are too few, and the moments in the host's memory.
+    """
     model, learner = load_model(config.model), config.learner
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(hf_io.abstract_params(model)))
     names = [field.name for field in dataclasses.fields(Plan) if field.default is dataclasses.MISSING]
@@ -437,7 +479,8 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
             lines.append(f"| {' | '.join(row)} |")
         if least > _cached_tokens(config, 1):
             notes.append(
-                f"{name}: the engine wants config.engine.cache_tokens={least} or more, so that each part holds a conversation."
+                f"{name}: the engine wants config.engine.cache_tokens={least} or more, so that each part "
+                "holds a conversation."
             )
         if p.host:
             each = topology.devices // topology.hosts

@@ -1,9 +1,9 @@
-"""Machines that an update is planned and compiled for: their devices and their makers' published figures.
+"""Machines for which an update is planned and compiled: their devices and their makers' published figures.
 
-TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM,
-and of DGX H100 for the network between two hosts (one 400 Gb/s port for each GPU). Between a device and its host: the data
-sheet's PCIe 5 (128 GB/s both ways together) for H100; for TPUs, of which Google states none, 16 GB/s, the lowest that
-"How to Scale Your Model" (jax-ml.github.io/scaling-book) gives.
+TPUs: docs.cloud.google.com/tpu/docs/v5e, /v5p and /v6e. GPUs: NVIDIA's data sheets of H100 SXM and H200 SXM.
+The network between two hosts is that of DGX H100: one 400 Gb/s port for each GPU. Host links: for H100 the
+data sheet's PCIe 5 (128 GB/s, both directions together). Google states none for TPUs, so they have 16 GB/s,
+the lowest in "How to Scale Your Model" (jax-ml.github.io/scaling-book).
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ TERA = 10**12
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """devices: as JAX counts them. memory: bytes of each, as its vendor states it. platform: as JAX names it.
+    """Devices of a machine, their memory and their peak rates.
 
-    compiler: how XLA's compiler for the platform names it; "" where it is planned only. Peaks of one device, 0 where
-    nothing is compiled for it: operations, bfloat16 products with sums in float32, per second; bandwidth, bytes per
-    second of its memory; link, bytes per second that it sends to the others, in one direction; host_link, the same to
-    its host; hosts_link, to devices of another host, 0 where that is no other link. hosts: whose devices they are.
+    Peaks are those of one device. They are 0 where nothing is compiled for it.
+
+    Attributes:
+      devices: their number, as JAX counts them.
+      memory: bytes of each, as its vendor states it.
+      platform: as JAX names it.
+      compiler: the name of the topology for XLA's compiler; "" where it is only planned.
+      operations: per second, of bfloat16 products with float32 sums.
+      bandwidth: bytes per second of its memory.
+      link: bytes per second that it sends to the other devices, in one direction.
+      host_link: bytes per second that it sends to its host.
+      hosts: the number of hosts.
+      hosts_link: bytes per second that it sends to devices of another host; 0 where that is no other link.
     """
 
     devices: int
@@ -37,7 +46,7 @@ class Topology:
 
 
 def _hosts(chips: int) -> int:
-    """Of a slice of v5e or v6e: up to 8 chips have one, of more each 4."""
+    """The hosts of a v5e or v6e slice: one for up to 8 chips, otherwise one for every 4."""
     return 1 if chips <= 8 else chips // 4
 
 
@@ -58,7 +67,7 @@ def _h100(hosts: int, each: int) -> Topology:
     return Topology(hosts * each, 80 * GB, "gpu", f"1x{hosts}x{each}", 989 * TERA, 3350 * GB, *rates)
 
 
-# What JAX calls a device -> its peak, as above. v4: docs.cloud.google.com/tpu/docs/v4.
+# Name of a device in JAX -> its peak of operations. v4: docs.cloud.google.com/tpu/docs/v4.
 PEAKS = {
     "TPU v4": 275 * TERA,
     **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197 * TERA),

@@ -19,7 +19,7 @@ from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern
 from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
-from coevolve_jax.rollout.writing import ParsedCall
+from coevolve_jax.rollout.tool_call_format import ParsedCall
 from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
 
 

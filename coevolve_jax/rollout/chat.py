@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.rollout.writing import END, HOW, OUTPUT, WRITINGS, ParsedCall
+from coevolve_jax.rollout.tool_call_format import END, HOW, OUTPUT, WRITINGS, ParsedCall
 from coevolve_jax.types import Call
 
 _LONGEST_CHARACTER = 4  # bytes in UTF-8, and thus tokens

@@ -1,7 +1,7 @@
 """What a self-evolving method is to the loop of train.py, and pieces that methods share.
 
 A method is a module with `make(config, state=None) -> Strategy`, named by config.strategy.name: `coevolve` is
-`coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/add_strategy.md).
+`coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/guides/add_strategy.md).
 
 A module may name in `READS` those of SHARED that it reads. A run then says which of the others have no effect. One that
 names the keys of schedule.KEYS evolves after the steps of `evolves` and no others, and a run without such a step is refused.
@@ -20,8 +20,9 @@ from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Admission, Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.validate import Admit, Verdict
 from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
 
 SIGNALS = ("signals.window", "signals.rare_percent")
@@ -65,7 +66,7 @@ class Lab(Protocol):
         """Names of the tools that the environment offers in a scenario or task."""
         ...
 
-    def grow(
+    def synthesize(
         self,
         contexts: Sequence[Context],
         *,
@@ -74,15 +75,15 @@ class Lab(Protocol):
         step: int,
         rng: np.random.Generator,
         admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+        relocate: Relocate | None = None,
     ) -> SynthesisStats:
         """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind:
         what the new tasks' lineage says of their origin. admit: has the last word on each batch of validated
-        tasks. elsewhere: gives a context that led to no task another place; then each context gives one task
+        tasks. relocate: gives a context that led to no task another place; then each context gives one task
         before any gives a second."""
         ...
 
-    def grow_unguided(
+    def synthesize_unguided(
         self,
         *,
         wanted: int,
@@ -206,21 +207,21 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
     """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
     rollouts are all invalid is refused as "environment": nothing is known about it."""
 
-    def admit(tasks: Sequence[Task]) -> list[Admission]:
-        words: list[Admission] = []
+    def admit(tasks: Sequence[Task]) -> list[Verdict]:
+        words: list[Verdict] = []
         for group in lab.probe(tasks, k, step):
             solved, tried = sum(t.outcome.success for t in group.valid), len(group.valid)
             if not tried:
-                words.append(Admission("environment", None))
+                words.append(Verdict("environment"))
                 continue
             refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
-            words.append(Admission(refusal, solved / tried))
+            words.append(Verdict(refusal, solved / tried))
         return words
 
-    return admit if k else lambda tasks: [Admission(None)] * len(tasks)
+    return admit if k else lambda tasks: [Verdict(None)] * len(tasks)
 
 
-def grow_for_tools(
+def synthesize_for_tools(
     lab: Lab,
     tools: Sequence[str],
     signal: str,
@@ -242,13 +243,13 @@ def grow_for_tools(
         words = f"{tool} is called wrongly or not at all."
         return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
 
-    def elsewhere(barren: Context) -> Context:
-        id, _, place = barren.id.rpartition("/")
-        return context(barren.must[0], f"{id}/{int(place) + 1}")
+    def relocate(unproductive: Context) -> Context:
+        id, _, place = unproductive.id.rpartition("/")
+        return context(unproductive.must[0], f"{id}/{int(place) + 1}")
 
-    return lab.grow(
+    return lab.synthesize(
         [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
-        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, elsewhere=elsewhere,
+        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
     )  # fmt: skip
 
 

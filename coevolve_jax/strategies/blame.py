@@ -20,7 +20,7 @@ from coevolve_jax import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import SIGNALS, Findings, Lab, Roll, evolves, grow_for_tools, solvable
+from coevolve_jax.strategies.base import SIGNALS, Findings, Lab, Roll, evolves, solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, Sample, Trajectory
@@ -90,7 +90,7 @@ class Blame:
         rng = rng_for(c.seed, "evolve", step)
         weights = tool_weights(self._tools, c.strategy.sharpness, c.strategy.chasing)
         tools = draw(weights, c.evolution.tasks, c.strategy.breadth, rng)
-        return grow_for_tools(
+        return synthesize_for_tools(
             lab, tools, "blame", wanted=c.evolution.tasks, kind="signal", step=step, rng=rng,
             admit=solvable(c, lab, step, c.strategy.probe),
         )  # fmt: skip

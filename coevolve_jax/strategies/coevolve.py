@@ -82,7 +82,9 @@ class CoEvolve:
         rng = rng_for(c.seed, "evolve", step)
         contexts = lab.reflect(select_signals(evidence, c.evolution.contexts, rng))
         admit = solvable(c, lab, step, c.strategy.probe)
-        return lab.grow(contexts, wanted=c.evolution.tasks, kind="signal", step=step, rng=rng, admit=admit)
+        return lab.synthesize(
+            contexts, wanted=c.evolution.tasks, kind="signal", step=step, rng=rng, admit=admit
+        )
 
     def to_json(self) -> dict:
         return {

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import schedule
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, grow_for_tools, solvable
+from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, solvable, synthesize_for_tools
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
@@ -39,7 +39,7 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     # Every weak tool as often as any other, in an order of chance.
     orders = [rng.permutation(c.testbed.weak_tools).tolist() for _ in range(c.evolution.tasks)]
     tools = [tool for order in orders for tool in order][: c.evolution.tasks]
-    return grow_for_tools(
+    return synthesize_for_tools(
         lab, tools, "oracle", wanted=c.evolution.tasks, kind="oracle", step=step, rng=rng,
         admit=solvable(c, lab, step, c.strategy.probe),
     )  # fmt: skip

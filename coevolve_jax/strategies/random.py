@@ -35,7 +35,7 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     known = {json.dumps(t.scenario, sort_keys=True): t for t in lab.tasks}
     scenarios = list(known.values()) if c.strategy.scenarios == "known" else None
     rng = rng_for(c.seed, "evolve", step)
-    return lab.grow_unguided(
+    return lab.synthesize_unguided(
         wanted=c.evolution.tasks, kind="random", step=step, rng=rng, scenarios=scenarios,
         admit=solvable(c, lab, step, c.strategy.probe) if c.strategy.probe else None,
     )  # fmt: skip

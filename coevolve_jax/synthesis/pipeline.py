@@ -1,4 +1,18 @@
-"""From contexts to validated tasks in D_t: reflect -> explore -> abstract -> validate."""
+"""From contexts to validated tasks in D_t: reflect -> explore -> abstract -> validate -> admit.
+
+A task takes ten forms on its way, each made of the one before:
+
+    Context      what reflection says of a weakness, or a bare scenario   explorers: reflect
+    Episode      the context at one step of a round                       explore.py
+    Call         what the explorer does there                             explorers: act
+    Triplet      the call with the environment's answer                   explore.py
+    Exploration  all triplets under the context                           explore.py
+    Goal         some of them to be reached, then the steps it needs      explorers: abstract; shorten.py
+    Proposal     the goal in a user's words                               explorers: abstract
+    Verdict      what fresh environments, judge and strategy say of it    validate.py
+    Task         the proposal with its lineage                            validate.py, lineage.py
+    Record       its history in D_t                                       task_pool.py
+"""
 
 from __future__ import annotations
 
@@ -6,39 +20,49 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.explorers.base import Exploration, Limits, Proposal, Roles
+from coevolve_jax.explorers.base import Exploration, Proposal, Roles
+from coevolve_jax.synthesis import lineage
 from coevolve_jax.synthesis.explore import Tools, explore, unguided
 from coevolve_jax.synthesis.leakage import REASON, LeakGuard, Near
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.rows import exploration_row, proposal_row
+from coevolve_jax.synthesis.settings import Fits, Settings, any_length
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.synthesis.validate import Fits, Verdict, any_length, validate
+from coevolve_jax.synthesis.validate import Admit, Verdict, admitted, validate
 from coevolve_jax.types import Context, Evidence, Task
 
-Elsewhere = Callable[[Context], Context]
-
-
-class Admission(NamedTuple):
-    """The last word on a validated task. refusal: why it is not taken; None: it is. solved: the share of the rollouts
-    that tried it which solved it, where any did."""
-
-    refusal: str | None
-    solved: float | None = None
-
-
-Admit = Callable[[Sequence[Task]], Sequence[Admission]]
+Relocate = Callable[[Context], Context]  # the same context in another place
 
 MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
-MAX_PLACES = 5  # where such a context is explored as may be explored elsewhere, until it gives a task
+MAX_PLACES = 5  # where a context that can be relocated is explored, until it gives a task
+MAX_FRUITLESS = 20  # rounds of unguided exploration in a row that give no new task
 SOMETIMES = ("solve_steps", "judge_agreement")  # fields of SynthesisStats that only some explorers have
-OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
+
+
+@dataclasses.dataclass(frozen=True)
+class SynthesisRequest:
+    """What new tasks are wanted.
+
+    wanted: how many, at most. kind, step: of their lineage; with a number they make the ids.
+    admit: has the last word on each batch of validated tasks.
+    relocate: gives a context another place; then each context gives one task before any gives a second.
+    """
+
+    wanted: int
+    kind: str
+    step: int
+    rng: np.random.Generator
+    admit: Admit | None = None
+    relocate: Relocate | None = None
 
 
 @dataclasses.dataclass
@@ -46,7 +70,7 @@ class SynthesisStats:
     """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
 
     environment_steps: of exploration; solve_steps: of solving. judge_agreement: counts of Verdict.agreement. explored:
-    a row of explorations.jsonl for each context (`_explored`); it is logged, not kept with the counts.
+    a row of explorations.jsonl for each context (rows.py); it is logged, not kept with the counts.
     """
 
     contexts: int = 0
@@ -62,13 +86,32 @@ class SynthesisStats:
     explored: list[dict] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     @property
-    def fruitful(self) -> set[str]:
+    def productive(self) -> set[str]:
         """Ids of the contexts that gave a task."""
         return {row["context"]["id"] for row in self.explored if any(p["task"] for p in row["proposals"])}
+
+    def count(self, verdict: Verdict, refusal: str | None) -> None:
+        """Books a proposal. refusal: why D_t does not take it; None: it does."""
+        self.proposed += 1
+        self.accepted += verdict.verdict == "accept"
+        self.retained += verdict.verdict == "retain"
+        self.discarded += verdict.task is None
+        self.added += refusal is None
+        self.refused.update([] if refusal is None else [refusal])
 
     def add(self, other: SynthesisStats) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+    def costs(self, kind: str) -> dict[str, int]:
+        """The counts as the ledger of a run has them. kind: of the tasks."""
+        solving = {"environment_steps/solve": self.solve_steps} if self.solve_steps else {}
+        return {
+            f"environment_steps/{kind}": self.environment_steps,
+            f"tasks_proposed/{kind}": self.proposed,
+            f"tasks_added/{kind}": self.added,
+            **solving,
+        }
 
     def to_json(self) -> dict:
         """What no explorer of the run does is left out where it is empty (SOMETIMES)."""
@@ -103,107 +146,132 @@ class Synthesizer:
         """One context for each piece of evidence, in order."""
         return self.roles.reflector.reflect(evidence)
 
-    def grow(
-        self,
-        tasks: TaskPool,
-        contexts: Sequence[Context],
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
+    def synthesize(
+        self, tasks: TaskPool, contexts: Sequence[Context], request: SynthesisRequest
     ) -> SynthesisStats:
-        """Adds `wanted` tasks at most, made under these contexts in up to MAX_PASSES passes over all of them.
+        """Adds tasks that are made under these contexts, in up to MAX_PASSES passes over all of them.
 
-        kind and step go to their lineage and, with a number, make their ids. admit: has a last word on validated
-        tasks. elsewhere: the same context in another place; with it each context is explored in MAX_PLACES places
-        until it gives a task, before any gives a second ("spare"). What a full pool has no room for is not made; it
-        is counted as refused, "pool_full".
+        With request.relocate each context is explored in MAX_PLACES places until it gives a task, before any gives a
+        second ("over_quota"). Tasks that a full pool cannot take are not made; they count as refused, "pool_full".
         """
-        total, wanted = self._room(tasks, wanted)
+        total, request = self._within_capacity(tasks, request)
 
-        def pass_over(contexts: Sequence[Context], each: float = math.inf) -> SynthesisStats:
-            missing, first_id = wanted - total.added, total.proposed
+        def pass_over(contexts: Sequence[Context], max_per_context: float = math.inf) -> SynthesisStats:
+            missing = request.wanted - total.added
             if not contexts or missing <= 0:
                 return SynthesisStats()
-            stats = self._grow_once(tasks, contexts, missing, kind, step, first_id, rng, admit, each)
+            left = dataclasses.replace(request, wanted=missing)
+            stats = self._one_pass(tasks, contexts, left, total.proposed, max_per_context)
             total.add(stats)
             return stats
 
-        if elsewhere is not None:
-            barren = list(contexts)
+        if request.relocate is not None:
+            unproductive = list(contexts)
             for _ in range(MAX_PLACES):
-                gave = pass_over(barren, each=1).fruitful
-                barren = [elsewhere(context) for context in barren if context.id not in gave]
+                gave = pass_over(unproductive, max_per_context=1).productive
+                unproductive = [request.relocate(c) for c in unproductive if c.id not in gave]
+        # The same contexts again: exploration draws on from request.rng and finds other steps.
         for _ in range(MAX_PASSES):
             pass_over(contexts)
         return total
 
-    def explore_unguided(
+    def synthesize_unguided(
         self,
         tasks: TaskPool,
         scenarios: Sequence[Task],
+        request: SynthesisRequest,
         *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
         all_or_none: bool = False,
         on_added: Callable[[int], object] = lambda n: None,
     ) -> SynthesisStats:
-        """Unguided exploration of random scenarios until `wanted` tasks were added (this is how D_0 comes to be).
+        """Adds tasks from unguided exploration of random scenarios until all are there (this is how D_0 comes to be).
 
-        What a full pool has no room for is not made, as in `grow`. Where 20 rounds on end give no new task it ends with
-        those that it has, or with all_or_none it raises ValueError: at once where the first round was answered by nobody.
+        Tasks that a full pool cannot take are not made, as in `synthesize`. Where MAX_FRUITLESS rounds in a row give no
+        new task it ends with those that it has.
+
+        Raises:
+          ValueError: with all_or_none, fewer than wanted were found; after the first round where nobody answered it.
         """
-        (total, wanted), empty = self._room(tasks, wanted), 0
-        while total.added < wanted:
-            missing, before = wanted - total.added, Counter(self.roles.costs)
-            chosen = [scenarios[i] for i in rng.choice(len(scenarios), min(32, max(4, missing)))]
-            contexts = [
-                unguided(s, f"{kind}-{step}-context-{total.contexts + n}") for n, s in enumerate(chosen)
-            ]
-            stats = self._grow_once(tasks, contexts, missing, kind, step, total.proposed, rng, admit)
+        (total, request), fruitless = self._within_capacity(tasks, request), 0
+        while total.added < request.wanted and fruitless < MAX_FRUITLESS:
+            missing, before = request.wanted - total.added, Counter(self.roles.costs)
+            # At least 4, as not every scenario gives a task; at most 32, as the last round explores some in vain.
+            count = min(32, max(4, missing))
+            chosen = [scenarios[i] for i in request.rng.choice(len(scenarios), count)]
+            name = f"{request.kind}-{request.step}-context"
+            contexts = [unguided(s, f"{name}-{total.contexts + n}") for n, s in enumerate(chosen)]
+            left = dataclasses.replace(request, wanted=missing)
+            stats = self._one_pass(tasks, contexts, left, total.proposed)
             total.add(stats)
             on_added(stats.added)
-            empty = 0 if stats.added else empty + 1
-            if all_or_none and not stats.proposed and (empty == 20 or not total.added):
-                spent, unanswered = Counter(self.roles.costs) - before, self.roles.unanswered
-                if unanswered and (why := unanswered(spent)):
-                    raise ValueError(why)
-            if empty == 20:
-                if not all_or_none:
-                    break
-                costs = self.roles.costs or {}
-                why = dict(total.refused) | {
-                    key: n for key, n in costs.items() if "faults/" in key or "refused/" in key
-                }
-                raise ValueError(
-                    f"Unguided exploration found {total.added} of {wanted} new tasks ({why}): let config.environment "
-                    "offer more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."
-                )
+            fruitless = 0 if stats.added else fruitless + 1
+            if all_or_none and not stats.proposed and (fruitless == MAX_FRUITLESS or not total.added):
+                self._check_answered(before)
+        if all_or_none and total.added < request.wanted:
+            raise ValueError(self._too_few(total, request.wanted))
         return total
 
-    def admit(self, tasks: TaskPool, task: Task) -> tuple[str | None, Near | None]:
+    def _check_answered(self, before: Counter) -> None:
+        """Raises ValueError where the explorer asks others and nobody answered since its costs were these."""
+        unanswered = self.roles.unanswered
+        if unanswered and (why := unanswered(Counter(self.roles.costs) - before)):
+            raise ValueError(why)
+
+    def _too_few(self, total: SynthesisStats, wanted: int) -> str:
+        costs = self.roles.costs or {}
+        faults = {key: n for key, n in costs.items() if "faults/" in key or "refused/" in key}
+        return (
+            f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused) | faults}): let "
+            "config.environment offer more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."
+        )
+
+    def add(self, tasks: TaskPool, task: Task, solved: float | None = None) -> tuple[str | None, Near | None]:
         """Adds a validated task, with its similarity to the evaluation tasks. Returns why not where it is refused, and
-        for a leak the evaluation task that it is near."""
-        if self.guard is not None:
-            near = self.guard.nearest(task)
-            if self.guard.refuses(near):
-                return REASON, near
-            cosine = round(near.similarity, 4)
-            lineage = dataclasses.replace(
-                task.lineage, similarity=cosine, nearest=near.task, measure=near.measure
-            )
-            task = dataclasses.replace(task, lineage=lineage)
+        for a leak the evaluation task that it is near.
+
+        solved: the share of rollouts that solved it; None: nobody tried.
+        """
+        near = self.guard.nearest(task) if self.guard is not None else None
+        if self.guard is not None and near is not None and self.guard.refuses(near):
+            return REASON, near
+        task = dataclasses.replace(task, lineage=lineage.in_pool(task.lineage, near, solved))
         return tasks.add([task])[0], None
 
-    def _solve(
-        self, tasks: Sequence[Task], stats: SynthesisStats, rng: np.random.Generator
-    ) -> list[Admission]:
+    @staticmethod
+    def _within_capacity(
+        tasks: TaskPool, request: SynthesisRequest
+    ) -> tuple[SynthesisStats, SynthesisRequest]:
+        """The request for as many tasks as can be added, and the stats that say how many can not."""
+        fitting = int(min(request.wanted, tasks.remaining_capacity))
+        refused = +Counter(pool_full=request.wanted - fitting)
+        return SynthesisStats(refused=refused), dataclasses.replace(request, wanted=fitting)
+
+    def _one_pass(
+        self,
+        tasks: TaskPool,
+        contexts: Sequence[Context],
+        request: SynthesisRequest,
+        first_id: int = 0,
+        max_per_context: float = math.inf,
+    ) -> SynthesisStats:
+        """Works through the contexts once. first_id: the number of the first proposal."""
+        made = run_pipeline(
+            self.roles, self.tools, self.env_pool, contexts, Settings.of_run(self.config, self.fits),
+            Birth(request.kind, request.step, first_id), request.rng,
+        )  # fmt: skip
+        rows = {e.context.id: exploration_row(e, request.step) for e in made.explorations}
+        stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
+        stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
+        verdicts = made.verdicts
+        if self.config.get("explorer", {}).get("solve", 0):
+            verdicts = admitted(verdicts, lambda tasks: self._solve(tasks, stats, request.rng))
+        if request.admit is not None:
+            verdicts = admitted(verdicts, request.admit)
+        judged = zip(made.proposals, verdicts, strict=True)
+        self._take(tasks, judged, request.wanted, max_per_context, stats)
+        return stats
+
+    def _solve(self, tasks: Sequence[Task], stats: SynthesisStats, rng: np.random.Generator) -> list[Verdict]:
         """Refuses, as "not_solved", what the explorer does not do from the words alone in config.explorer.solve attempts;
         as "environment" where that could not be found out."""
         done = solve(
@@ -212,93 +280,33 @@ class Synthesizer:
         )  # fmt: skip
         stats.solve_steps += sum(attempt.steps for attempt in done)
         word = lambda outcome: None if outcome.success else "not_solved" if outcome.valid else "environment"
-        return [Admission(word(attempt.outcome)) for attempt in done]
+        return [Verdict(word(attempt.outcome)) for attempt in done]
 
-    @staticmethod
-    def _room(tasks: TaskPool, wanted: int) -> tuple[SynthesisStats, int]:
-        """How many tasks can be added, and the stats that say how many can not."""
-        fitting = int(min(wanted, tasks.room))
-        return SynthesisStats(refused=+Counter(pool_full=wanted - fitting)), fitting
-
-    def _grow_once(
+    def _take(
         self,
         tasks: TaskPool,
-        contexts: Sequence[Context],
+        judged: Iterable[tuple[Proposal, Verdict]],
         wanted: int,
-        kind: str,
-        step: int,
-        first_id: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        each: float = math.inf,
-    ) -> SynthesisStats:
-        """explore -> abstract -> validate -> refuse leaks and duplicates -> D_t grows by `wanted` at most, by `each` at
-        most from a context."""
-        e, d = self.config.evolution, self.config.data
-        made = synthesize(
-            self.roles,
-            self.tools,
-            self.env_pool,
-            contexts,
-            Limits(e.proposals, d.min_calls, d.max_calls, d.max_turns),
-            rounds=e.rounds,
-            steps=e.steps,
-            rng=rng,
-            kind=kind,
-            step=step,
-            first_id=first_id,
-            fits=self.fits,
-            executions=e.get("executions", 1) if e.validate else 0,
-            calibration=self.config.get("explorer", {}).get("calibration", 0),
-        )
-        rows = {e.context.id: _explored(e, step) for e in made.explorations}
-        stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
-        stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
-        verdicts = made.verdicts
-        if self.config.get("explorer", {}).get("solve", 0):
-            verdicts = _admitted(verdicts, lambda tasks: self._solve(tasks, stats, rng))
-        if admit is not None:
-            verdicts = _admitted(verdicts, admit)
-        # Their order covers all contexts before it comes back to any, wherever `wanted` ends it.
+        max_per_context: float,
+        stats: SynthesisStats,
+    ) -> None:
+        """Adds what is valid, no leak and no duplicate, until `wanted` are there, and books it in `stats`.
+
+        The proposals' order covers all contexts before it comes back to any, wherever `wanted` ends it.
+        """
+        rows = {row["context"]["id"]: row["proposals"] for row in stats.explored}
         given: Counter[str] = Counter()
-        for proposal, verdict in zip(made.proposals, verdicts, strict=True):
-            if stats.added < wanted:
-                stats.proposed += 1
-                stats.accepted += verdict.verdict == "accept"
-                stats.retained += verdict.verdict == "retain"
-                stats.discarded += verdict.task is None
-                refusal, leak = verdict.reason, None
-                if verdict.task is not None:
-                    spare = given[proposal.context.id] >= each
-                    refusal, leak = ("spare", None) if spare else self.admit(tasks, verdict.task)
-                stats.added += refusal is None
-                given[proposal.context.id] += refusal is None
-                stats.refused.update([refusal] if refusal else [])
-                rows[proposal.context.id]["proposals"].append(
-                    {
-                        "task": verdict.task.id if verdict.task is not None and refusal is None else None,
-                        "description": proposal.description,
-                        "triplets": list(proposal.triplets),
-                        "verdict": "refused" if verdict.task is not None and refusal else verdict.verdict,
-                        "reason": refusal or verdict.reason,
-                        **({"near": leak.to_json()} if leak else {}),
-                        **({"solved": verdict.solved} if verdict.solved is not None else {}),
-                    }
-                )
-        return stats
-
-
-def _admitted(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
-    """The verdicts after `admit` had its word on the valid tasks."""
-    valid = {n: v.task for n, v in enumerate(verdicts) if v.task is not None}
-    after, words = list(verdicts), admit(list(valid.values())) if valid else ()
-    for (n, task), (refusal, solved) in zip(valid.items(), words, strict=True):
-        if refusal is not None:
-            after[n] = Verdict("discard", refusal, None, solved=solved)
-        elif solved is not None:
-            told = dataclasses.replace(task, lineage=dataclasses.replace(task.lineage, solved=solved))
-            after[n] = dataclasses.replace(after[n], task=told, solved=solved)
-    return after
+        for proposal, verdict in judged:
+            if stats.added >= wanted:  # what is left is neither looked at nor counted
+                break
+            context, refusal, leak = proposal.context.id, verdict.refusal, None
+            if verdict.task is not None and given[context] >= max_per_context:
+                refusal = "over_quota"
+            elif verdict.task is not None:
+                refusal, leak = self.add(tasks, verdict.task, verdict.solved)
+            given[context] += refusal is None
+            stats.count(verdict, refusal)
+            rows[context].append(proposal_row(proposal, verdict, refusal, leak))
 
 
 class Synthesis(NamedTuple):
@@ -313,74 +321,24 @@ class Synthesis(NamedTuple):
         return sum(len(e.triplets) for e in self.explorations)
 
 
-def synthesize(
+def run_pipeline(
     roles: Roles,
     tools: Tools,
     env_pool: EnvPool,
     contexts: Sequence[Context],
-    limits: Limits,
-    *,
-    rounds: int,
-    steps: int,
+    settings: Settings,
+    birth: Birth,
     rng: np.random.Generator,
-    kind: str,
-    fits: Fits = any_length,
-    step: int = 0,
-    first_id: int = 0,
-    executions: int = 1,
-    calibration: int = 0,
 ) -> Synthesis:
-    """explore -> abstract -> validate for a batch of contexts.
+    """explore -> abstract -> validate for a batch of contexts, without a D_t.
 
-    Proposals are in such an order that the first of every context comes before the second of any. The n-th one's
-    task has the id f"{kind}-{step}-{first_id + n}".
+    Proposals are in such an order that the first of every context comes before the second of any.
     """
-    explorations = explore(roles.explorer, tools, env_pool, contexts, rounds=rounds, steps=steps, rng=rng)
-    groups = roles.abstractor.abstract(explorations, limits, functools.partial(shorten, env_pool))
-    proposals = [group[i] for i in range(limits.proposals) for group in groups if i < len(group)]
-    verdicts = validate(
-        roles.validator,
-        tools,
-        env_pool,
-        proposals,
-        ids=[f"{kind}-{step}-{first_id + n}" for n in range(len(proposals))],
-        kind=kind,
-        step=step,
-        explorer=roles.name,
-        fits=fits,
-        min_calls=limits.min_calls,
-        executions=executions,
-        calibration=calibration,
-        rng=rng,
+    explorations = explore(
+        roles.explorer, tools, env_pool, contexts, rounds=settings.rounds, steps=settings.steps, rng=rng
     )
+    limits, find_steps = settings.limits, functools.partial(shorten, env_pool)
+    groups = roles.abstractor.abstract(explorations, limits, find_steps)
+    proposals = [group[i] for i in range(limits.proposals) for group in groups if i < len(group)]
+    verdicts = validate(roles, tools, env_pool, proposals, settings, birth, rng)
     return Synthesis(explorations, proposals, verdicts)
-
-
-def _explored(exploration: Exploration, step: int) -> dict:
-    """A row of explorations.jsonl: the reflection, what was done under it, and (to be added) what was made of it."""
-    context = exploration.context
-    return {
-        "step": step,
-        "context": {
-            "id": context.id,
-            "signal": context.signal,
-            "task": context.task.id,
-            "summary": context.summary,
-            "failure_cause": context.failure_cause,
-            "instability_pattern": context.instability_pattern,
-            "focus_pattern": list(context.focus_pattern),
-            "avoid": list(context.avoid),
-            "must": list(context.must),
-        },
-        "triplets": [
-            {
-                "index": t.index,
-                "round": t.round,
-                "call": t.call.to_json(),
-                "observation": t.observation.text[:OBSERVED],
-                "error": t.observation.error,
-            }
-            for t in exploration.triplets
-        ],
-        "proposals": [],
-    }

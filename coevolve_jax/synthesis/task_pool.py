@@ -89,7 +89,7 @@ class TaskPool:
         return self._rows[: len(self)]
 
     @property
-    def room(self) -> float:
+    def remaining_capacity(self) -> float:
         """How many more tasks `add` takes; infinite without a bound."""
         return float("inf") if self.max_size is None else max(self.max_size - len(self), 0)
 

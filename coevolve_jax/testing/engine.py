@@ -3,7 +3,7 @@
     policy = build.policy("models/tiny_qwen3")
     check_engine(lambda: MyEngine(policy, max_length=MAX_LENGTH, max_new_tokens=MAX_NEW_TOKENS), policy)
 
-The in-process engine and a real SGLang server pass it (tests/test_engines.py, which also shows the faults that it
+The in-process engine and a real SGLang server pass it (tests/rollout/test_engines.py, which also shows the faults that it
 finds). Log-probabilities are compared with those of models/qwen.py, to 1e-4: serve the weights in float32.
 """
 

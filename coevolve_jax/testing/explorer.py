@@ -13,18 +13,12 @@ from typing import Any
 import numpy as np
 
 from coevolve_jax.envs.base import EnvPool
-from coevolve_jax.explorers.base import (
-    Episode,
-    Exploration,
-    Limits,
-    Proposal,
-    ProposalExecution,
-    Roles,
-    Shorten,
-)
+from coevolve_jax.explorers.base import Answers, Episode, Exploration, Limits, Proposal, Roles, Shorten
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.synthesis.explore import Tools, explore, offered_names, unguided
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.validate import Verdict
 from coevolve_jax.types import (
@@ -75,17 +69,8 @@ def check_explorer(
     contexts = [unguided(s, f"unguided-{n}") for n, s in enumerate(scenarios)]
 
     def run(contexts: Sequence[Context], kind: str) -> list[Verdict]:
-        return synthesize(
-            watched,
-            tools,
-            env_pool,
-            contexts,
-            limits,
-            rounds=rounds,
-            steps=steps,
-            rng=np.random.default_rng(seed),
-            kind=kind,
-        ).verdicts
+        settings, rng = Settings(limits, rounds, steps), np.random.default_rng(seed)
+        return run_pipeline(watched, tools, env_pool, contexts, settings, Birth(kind), rng).verdicts
 
     verdicts = run(contexts, "initial")
     accepted = [v.task for v in verdicts if v.verdict == "accept" and v.task is not None]
@@ -189,13 +174,13 @@ class _Watched:
         return groups
 
     def judge(
-        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+        self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
         name, role = "validator.judge", self.roles.validator
-        judge = lambda batch: role.judge([p for p, _ in batch], [e for _, e in batch])
-        found = self._answers(name, judge, list(zip(proposals, executions, strict=True)))
+        judge = lambda batch: role.judge([p for p, _ in batch], [own for _, own in batch])
+        found = self._answers(name, judge, list(zip(proposals, answers, strict=True)))
         # Answers that exploration never saw: whatever the verdict, its form must hold.
-        others = [(p, _with_other_answers(e)) for p, e in zip(proposals, executions)]
+        others = [(p, _other_answers(own)) for p, own in zip(proposals, answers)]
         for judged in (found, self._answers(name, judge, others)):
             for p, reasons in zip(proposals, judged):
                 if reasons is None:
@@ -227,9 +212,8 @@ def _fork(entry: Any) -> Any:
     return dataclasses.replace(entry, rng=copy.deepcopy(entry.rng)) if hasattr(entry, "rng") else entry
 
 
-def _with_other_answers(execution: ProposalExecution) -> ProposalExecution:
-    turns = [tuple(dataclasses.replace(o, text="?") for o in turn) for turn in execution.observations]
-    return dataclasses.replace(execution, observations=tuple(turns))
+def _other_answers(answers: Answers) -> Answers:
+    return tuple(tuple(dataclasses.replace(o, text="?") for o in turn) for turn in answers)
 
 
 def _picture(inputs: Sequence) -> str:

@@ -20,7 +20,7 @@ from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
-from coevolve_jax.synthesis.pipeline import Admit, Elsewhere, SynthesisStats
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
     Call,
@@ -230,41 +230,24 @@ class MadeUpLab:
             for e in evidence
         ]
 
-    def grow(
-        self,
-        contexts: Sequence[Context],
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        admit: Admit | None = None,
-        elsewhere: Elsewhere | None = None,
-    ) -> SynthesisStats:
-        return self._add(min(wanted, len(contexts)), kind, step, rng, admit)
+    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+        request = SynthesisRequest(**wanted)
+        return self._add(dataclasses.replace(request, wanted=min(request.wanted, len(contexts))))
 
-    def grow_unguided(
-        self,
-        *,
-        wanted: int,
-        kind: str,
-        step: int,
-        rng: np.random.Generator,
-        scenarios: Sequence[Task] | None = None,
-        admit: Admit | None = None,
+    def synthesize_unguided(
+        self, *, scenarios: Sequence[Task] | None = None, **wanted: Any
     ) -> SynthesisStats:
-        return self._add(wanted, kind, step, rng, admit)
+        return self._add(SynthesisRequest(**wanted))
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
 
-    def _add(
-        self, count: int, kind: str, step: int, rng: np.random.Generator, admit: Admit | None = None
-    ) -> SynthesisStats:
-        new = [made_up_task(f"{kind}-{step}-{i}", rng, kind, step) for i in range(count)]
-        if admit is not None:
-            new = [task for task, word in zip(new, admit(new), strict=True) if word.refusal is None]
+    def _add(self, request: SynthesisRequest) -> SynthesisStats:
+        kind, step, count = request.kind, request.step, request.wanted
+        new = [made_up_task(f"{kind}-{step}-{i}", request.rng, kind, step) for i in range(count)]
+        if request.admit is not None:
+            new = [task for task, word in zip(new, request.admit(new), strict=True) if word.refusal is None]
         added = sum(refusal is None for refusal in self.tasks.add(new))
         return SynthesisStats(proposed=count, accepted=added, added=added)
 

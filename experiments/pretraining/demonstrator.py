@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from coevolve_jax.rollout.writing import render_call
+from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Task
 
 ERRORS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")

@@ -8,13 +8,13 @@ In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_w
 models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs, and
 models/tiny_qwen3_tau2 with another tokenizer and one who errs with 17 of telecom's 43 tools.
 
-    make pretrain        # models/tiny_qwen3, as runs/pretrain/habits
-    make pretrain-weak   # models/tiny_qwen3_weak, as runs/pretrain/weak
-    make pretrain-seldom # models/tiny_qwen3_seldom, from that one, as runs/pretrain/seldom
-    make pretrain-textworld # models/tiny_qwen3_textworld, from models/tiny_qwen3, as runs/pretrain/textworld
-    make pretrain-tau2      # models/tiny_qwen3_tau2, from models/tiny_qwen3, as runs/pretrain/tau2
+    experiments/pretraining/tiny_qwen3.sh            # as runs/pretrain/habits
+    experiments/pretraining/tiny_qwen3_weak.sh       # as runs/pretrain/weak
+    experiments/pretraining/tiny_qwen3_seldom.sh     # from models/tiny_qwen3_weak, as runs/pretrain/seldom
+    experiments/pretraining/tiny_qwen3_textworld.sh  # from models/tiny_qwen3, as runs/pretrain/textworld
+    experiments/pretraining/tiny_qwen3_tau2.sh       # from models/tiny_qwen3, as runs/pretrain/tau2
 
-Seeded. The wall time and what came out stand in docs/results.md, of the last two in docs/environments/.
+Seeded. The wall time and what came out stand in docs/notes/results.md, of the last two in docs/notes/textworld.md and tau2.md.
 """
 
 from __future__ import annotations

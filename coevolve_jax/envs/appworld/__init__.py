@@ -2,8 +2,8 @@
 
 An agent's one tool is `execute(code)`. calls.py says what code is; environment.py has the worlds and their grading. Of the
 processes of a world, host.py makes the first and engine.py, AppWorld's own engine, is in it; the agent's code runs in the
-second, which sandbox.py is and lockdown.py shuts in. data.py and own_tasks.py say which tasks there are. AppWorld has
-a virtual environment of its own (`make appworld`), and nothing of it is in this repository.
+second, which sandbox.py is and lockdown.py shuts in. data.py says which tasks there are. AppWorld has a
+virtual environment of its own (`make appworld`), and nothing of it is in this repository.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where AppWorld's data lies, and what it says of a task: the benchmark's own, and the few tasks that own_tasks.py makes.
+"""Where AppWorld's data lies, and what it says of a task: the benchmark's own, and the few of experiments/appworld_tasks.py.
 
 Both are in AppWorld's layout, in the virtual environment that has AppWorld: data/{api_docs, base_dbs, datasets, tasks}.
 """
@@ -25,16 +25,16 @@ def root(name: str) -> Path:
 
 
 def ids(split: str) -> list[str]:
-    """Ids of the tasks of a split. Own tasks that were never made are made. ValueError for an unknown split, and where the
-    benchmark's data was not downloaded."""
+    """Ids of the tasks of a split. Raises ValueError for an unknown split, and where its data is missing."""
     if split not in SPLITS:
         raise ValueError(f"AppWorld has no split {split!r}: use one of {', '.join(SPLITS)}.")
     listed = root(split) / "data" / "datasets" / f"{split}.txt"
-    if split.startswith(OWN_PREFIX):
-        from coevolve_jax.envs.appworld import own_tasks
-
-        own_tasks.make_missing(root(split))
     if not listed.exists():
+        if split.startswith(OWN_PREFIX):
+            raise ValueError(
+                f"The tasks of {split} are not there ({listed} is missing): run {sys.executable} -P "
+                "experiments/appworld_tasks.py, which makes them."
+            )
         raise ValueError(
             f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is internet; "
             "or set APPWORLD_ROOT to the folder that holds data/. The splits own_train and own_development need none."

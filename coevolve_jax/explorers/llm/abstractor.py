@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, Field
 
-from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten, Solution
+from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import history, lead, question, tool_lines
@@ -97,7 +97,7 @@ class Abstractor:
         self,
         exploration: Exploration,
         tasks: Sequence[TaskAnswer],
-        solutions: Sequence[Solution | None],
+        solutions: Sequence[Goal | None],
         limits: Limits,
     ) -> list[Proposal]:
         proposals: dict[str, Proposal] = {}
@@ -119,7 +119,7 @@ class Abstractor:
         return list(proposals.values())
 
 
-def _proposal(exploration: Exploration, task: TaskAnswer, solution: Solution) -> Proposal | None:
+def _proposal(exploration: Exploration, task: TaskAnswer, solution: Goal) -> Proposal | None:
     """None where a turn has no step left that its query could ask for.
 
     A step that shortening kept though no turn names it belongs to the turn of the next one that is named.

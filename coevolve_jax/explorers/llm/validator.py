@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from coevolve_jax.explorers.base import Proposal, ProposalExecution
+from coevolve_jax.explorers.base import Answers, Proposal
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.llm.answers import Client
 from coevolve_jax.explorers.llm.prompting import line, question, seed_of, step_line
@@ -39,7 +39,7 @@ class Validator:
         self._client = client
 
     def judge(
-        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+        self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
         """Where the model gives no opinion, the environment's check stands alone ("judge_silent" counts them)."""
         questions = [
@@ -53,21 +53,19 @@ class Validator:
                         "query": line(turn.query),
                         "steps": [
                             step_line(i, call, o.text, o.error)
-                            for i, (call, o) in enumerate(zip(turn.calls, answers))
+                            for i, (call, o) in enumerate(zip(turn.calls, observations))
                         ],
                     }
-                    for turn, answers in zip(p.turns, e.observations)
+                    for turn, observations in zip(p.turns, own)
                 ],
             )
-            for p, e in zip(proposals, executions, strict=True)
+            for p, own in zip(proposals, answers, strict=True)
         ]
-        answers = self._client.ask("judge", questions, Judgement)
-        return [self._reasons(*given) for given in zip(proposals, executions, answers, strict=True)]
+        judgements = self._client.ask("judge", questions, Judgement)
+        return [self._reasons(len(own), said) for own, said in zip(answers, judgements, strict=True)]
 
-    def _reasons(
-        self, proposal: Proposal, execution: ProposalExecution, answer: Judgement | None
-    ) -> list[str | None] | None:
-        executed = len(execution.observations)
+    def _reasons(self, executed: int, answer: Judgement | None) -> list[str | None] | None:
+        """executed: user turns."""
         if answer is None or len(answer.turns) < executed:
             self._client.costs["judge_silent"] += 1
             return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten, Solution
+from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
 from coevolve_jax.types import Call, Triplet, Turn
@@ -38,7 +38,7 @@ class Abstractor:
         ]
 
     def _word_all(
-        self, exploration: Exploration, solutions: Sequence[Solution | None], limits: Limits
+        self, exploration: Exploration, solutions: Sequence[Goal | None], limits: Limits
     ) -> list[Proposal]:
         """A proposal for each different solution within the limits."""
         proposals: dict[str, Proposal] = {}
@@ -49,7 +49,7 @@ class Abstractor:
                     proposals[key] = self._propose(exploration, solution, limits.max_turns)
         return list(proposals.values())
 
-    def _propose(self, exploration: Exploration, solution: Solution, max_turns: int) -> Proposal:
+    def _propose(self, exploration: Exploration, solution: Goal, max_turns: int) -> Proposal:
         """Splits a solution into user turns and words them."""
         rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
         shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])

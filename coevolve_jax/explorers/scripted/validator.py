@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coevolve_jax.explorers.base import Proposal, ProposalExecution
+from coevolve_jax.explorers.base import Answers, Proposal
 
 
 class Validator:
     def judge(
-        self, proposals: Sequence[Proposal], executions: Sequence[ProposalExecution]
+        self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
         return [None] * len(proposals)

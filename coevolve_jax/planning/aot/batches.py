@@ -1,4 +1,4 @@
-"""Batches that an update's time is estimated for: how often its loops run on them, and what attention's kernels multiply."""
+"""Batches for the estimate of an update's time: passes through its loops, and attention's products."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.packing import Batch, pack
-from coevolve_jax.models import flash, parts, splash
+from coevolve_jax.models import context_parallel, flash, splash
 from coevolve_jax.models.packed import Row, Segments
 from coevolve_jax.types import Outcome, Sample, Trajectory
 
 
 class Lengths(NamedTuple):
-    """Tokens in the mean. prompt: that a group's rollouts begin with. rest: that follow it in each."""
+    """Mean lengths in tokens. prompt: a group's shared start. rest: what follows it in each rollout."""
 
     prompt: int
     rest: int
 
 
 class Load(NamedTuple):
-    """What a batch asks of each device, of the one with most where they differ.
+    """The work of a batch for each device; where devices differ, for the one with most.
 
-    rows: that hold tokens, of the whole batch. full: the share of their tokens that is no padding. microbatches:
-    that are computed. blocks: of positions whose log-probabilities are computed, in all. pairs: a word in the name of
-    an attention kernel -> pairs of a query and a key that a call multiplies for one head, in the mean.
+    Attributes:
+      rows: rows of the whole batch that hold tokens.
+      full: the share of their tokens that is no padding.
+      microbatches: micro-batches that are computed.
+      blocks: blocks of positions whose log-probabilities are computed, in all.
+      pairs: a word in an attention kernel's name -> mean number of query-key pairs that a call multiplies for
+        one head.
     """
 
     rows: int
@@ -37,8 +41,11 @@ class Load(NamedTuple):
 
 
 def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[Sample]:
-    """Rollouts whose prompts differ by a fifth of the mean and what follows by a twelfth (standard deviation), as
-    BFCL's along the reference calls do, and which fit a row. All that follows is learned from."""
+    """Invents rollouts that fit a row. All that follows the prompts is learned from.
+
+    Prompts have a standard deviation of a fifth of their mean, what follows a twelfth. BFCL's are like this
+    along the reference calls.
+    """
     rng = np.random.default_rng(0)
     draw = lambda mean, spread: max(1, round(rng.normal(mean, spread)))
     found = []
@@ -51,7 +58,7 @@ def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> 
 
 
 def full_rows(rollouts: int, row_length: int) -> list[Sample]:
-    """As many, each of which fills a row and is learned from but for its first token."""
+    """Invents rollouts that each fill a row. All but the first token is learned from."""
     return [_sample(i, 1, row_length) for i in range(rollouts)]
 
 
@@ -80,10 +87,14 @@ def load(
     lengths: Lengths | None,
     context: int = 1,
 ) -> Load:
-    """Of a step of the config's rollouts, packed as the run packs them.
+    """The load of a step of the config's rollouts, packed as the run packs them.
 
-    holders: devices with rows of their own, or groups of devices that split these. rows: of a micro-batch on each of them.
-    platform: of the devices. lengths: of the rollouts; None: each fills a row. context: devices of a group.
+    Args:
+      holders: devices with rows of their own, or groups of devices that split these.
+      rows: rows of a micro-batch on each of them.
+      platform: of the devices.
+      lengths: of the rollouts. None: each fills a row.
+      context: devices of a group.
     """
     c = config.rollout
     count = c.tasks_per_step * c.group_size
@@ -119,8 +130,11 @@ def load(
 
 
 def multiplied(batch: Batch[np.ndarray], platform: str, context: int = 1) -> dict[str, np.ndarray]:
-    """A word in the name of each attention kernel of the platform -> int [rows, context], pairs that it multiplies for one
-    head in each part of each row of the micro-batches that are used; nothing where the platform has none."""
+    """Counts the query-key pairs that the platform's attention kernels multiply for one head.
+
+    Returns a word in each kernel's name -> int [rows, context], for each part of each row. Only micro-batches
+    that are used count. It is empty where the platform has no kernel.
+    """
     kernels = {"gpu": flash.pairs, "tpu": splash.pairs}
     if platform not in kernels:
         return {}
@@ -134,7 +148,7 @@ def multiplied(batch: Batch[np.ndarray], platform: str, context: int = 1) -> dic
 
 
 def _places(context: int, length: int) -> list[Any]:
-    """Of each part of a row, the places of its tokens."""
+    """The places of the tokens of each part of a row."""
     if context == 1:
         return [np.arange(length)]
-    return [np.asarray(parts.places(part, context, length)) for part in range(context)]
+    return [np.asarray(context_parallel.places(part, context, length)) for part in range(context)]

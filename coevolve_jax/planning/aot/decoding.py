@@ -1,4 +1,7 @@
-"""What the in-process engine takes to sample a token on a mesh (config.engine.sharded), by XLA's compiler for it."""
+"""The cost of sampling a token with the in-process engine on a mesh (config.engine.sharded).
+
+XLA's compiler for that mesh gives the figures.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ STOP_IDS = 4
 
 
 class Decoding(NamedTuple):
-    """Bytes of one device: its weights, its part of the cache, and what the program works with. token: its work for one
-    token of every row; what it reads of the weights and the cache is among its bytes."""
+    """Bytes of one device: its weights, its part of the cache, and the program's own memory (`work`).
+
+    token: the work for one token of every row. Its bytes include what it reads of weights and cache.
+    """
 
     weights: int
     cache: int
@@ -38,8 +43,11 @@ class Decoding(NamedTuple):
 
 
 def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
-    """The engine's `decode` with a cache of so many rows and columns (tokens), or with config.engine.cache_tokens in pages for rows
-    of at most so many columns. Raises jax.errors.JaxRuntimeError where the compiler refuses it."""
+    """Compiles the engine's `decode` with a cache of so many rows and columns (tokens).
+
+    With config.engine.cache_tokens the cache is in pages, for rows of at most so many columns. Raises
+    jax.errors.JaxRuntimeError where the compiler refuses the program.
+    """
     records = bool(config.get("learner", {}).get("replay_routing"))
     programs = Programs(model, jnp.dtype(config.engine.dtype), records, mesh)
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
@@ -77,13 +85,15 @@ def _size(x: Any) -> int:
 
 
 def text(decoding: Decoding, topology: Topology, rows: int, columns: int, tokens: int = 0) -> str:
-    """Markdown: the memory, and the estimated time of a token at the topology's published peaks. tokens: of all rows together,
-    where they are in pages."""
+    """Markdown: the memory, and the estimated time of a token at the topology's published peaks.
+
+    tokens: the tokens of all rows together, where they are in pages.
+    """
     d, work = decoding, decoding.token
     size = f"at most {columns:,} tokens, {tokens:,} in all" if tokens else f"{columns:,} tokens"
     read = (
         d.weights + d.cache
-    )  # once for each token: what the compiler counts is more, for it counts every pass
+    )  # read once for each token; the compiler counts more, because it counts every pass
     seconds = {
         "products": work.operations / topology.operations,
         "memory": read / topology.bandwidth,
@@ -93,11 +103,13 @@ def text(decoding: Decoding, topology: Topology, rows: int, columns: int, tokens
     together = sum(seconds.values())
     return "\n".join(
         [
-            f"**decode**: {rows} rows of {size}; GB per device: weights {d.weights / GB:.2f}, cache {d.cache / GB:.2f}, work "
-            f"{d.work / GB:.2f}, together {d.total / GB:.2f} of {topology.memory / GB:.0f}.",
+            f"**decode**: {rows} rows of {size}; GB per device: weights {d.weights / GB:.2f}, "
+            f"cache {d.cache / GB:.2f}, work {d.work / GB:.2f}, together {d.total / GB:.2f} of "
+            f"{topology.memory / GB:.0f}.",
             f"A token of every row: {work.operations / 1e12:.3f} 10^12 operations; {moved}.",
             "Estimate, no measurement, at published peaks, weights and cache read once: "
             + ", ".join(f"{name} {1e3 * value:.2f} ms" for name, value in seconds.items())
-            + f"; {rows / max(seconds.values()):,.0f} tokens per second where the three overlap, {rows / together:,.0f} where they do not.",
+            + f"; {rows / max(seconds.values()):,.0f} tokens per second where the three overlap, "
+            f"{rows / together:,.0f} where they do not.",
         ]
     )

@@ -1,7 +1,7 @@
-"""Devices that are not there: what XLA's compilers for TPUs and NVIDIA GPUs compile for on any machine.
+"""Described devices: targets for XLA's TPU and NVIDIA compilers on any machine, without the hardware.
 
-`make aot` installs the compilers, libtpu and the plugin for CUDA, in a folder of their own, from which JAX
-takes them only here: beside JAX libtpu would have it look for a TPU at every start.
+`make aot` installs the compilers (libtpu and the CUDA plugin) in a folder of their own. JAX takes them from
+there only when this module asks. Installed beside JAX, libtpu would make it look for a TPU at every start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from coevolve_jax.planning.topologies import Topology
 
-FOLDER = Path(__file__).parents[2] / ".aot"
+FOLDER = Path(__file__).parents[3] / ".aot"
 # An H100 SXM as XLA describes it (xla/stream_executor/device_description.proto), by NVIDIA's data sheet and
 # its tuning guide.
 H100 = """
@@ -37,31 +37,35 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 def installed(folder: Path = FOLDER) -> bool:
-    """Whether `make aot` has been run."""
+    """True once `make aot` has been run."""
     return (folder / "libtpu").is_dir() and (folder / "jax_plugins").is_dir()
 
 
 def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
-    """The topology's devices, for a mesh whose programs are lowered and compiled and never run.
+    """The topology's devices, for a mesh whose programs are lowered and compiled but never run.
 
-    Call it before JAX is used otherwise: JAX looks for its plugins once. Only one process at a time can
-    compile for TPUs. Raises ValueError where the compilers are not installed, or nothing is compiled for the
-    topology.
+    Call it before any other use of JAX, which looks for its plugins once. Only one process at a time can
+    compile for TPUs.
+
+    Raises:
+      ValueError: the compilers are not installed, nothing is compiled for the topology, or another process
+        compiles for TPUs.
     """
     if not topology.compiler:
         raise ValueError(
-            "Nothing is compiled for this topology: choose one of v5e, v5p, v6e or h100, or leave --compile out."
+            "Nothing is compiled for this topology: choose one of v5e, v5p, v6e or h100, or leave --compile "
+            "out."
         )
     if not installed(folder):
         raise ValueError(f"The compilers are not in {folder}: run make aot.")
-    if str(folder) not in sys.path:  # at the end: what JAX itself needs is in its own environment
+    if str(folder) not in sys.path:  # at the end, so that JAX's own environment wins
         sys.path.append(str(folder))
     if topology.platform == "tpu":
         os.environ.setdefault("TPU_LIBRARY_PATH", str(folder / "libtpu" / "libtpu.so"))
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # ask no cloud what machine this is
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # do not ask a cloud what machine this is
         os.environ.setdefault(
             "TPU_ACCELERATOR_TYPE", "v5litepod-16"
-        )  # of a host that there is not; any will do
+        )  # any type will do: there is no such host
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
         try:
             return topologies.get_topology_desc(topology.compiler, "tpu").devices
@@ -74,7 +78,7 @@ def describe(topology: Topology, folder: Path = FOLDER) -> list[Any]:
             ) from None
     cuda = folder / "nvidia" / "cu13"
     os.environ["PATH"] = f"{cuda / 'bin'}{os.pathsep}{os.environ['PATH']}"  # ptxas
-    # Without a device nothing can be timed, so no kernel is chosen by its time.
+    # Without a device no kernel can be timed, so autotuning is off.
     flags = f"--xla_gpu_cuda_data_dir={cuda} --xla_gpu_autotune_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     options = {"target_config": H100, "topology": topology.compiler}

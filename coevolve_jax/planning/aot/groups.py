@@ -1,4 +1,4 @@
-"""Which devices a collective brings together, by the text of its instruction."""
+"""The groups of devices that a collective brings together, read from the text of its instruction."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]+\},?)+)\}")
-# A tile: [groups, devices of each]<=[shape of all]T(order of its axes).
+# A tile: [groups, devices per group]<=[shape of all devices]T(order of its axes).
 _TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-# Axes of a mesh, whose devices may be listed as a tile.
+# Axes of a mesh. Its devices may be listed as a tile.
 _MESH = re.compile(
     r"replica_groups=mesh\[((?:'\w+'=\d+,?)+)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
     r" \{((?:'\w+',?)+)\}"
@@ -18,10 +18,10 @@ _MESH = re.compile(
 
 
 def groups(rest: str, devices: int) -> np.ndarray:
-    """int [groups, devices of each], of a collective-permute [pairs, 2]; numbers count the program's `devices`.
+    """The groups, int [groups, devices per group]; of a collective-permute, [pairs, 2].
 
-    rest: what stands behind an instruction's operands. What names no groups, or in a way that is not known here, is
-    one group of all.
+    Numbers count the program's `devices`. rest: the text after an instruction's operands. If it names no
+    groups, or names them in an unknown way, all devices are one group.
     """
     numbers = lambda text: [int(n) for n in text.split(",")]
     if pairs := _PAIRS.search(rest):

@@ -17,8 +17,14 @@ _CALLED = re.compile(
 
 
 class Instruction(NamedTuple):
-    """type: as text, which names shapes. inside: what stands in its brackets. operands: the names there.
-    rest: what follows."""
+    """One instruction of a computation.
+
+    Attributes:
+      type: as text, which names shapes.
+      inside: the text in the brackets after the opcode.
+      operands: the names in that text.
+      rest: the text after the brackets.
+    """
 
     name: str
     type: str
@@ -29,14 +35,17 @@ class Instruction(NamedTuple):
     root: bool
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of the pattern in what follows the operands."""
+        """The first group of the pattern in the text after the operands."""
         found = re.search(pattern, self.rest)
         return found[1] if found else None
 
 
 class Loop(NamedTuple):
-    """kind: what `kinds` made of the loop's path in the traced program. trips: how often its body runs, None
-    where the program decides."""
+    """A loop of a program.
+
+    kind: what `kinds` gives for the loop's path in the traced program. trips: how often its body runs, None
+    where the program decides.
+    """
 
     kind: str
     trips: int | None
@@ -46,8 +55,10 @@ Computations = dict[str, list[Instruction]]
 
 
 def parse(text: str) -> tuple[str, Computations]:
-    """The entry computation's name, and each computation's instructions. ValueError for a text that is no
-    HLO module."""
+    """Returns the entry computation's name, and the instructions of each computation.
+
+    Raises ValueError for a text that is no HLO module.
+    """
     computations: Computations = {}
     entry, current = "", []
     for line in text.splitlines():
@@ -66,7 +77,7 @@ def parse(text: str) -> tuple[str, Computations]:
 
 
 def _closed(text: str) -> tuple[str, str]:
-    """What stands before the bracket that closes an open one, and after."""
+    """Splits the text at the bracket that closes one opened before it: (before, after)."""
     depth = 1
     for i, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -82,8 +93,10 @@ def walk(
     kinds: Callable[[str], str],
     fused: bool = False,
 ) -> Iterator[tuple[tuple[Loop, ...], Instruction, bool]]:
-    """Each instruction that runs, with its loops, and whether it is inside of a fusion, whose results stay
-    in the core."""
+    """Yields each instruction that runs, with its loops, and whether it is inside a fusion.
+
+    Results inside a fusion stay in the core.
+    """
     for i in computations[name]:
         yield loops, i, fused
         inner = loops
@@ -91,15 +104,17 @@ def walk(
             kind = kinds(i.attribute(r'op_name="([^"]*)"') or "")
             inner = (*loops, Loop(kind, _trips(i, computations)))
         elif i.opcode not in ("fusion", "call", "conditional", "async-start"):
-            continue  # a reduction's operation, say
+            continue  # other opcodes call computations too, such as a reduction's operation
         for one, several in _CALLED.findall(i.rest):
             for called in [one] if one else re.findall(r"[\w.\-]+", several):
                 yield from walk(computations, called, inner, kinds, fused or i.opcode == "fusion")
 
 
 def _trips(i: Instruction, computations: Computations) -> int | None:
-    """How often a loop's body runs, where the compiler notes it, or where a counter from 0 is compared with
-    a constant."""
+    """How often a loop's body runs. None where that is not known.
+
+    The compiler may note it. Otherwise a counter from 0 must be compared with a constant.
+    """
     if noted := i.attribute(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(noted)
     condition, body = (
@@ -114,7 +129,7 @@ def _trips(i: Instruction, computations: Computations) -> int | None:
     if not place or end.opcode != "constant" or result.opcode != "tuple":
         return None
     step, new = 0, body[result.operands[int(place)]]
-    while new.opcode == "add":  # once for each turn that the compiler has unrolled
+    while new.opcode == "add":  # one add for each turn that the compiler has unrolled
         old, by = (body[name] for name in new.operands)
         if by.opcode != "constant":
             return None
@@ -125,13 +140,17 @@ def _trips(i: Instruction, computations: Computations) -> int | None:
 
 
 def shapes(type: str) -> list[tuple[int, tuple[int, ...]]]:
-    """Bits of a number and the shape, of each array of a type."""
-    bits = lambda name: _BITS[name] if name in _BITS else int(re.search(r"\d+", name)[0])  # pyright: ignore[reportOptionalSubscript]
+    """The bits per number and the shape of each array in a type."""
+    bits = lambda name: (
+        _BITS[name]
+        if name in _BITS  # else the digits of its name
+        else int(re.search(r"\d+", name)[0])  # pyright: ignore[reportOptionalSubscript]
+    )
     return [
         (bits(name), tuple(map(int, filter(None, sizes.split(","))))) for name, sizes in _SHAPE.findall(type)
     ]
 
 
 def size_of(type: str) -> float:
-    """Bytes."""
+    """Bytes of all arrays in a type."""
     return sum(bits * math.prod(shape) / 8 for bits, shape in shapes(type))

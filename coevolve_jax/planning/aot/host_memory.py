@@ -1,7 +1,8 @@
 """Arguments in pinned host memory, for a compiler whose described devices do not know of it.
 
-The description of NVIDIA GPUs (jax 0.10.2) names no memories, and JAX leaves out of a sharding what devices do not name. The
-program says of its results where they lie. A donated argument that such a result is written over lies there too.
+The description of NVIDIA GPUs (jax 0.10.2) names no memories. JAX leaves out of a sharding what devices do
+not name. The program does say where its results lie. A donated argument that such a result overwrites lies
+there too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _KIND, _WRITTEN_OVER = "mhlo.memory_kind", "tf.aliasing_output"
 
 
 def place_donated(lowered: jax.stages.Lowered) -> None:
-    """Marks, in the lowered program itself, each donated argument that a result in pinned host memory overwrites."""
+    """Marks, in the lowered program, each donated argument that a result in pinned host memory overwrites."""
     module: Any = lowered.compiler_ir()
     with module.context:
         main = next(

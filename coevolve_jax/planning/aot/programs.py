@@ -1,5 +1,7 @@
-"""The update and the score of a config, compiled for a topology from shapes alone: memory by part, work by
-loop, the estimated time."""
+"""A config's update and score, compiled for a topology from shapes alone.
+
+The result is memory by part, work by loop, and the estimated time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import logprobs, losses, optimizer_offload
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import exchange, hf_io
+from coevolve_jax.models import expert_all_to_all, hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.aot import host_memory
 from coevolve_jax.planning.aot import work as works
@@ -30,17 +32,20 @@ from coevolve_jax.planning.topologies import Topology
 
 GIB = 2**30
 ONCE, MICROBATCH, LAYER, VOCABULARY = "once", "micro-batch", "layer", "vocabulary"
-ROUND, OTHER = "round", "other loop"  # counted where the loop around them is
-# Products of queries with keys, or the like, of an attention kernel, by a word in its name.
+ROUND, OTHER = "round", "other loop"  # counted with the loop around them
+# Products of the size of queries times keys in an attention kernel, by a word in its name.
 _PRODUCTS = {"dkv": 4, "dq": 3, "fwd": 2, "forward": 2}
-# How the compiler for TPUs refuses a program: what it needs of what there is.
+# The TPU compiler's refusal of a program: memory that it needs, and memory that there is.
 REFUSED = re.compile(
     r"Used ([\d.]+)([MG]) of ([\d.]+)([MG]) hbm|\(([\d.]+)([MG])\) exceeds available HBM \(([\d.]+)([MG])\)"
 )
 
 
 class Size(NamedTuple):
-    """rows: of a micro-batch on each device, or on each group of devices that split them. length: tokens of a row."""
+    """The size of a micro-batch.
+
+    rows: those on each device, or on each group of devices that split them. length: tokens of a row.
+    """
 
     rows: int
     length: int
@@ -48,13 +53,18 @@ class Size(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """What the compiler says of one program; bytes are of one device.
+    """The compiler's figures for one program. Bytes are those of one device.
 
-    parts: name -> bytes of what it is given, returns elsewhere and works with; empty where the compiler
-    refused it. host: bytes of the host's memory, pinned, which are not among them. peak: the most at one time. That is the sum of the parts, but on TPUs, whose compiler lets
-    what it works with lie where other things lay before, it is the compiler's own count. limit: what it may
-    take. The compiler for TPUs refuses what takes more, that for GPUs nothing. loops: what is done in which
-    loop, times: how often in a whole update.
+    Attributes:
+      parts: name -> bytes of its arguments, new results and working memory. Empty where the compiler refused
+        the program.
+      peak: the most bytes at one time. That is the sum of the parts, except on TPUs. Their compiler reuses
+        the memory of dead arrays, so there it is the compiler's own count.
+      limit: the bytes that it may take. The compiler for TPUs refuses a program that takes more; the one for
+        GPUs refuses nothing.
+      loops: the work in each kind of loop.
+      times: how often each kind of loop runs in a whole update.
+      host: bytes of pinned host memory, which are not among the others.
     """
 
     parts: dict[str, int]
@@ -78,11 +88,12 @@ def compile_programs(
     usable: float,
     load: Load,
 ) -> dict[str, Account]:
-    """name -> account, of the update and, where the learner takes it, of the score. Nothing is allocated on
-    any device.
+    """Compiles the update and, where the learner uses it, the score. Returns name -> account.
 
-    usable: share of a GPU's memory that a program may take; TPU compilers know their own limit. load: of a whole update.
-    Raises ValueError as `Learner` does.
+    Nothing is allocated on any device. Raises ValueError as `Learner` does.
+
+    usable: the share of a GPU's memory that a program may take; the TPU compiler knows its own limit. load:
+    that of a whole update.
     """
     reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
     on_host = config.learner.moments_on == "host"
@@ -137,7 +148,7 @@ def compile_programs(
 def abstract_batch(
     shape: tuple[int, int, int], routing: tuple[int, int], *, share_prompts: bool = False, ages: bool = False
 ) -> Batch[Any]:
-    """A batch of micro-batches, rows and tokens of that number, without numbers. routing: as of `Learner`."""
+    """A batch of so many micro-batches, rows and tokens, as shapes. routing: as for `Learner`."""
     wanted = {"parents": share_prompts, "ages": ages}
     more = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, wants in wanted.items() if wants}
     array = lambda dtype, *axes: jax.ShapeDtypeStruct((*shape, *axes), dtype)
@@ -156,22 +167,24 @@ def abstract_batch(
 
 
 def kind(path: str) -> str:
-    """The kind of a loop by its path in the traced program."""
+    """The kind of a loop, from its path in the traced program."""
     if path.endswith("layers/while"):
         return LAYER
     if re.search(rf"\b{logprobs.SCOPE}\)*/while$", path):
         return VOCABULARY
     if re.search(rf"\b{optimizer_offload.SCOPE}\)*/while$", path):
         return OTHER
-    if re.search(rf"\b{exchange.SCOPE}\)*/while$", path):
+    if re.search(rf"\b{expert_all_to_all.SCOPE}\)*/while$", path):
         return ROUND
     return MICROBATCH if path.count("while") == 1 else OTHER
 
 
 def seconds(account: Account, topology: Topology) -> dict[str, float]:
-    """Estimates for a whole update at the published peaks: of products, of memory, of the links between
-    devices; and their
-    "overlapped", the largest of the three for each loop. No program reaches them."""
+    """Estimated seconds of a whole update at the published peaks, which no program reaches.
+
+    They are those of products, of memory, and of the links between devices. "overlapped" sums the largest of
+    the three in each loop.
+    """
     totals = {"products": 0.0, "memory": 0.0, "links": 0.0, "overlapped": 0.0}
     for name, work in account.loops.items():
         one = {
@@ -186,27 +199,34 @@ def seconds(account: Account, topology: Topology) -> dict[str, float]:
 
 
 def on_links(work: works.Work, topology: Topology) -> float:
-    """Seconds that what a device sends takes."""
+    """Seconds that a device takes to send its bytes."""
     return work.within / topology.link + work.between / (topology.hosts_link or topology.link)
 
 
 def hosts_of(mesh: Mesh) -> list[int]:
-    """Whose each device of a mesh's programs is."""
+    """The host of each device of a mesh's programs."""
     return [device.process_index for device in mesh.devices.flat]
 
 
 def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> dict[str, works.Work]:
-    """What a program does by kind of loop, with the operations of kernels. In attention the pairs of the load meet; a
-    grouped product takes each token as often as it has experts, an equal part of that in each round of an exchange."""
+    """A program's work by kind of loop, with the operations of its kernels.
+
+    Attention multiplies the pairs of the load. A grouped product takes each token once per expert; each round
+    of an exchange takes an equal part of these.
+    """
     tensor, tokens = mesh.shape["tensor"], size.rows * size.length // sharding.context_parts(mesh)
     pairs = tokens * model.num_experts_per_tok if model.sparse_layers else 0
-    rounds = exchange.even_rounds(pairs, mesh.shape["expert"]) if pairs and mesh.shape["expert"] > 1 else 1
+    rounds = (
+        expert_all_to_all.even_rounds(pairs, mesh.shape["expert"])
+        if pairs and mesh.shape["expert"] > 1
+        else 1
+    )
     # 2 operations for each pair, and for each weight of an expert.
     attention = 2 * model.num_attention_heads * model.head_dim / tensor
     experts = 2 * pairs / rounds * model.hidden_size * (model.moe_intermediate_size or 0) / tensor
 
     def operations(path: str) -> float:
-        if "grouped_product" in path:
+        if "grouped_matmul" in path:
             return experts
         return next((attention * _PRODUCTS[word] * n for word, n in load.pairs.items() if word in path), 0)
 
@@ -216,8 +236,11 @@ def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> d
 
 
 def by_kind(found: Mapping[tuple[Loop, ...], works.Work], rounds: int) -> dict[str, works.Work]:
-    """By the innermost loop of a known kind. A loop inside of that counts as often as it runs; where that is not known
-    a loop over rounds so often, another one once."""
+    """Sums the work by the innermost loop of a known kind around it.
+
+    A loop inside that one multiplies its work by its trips. Where these are not known, a loop over rounds
+    counts `rounds` times, any other loop once.
+    """
     parts: dict[str, list[tuple[int, works.Work]]] = {}
     turns = lambda loop: loop.trips or (rounds if loop.kind == ROUND else 1)
     for loops, work in found.items():

@@ -1,4 +1,4 @@
-"""The compiler's account of a config's programs as text."""
+"""The compiler's account of a config's programs, as text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 def compiled(
     config: ConfigDict, name: str, size: programs.Size, lengths: batches.Lengths | None = None
 ) -> str:
-    """Markdown: for each program its memory by part, beside the plan's; its work by loop; its estimated time;
-    and, where it does not fit, what to change. config: of a run. name: of a topology. lengths: of the rollouts that the
-    time is estimated for; None: each fills a row.
+    """Compiles a run's programs for a topology and reports in Markdown.
 
-    Raises ValueError where the compilers are not installed or the topology, the mesh or the model does not
-    allow it.
+    Each program has its memory by part beside the plan's, its work by loop and its estimated time. If it does
+    not fit, the report says what to change.
+
+    Args:
+      config: of a run.
+      name: of a topology.
+      lengths: of the rollouts for which the time is estimated. None: each fills a row.
+
+    Raises:
+      ValueError: the compilers are not installed, or the topology, the mesh or the model does not allow it.
     """
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
@@ -33,7 +39,8 @@ def compiled(
     accounts = programs.compile_programs(config, model, mesh, topology, size, plan.USABLE, load)
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     lines = [
-        f"{config.model} on {name} ({sizes}), {size.rows} row(s) of {size.length:,} tokens per device, GB per device",
+        f"{config.model} on {name} ({sizes}), {size.rows} row(s) of {size.length:,} tokens per device, "
+        "GB per device",
         "",
         f"The batch: {load.rows:,} rows, {load.full:.0%} full, in {load.microbatches} micro-batch(es).",
     ]
@@ -62,15 +69,18 @@ def compiled(
     if planned.cache:
         lines += [
             "",
-            f"**rollouts**: {planned.rollouts / GB:.1f} GB by plan, {planned.cache / GB:.1f} of them the cache when it is "
-            "full; --program=decode compiles them.",
+            f"**rollouts**: {planned.rollouts / GB:.1f} GB by plan, {planned.cache / GB:.1f} of them the "
+            "cache when it is full; --program=decode compiles them.",
         ]
     return "\n".join(lines)
 
 
 def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
-    """Markdown: what the in-process engine takes of the topology `name` to sample a token of each of `rows` conversations,
-    with a cache of so many columns (tokens) each. Raises ValueError as `compiled` does, and where it does not fit."""
+    """Reports in Markdown what the in-process engine takes of a topology to sample a token.
+
+    name: the topology. rows: conversations that each sample a token. columns: tokens that the cache has for
+    each. Raises ValueError as `compiled` does, and where the cache does not fit.
+    """
     topology, model = TOPOLOGIES[name], plan.load_model(config.model)
     axes = dict(plan.make_mesh(topology, config.mesh).shape)
     mesh = sharding.make_mesh(**axes, devices=devices.describe(topology))
@@ -84,8 +94,8 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
         if not programs.REFUSED.search(str(error)):
             raise
         raise ValueError(
-            f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass fewer --rows, a "
-            "smaller --row_length, or fewer tokens in pages (--config.engine.cache_tokens)."
+            f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass "
+            "fewer --rows, a smaller --row_length, or fewer tokens in pages (--config.engine.cache_tokens)."
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
@@ -97,13 +107,14 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
     kept = plan.plan(model, run.learner, mesh, rows=1, length=run.learner.row_length, run=run).kept
     together = kept + found.cache + found.work
     return (
-        f"{text}\n\nWith the parameters, reference and moments that the learner keeps beside it, by plan: {together / GB:.1f} GB of "
-        f"{topology.memory / GB:.0f}, which {'fits' if together <= plan.USABLE * topology.memory else 'does not fit'}."
+        f"{text}\n\nWith the parameters, reference and moments that the learner keeps beside it, by plan: "
+        f"{together / GB:.1f} GB of {topology.memory / GB:.0f}, which "
+        f"{'fits' if together <= plan.USABLE * topology.memory else 'does not fit'}."
     )
 
 
 def _beside(account: programs.Account, engine: int) -> programs.Account:
-    """The account, with the weights of an in-process engine among what the device holds meanwhile."""
+    """Adds the weights of an in-process engine to what the device holds during the program."""
     if not engine:
         return account
     parts = account.parts and {**account.parts, "engine": engine}
@@ -111,7 +122,7 @@ def _beside(account: programs.Account, engine: int) -> programs.Account:
 
 
 def _verdict(account: programs.Account) -> str:
-    """In GB (10**9) and GiB, since compilers and vendors count differently."""
+    """States peak and limit in GB (10**9) and GiB, since compilers and vendors count differently."""
     word = "fits" if account.fits else "does not fit"
     both = lambda x: f"{x / GB:.1f} GB ({x / programs.GIB:.1f} GiB)"
     return f"{word}, {both(account.peak)} of {both(account.limit)}."
@@ -120,8 +131,9 @@ def _verdict(account: programs.Account) -> str:
 def _host(size: int, topology: Topology) -> str:
     there = 2 * size / topology.host_link
     return (
-        f"Of the host's memory {size / GB:.1f} GB for each device. To go from there and back takes {there:.1f} s of an "
-        f"update at {topology.host_link / GB:.0f} GB/s each way; that is not in the estimate below."
+        f"Of the host's memory {size / GB:.1f} GB for each device. To go from there and back takes "
+        f"{there:.1f} s of an update at {topology.host_link / GB:.0f} GB/s each way; that is not in the "
+        "estimate below."
     )
 
 
@@ -134,7 +146,8 @@ def _memory(account: programs.Account) -> list[str]:
 
 def _work(account: programs.Account, topology: Topology) -> list[str]:
     lines = [
-        "| in | times per update | operations, 10^12 | bytes, GB, at most | collectives (bytes of whole arrays, GB) |",
+        "| in | times per update | operations, 10^12 | bytes, GB, at most "
+        "| collectives (bytes of whole arrays, GB) |",
         "|---|---:|---:|---:|---|",
     ]
     for name, times in account.times.items():
@@ -143,7 +156,8 @@ def _work(account: programs.Account, topology: Topology) -> list[str]:
             continue
         moved = ", ".join(f"{n} {op} ({size / GB:.3f})" for op, (n, size) in sorted(work.collectives.items()))
         lines.append(
-            f"| {name} | {times:,} | {work.operations / 1e12:.3f} | {work.bytes / GB:.2f} | {moved or 'none'} |"
+            f"| {name} | {times:,} | {work.operations / 1e12:.3f} | {work.bytes / GB:.2f} "
+            f"| {moved or 'none'} |"
         )
     s = programs.seconds(account, topology)
     sent = [
@@ -154,7 +168,8 @@ def _work(account: programs.Account, topology: Topology) -> list[str]:
     over = ways if topology.hosts > 1 and topology.hosts_link else ""
     lines += [
         "",
-        f"Estimate, no measurement, at published peaks: products {s['products']:.1f} s, memory {s['memory']:.1f} s, "
-        f"links {s['links']:.1f} s{over}; {s['overlapped']:.1f} s where the three overlap. No program reaches these peaks.",
+        f"Estimate, no measurement, at published peaks: products {s['products']:.1f} s, "
+        f"memory {s['memory']:.1f} s, links {s['links']:.1f} s{over}; {s['overlapped']:.1f} s where the "
+        "three overlap. No program reaches these peaks.",
     ]
     return lines

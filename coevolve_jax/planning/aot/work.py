@@ -1,6 +1,6 @@
-"""What a compiled program does: operations, bytes and collectives, by the loop in which they are.
+"""The work of a compiled program: operations, bytes and collectives, by the loops around them.
 
-XLA's own account of a program (`cost_analysis`) takes a loop's body once, so it says nothing of a program of
+XLA's own account of a program (`cost_analysis`) counts a loop's body once. So it says nothing of a program of
 loops. Here every instruction belongs to the loops around it.
 """
 
@@ -18,7 +18,7 @@ from coevolve_jax.planning.aot.groups import groups
 from coevolve_jax.planning.aot.hlo import Computations, Instruction, Loop, parse, shapes, size_of, walk
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-# Give another view of what is there, or stand for what other instructions do.
+# Instructions that give another view of an array, or stand for the work of other instructions.
 _FREE = {
     *(
         "parameter",
@@ -36,12 +36,15 @@ _FREE = {
 
 
 class Work(NamedTuple):
-    """Of one device in one pass through a loop's body, without the loops in it.
+    """The work of one device in one pass through a loop's body, without the loops in it.
 
-    operations: of matrix products, two for each multiplication and addition. bytes: operands and results of
-    all instructions, as they go to and from memory at most. collectives: name -> (how many, bytes of the
-    whole arrays). kernels: name -> calls of kernels that are written by hand, whose work XLA does not know. within,
-    between: bytes that a device sends in collectives of one host's devices, and in those of several hosts'.
+    Attributes:
+      operations: those of matrix products, two for each multiply-add.
+      bytes: operands and results of all instructions: the most that goes to and from memory.
+      collectives: name -> (how many, bytes of the whole arrays).
+      kernels: name -> calls of hand-written kernels, whose work XLA does not know.
+      within: bytes that a device sends in collectives among one host's devices.
+      between: bytes that it sends in collectives among several hosts' devices.
     """
 
     operations: float
@@ -55,15 +58,18 @@ class Work(NamedTuple):
 def by_loop(
     text: str, kinds: Callable[[str], str], hosts: Sequence[int] = ()
 ) -> dict[tuple[Loop, ...], Work]:
-    """Loops around an instruction, outermost first -> what is done there. kinds: a loop's path in the traced
-    program -> its kind. hosts: whose each of the program's devices is; without
-    them what devices send is not counted."""
+    """Maps loops, outermost first, to the work directly inside them.
+
+    kinds: maps a loop's path in the traced program to its kind. hosts: the host of each of the program's
+    devices. Without them the bytes that devices send are not counted.
+    """
     entry, computations = parse(text)
     types = {i.name: i.type for body in computations.values() for i in body}
     found: dict[tuple[Loop, ...], list[Work]] = collections.defaultdict(list)
     chains: set[str] = set()
     for loops, instruction, fused in walk(computations, entry, (), kinds):
-        # On TPUs a collective may go on beside several products, each of which then names it: it counts where it starts.
+        # On TPUs a collective may overlap with several products, each of which then names it. Count it where
+        # it starts.
         if chain := instruction.attribute(r'\bchain_id="(\d+)"'):
             if chain in chains:
                 continue
@@ -93,7 +99,7 @@ def _one(
 
 
 def total(parts: Iterable[tuple[int, Work]]) -> Work:
-    """The sum of work that is done so many times."""
+    """Sums work, each part as often as it is done."""
     operations, moved, within, between = 0.0, 0.0, 0.0, 0.0
     collectives: dict[str, tuple[int, float]] = {}
     kernels: collections.Counter[str] = collections.Counter()
@@ -110,8 +116,10 @@ def total(parts: Iterable[tuple[int, Work]]) -> Work:
 
 
 def _sent(name: str, size: float, groups: np.ndarray, hosts: Sequence[int]) -> tuple[float, float]:
-    """Bytes that each device sends around a ring of its group, of one host and of several. An all-reduce goes around
-    twice."""
+    """Bytes that each device sends around a ring of its group: (within one host, between hosts).
+
+    An all-reduce goes around twice.
+    """
     if name == "collective-permute":
         sent = size if len(groups) else 0.0
     else:
@@ -122,16 +130,15 @@ def _sent(name: str, size: float, groups: np.ndarray, hosts: Sequence[int]) -> t
 
 
 def _whole(i: Instruction, types: Mapping[str, str]) -> float:
-    """Bytes of the arrays of a collective where they are whole: what is gathered, or what is to be scattered
-    or added."""
+    """Bytes of a collective's arrays where they are whole: gathered, or yet to be scattered or added."""
     given = sum(size_of(types[name]) for name in i.operands)
     own = sum(bits * math.prod(shape) / 8 for bits, shape in shapes(i.type) if shape)  # semaphores have none
-    started = i.opcode.endswith("-start") and i.type.startswith("(")  # whose type has the operands too
+    started = i.opcode.endswith("-start") and i.type.startswith("(")  # its type lists the operands too
     return max(given, own - given if started else own)
 
 
 def _product(i: Instruction, types: Mapping[str, str]) -> float:
-    """Operations of a product of matrices, which on TPUs is a convolution."""
+    """Operations of a matrix product, which is a convolution on TPUs."""
     result = math.prod(shapes(i.type)[0][1])
     left, right = (shapes(types[name])[0][1] for name in i.operands[:2])
     if i.opcode == "dot":
@@ -147,7 +154,7 @@ def _product(i: Instruction, types: Mapping[str, str]) -> float:
 
 
 def _taps(i: Instruction, axis: int, given: int, kernel: int, made: int) -> int:
-    """Pairs of a result and a place of the kernel that meet a number and no padding, along one axis."""
+    """Counts pairs of a result and a kernel place along one axis that meet a number, not padding."""
     window = i.attribute(r"window=\{([^}]*)\}") or ""
 
     def value(name: str, default: str) -> str:
@@ -161,8 +168,10 @@ def _taps(i: Instruction, axis: int, given: int, kernel: int, made: int) -> int:
 
 
 def _moved(i: Instruction, types: Mapping[str, str], computations: Computations) -> float:
-    """Bytes of an instruction's operands and results; of an array of which it takes or writes a slice, the
-    slice's."""
+    """Bytes of an instruction's operands and results.
+
+    If it takes or writes a slice of an array, the slice's bytes count.
+    """
     if i.opcode in ("dynamic-slice", "slice", "gather"):
         return 2 * size_of(i.type)
     if i.opcode == "dynamic-update-slice":

@@ -18,7 +18,9 @@ from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as TaskLimits
 from coevolve_jax.rollout.agent import Limits
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.types import Call, Task
 
 PYTHON = ""
@@ -45,18 +47,9 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
                 scenario = _offer(scenarios[toolset], toolset, rng)
                 contexts.append(unguided(scenario, f"pretrain-{contexts_made}"))
                 contexts_made += 1
-            verdicts = synthesize(
-                roles,
-                bfcl.tools,
-                pool,
-                contexts,
-                TaskLimits(proposals=4),
-                rounds=2,
-                steps=10,
-                rng=rng,
-                kind="initial",
-                first_id=5 * contexts_made,
-            ).verdicts
+            settings = Settings(TaskLimits(proposals=4), rounds=2, steps=10)
+            birth = Birth("initial", first_id=5 * contexts_made)
+            verdicts = run_pipeline(roles, bfcl.tools, pool, contexts, settings, birth, rng).verdicts
             before = len(tasks)
             for task in (v.task for v in verdicts if v.task is not None):
                 tasks.setdefault(

@@ -14,7 +14,9 @@ from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as TaskLimits
 from coevolve_jax.rollout.agent import Limits
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import synthesize
+from coevolve_jax.synthesis.lineage import Birth
+from coevolve_jax.synthesis.pipeline import run_pipeline
+from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.types import Call, Task
 
 PYTHON = ".tau2/bin/python"
@@ -55,18 +57,9 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
             drawn = rng.integers(len(states), size=min(64, 1 + count // PROPOSALS))
             contexts = [unguided(states[i], f"pretrain-{made + n}") for n, i in enumerate(drawn)]
             made += len(contexts)
-            verdicts = synthesize(
-                roles,
-                tools,
-                pool,
-                contexts,
-                TaskLimits(PROPOSALS),
-                rounds=3,
-                steps=10,
-                rng=rng,
-                kind="initial",
-                first_id=(PROPOSALS + 1) * made,
-            ).verdicts
+            settings = Settings(TaskLimits(PROPOSALS), rounds=3, steps=10)
+            birth = Birth("initial", first_id=(PROPOSALS + 1) * made)
+            verdicts = run_pipeline(roles, tools, pool, contexts, settings, birth, rng).verdicts
             before = len(tasks)
             for task in (v.task for v in verdicts if v.task is not None):
                 tasks.setdefault(family.task_key(task), task)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from coevolve_jax import envs
 from coevolve_jax.envs.textworld import commands
 from coevolve_jax.explorers import scripted
-from coevolve_jax.explorers.base import Goal, Solution
+from coevolve_jax.explorers.base import Goal
 from coevolve_jax.explorers.base import Limits as TaskLimits
 from coevolve_jax.rollout.agent import Limits
 from coevolve_jax.synthesis.explore import explore, unguided
@@ -76,11 +76,14 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
     return list(tasks.values())[:count]
 
 
-def as_played(goals: Sequence[Goal]) -> list[Solution | None]:
+def as_played(goals: Sequence[Goal]) -> list[Goal | None]:
     """Instead of a goal's own steps, which need others, the first of its round: as many, and nothing to execute again."""
     rounds = [(goal, goal.exploration.triplets[goal.wanted[0]].round) for goal in goals]
     steps = [[t for t in goal.exploration.triplets if t.round == number] for goal, number in rounds]
-    return [Solution(tuple(played[: len(goal.wanted)]), ()) for goal, played in zip(goals, steps)]
+    return [
+        dataclasses.replace(goal, steps=tuple(played[: len(goal.wanted)]))
+        for goal, played in zip(goals, steps)
+    ]
 
 
 def sibling(call: Call) -> Call:

@@ -1,0 +1,54 @@
+"""The rows of explorations.jsonl: what was done under a context, and what was made of it."""
+
+from __future__ import annotations
+
+from coevolve_jax.explorers.base import Exploration, Proposal
+from coevolve_jax.synthesis.leakage import Near
+from coevolve_jax.synthesis.validate import Verdict
+
+OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
+
+
+def exploration_row(exploration: Exploration, step: int) -> dict:
+    """The reflection and what was done under it. "proposals" is empty: `proposal_row` makes its entries."""
+    context = exploration.context
+    return {
+        "step": step,
+        "context": {
+            "id": context.id,
+            "signal": context.signal,
+            "task": context.task.id,
+            "summary": context.summary,
+            "failure_cause": context.failure_cause,
+            "instability_pattern": context.instability_pattern,
+            "focus_pattern": list(context.focus_pattern),
+            "avoid": list(context.avoid),
+            "must": list(context.must),
+        },
+        "triplets": [
+            {
+                "index": t.index,
+                "round": t.round,
+                "call": t.call.to_json(),
+                "observation": t.observation.text[:OBSERVED],
+                "error": t.observation.error,
+            }
+            for t in exploration.triplets
+        ],
+        "proposals": [],
+    }
+
+
+def proposal_row(proposal: Proposal, verdict: Verdict, refusal: str | None, leak: Near | None) -> dict:
+    """What became of a proposal. refusal: why D_t does not take it; None: it does. leak: the evaluation task that it is
+    too near to."""
+    valid = verdict.task is not None
+    return {
+        "task": verdict.task.id if verdict.task is not None and refusal is None else None,
+        "description": proposal.description,
+        "triplets": list(proposal.triplets),
+        "verdict": "refused" if valid and refusal else verdict.verdict,
+        "reason": refusal or verdict.reason,
+        **({"near": leak.to_json()} if leak else {}),
+        **({"solved": verdict.solved} if verdict.solved is not None else {}),
+    }

@@ -1,0 +1,324 @@
+"""What a config is told before anything is computed: mistyped values, settings without effect, a training set that never grows."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax import config_idle, config_kinds, schedule
+from coevolve_jax.comparison import plan
+from coevolve_jax.config import load_file, override
+from coevolve_jax.records.workdir import fork
+from coevolve_jax.strategies.base import SHARED, evolves
+from coevolve_jax.train import train
+from tests.support.paths import ROOT
+
+FILES = sorted((ROOT / "configs").glob("*.py"))
+TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
+LLM = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=llm")
+POLICY = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=policy")
+OURS = ("coevolve", "random", "static", "blame", "oracle")
+NASTY = (
+    float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",), [None],
+    None, True, False, {}, {"a": 1}, b"x", 1j,
+)  # fmt: skip
+
+
+def keys(config: ConfigDict) -> list[str]:
+    sections = [(f"{name}.", part) for name, part in config.items() if isinstance(part, ConfigDict)]
+    single = [name for name, part in config.items() if not isinstance(part, ConfigDict)]
+    return single + [prefix + name for prefix, part in sections for name in part]
+
+
+def value(config: ConfigDict, key: str):
+    section, _, name = key.rpartition(".")
+    return (config[section] if section else config)[name]
+
+
+def with_any(config: ConfigDict, key: str, value) -> ConfigDict:
+    """A copy that holds the value there, of whatever type, as a file of one's own might."""
+    made = config.to_dict()
+    section, _, name = key.rpartition(".")
+    (made[section] if section else made)[name] = value
+    return ConfigDict(made)
+
+
+MADE = [
+    *((TINY, key) for key in keys(TINY)),
+    *((made, key) for made in (LLM, POLICY) for key in keys(made) if key.startswith("explorer.")),
+]
+
+
+@pytest.mark.parametrize("config, key", MADE, ids=[f"{c.explorer.name}-{key}" for c, key in MADE])
+def test_any_value_is_taken_or_refused_by_name(config, key):
+    before, taken = value(config, key), []
+    for nasty in NASTY:
+        try:
+            configs.check(with_any(config, key, nasty))
+            taken.append(nasty)
+        except ValueError as error:
+            assert key in str(error), (key, nasty, str(error))
+            assert "\n" not in str(error)
+    kind = type(before)
+    alike = (
+        (int,)
+        if kind is int
+        else (int, float)
+        if kind is float
+        else (tuple, list)
+        if kind is tuple
+        else (kind,)
+    )
+    for nasty in taken:  # nothing of another kind
+        assert isinstance(nasty, alike) and (kind is bool or not isinstance(nasty, bool)), (key, nasty)
+
+
+def test_a_section_that_is_none_is_named():
+    with pytest.raises(
+        ValueError, match="config.learner is 3: it must be a section, with the key warmup_steps"
+    ):
+        configs.check(with_any(TINY, "learner", 3))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_key_of_a_config_file_has_a_kind(path):
+    config = load_file(path)
+    known = {
+        *config_kinds.KIND,
+        *(f"strategy.{name}" for name in config.strategy),
+        *(f"explorer.{n}" for n in config.explorer),
+    }
+    assert set(keys(config)) <= known
+    configs.check(config)
+
+
+# When D_t evolves
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 15),
+    st.integers(0, 12),
+    st.integers(0, 3),
+    st.integers(0, 40),
+)
+def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahead, first):
+    config = override(
+        TINY,
+        {"steps": steps, "evolution.every": every, "evolution.settle_steps": settle, "evolution.overlap": min(overlap, every),
+         "rollout.max_staleness": ahead},
+    )  # fmt: skip
+    due = [
+        s
+        for s in range(first, steps)
+        if (s + 1) % every == 0 and s + 1 + min(overlap, every) <= steps - settle
+    ]
+    assert [s for s in range(first, steps) if evolves(config, s)] == due
+    assert schedule.still_evolves(config, first) == bool(due)
+    if settle > ahead and due:
+        configs.check_evolution(config, first)
+        # The batch of a step is drawn max_staleness steps before: what is born last is still in one.
+        assert max(due) + 1 + min(overlap, every) + ahead < steps
+        return
+    with pytest.raises(ValueError) as refused:
+        configs.check_evolution(config, first)
+    if settle <= ahead:
+        assert (
+            f"config.evolution.settle_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
+            in str(refused.value)
+        )
+        return
+    least = int(str(refused.value).partition("a run of ")[2].partition(" ")[0])
+    configs.check_evolution(override(config, {"steps": least}), first)
+    with pytest.raises(ValueError, match="or name the strategy static, which this run would be"):
+        configs.check_evolution(override(config, {"steps": least - 1}), first)
+
+
+def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
+    never = {"steps": 1, "evolution.settle_steps": 1, "rollout.max_staleness": 3}
+    for name in (
+        "static",
+        "tests.support.strategies.memory",
+        "tests.support.strategies.curriculum",
+    ):  # two of them do not say
+        configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
+    for name in set(OURS) - {"static"}:
+        with pytest.raises(ValueError, match="settle_steps is 1: it must be above"):
+            configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
+
+
+def test_train_refuses_before_anything_is_made(tmp_path):
+    with pytest.raises(ValueError, match="config.steps is 19, .* strategy coevolve first .* a run of 20 "):
+        train(override(TINY, {"steps": 19}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fork_with_another_strategy_must_come_to_evolve(tmp_path):
+    folder = tmp_path / "run" / "checkpoints" / "step_00000050"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (tmp_path / "run" / "config.json").write_text(
+        configs.to_json(override(TINY, {"strategy.name": "static"}))
+    )
+    with pytest.raises(ValueError, match="from step 50 on strategy random first .* a run of 70 "):
+        fork(tmp_path / "run", 50, tmp_path / "fork", {"strategy.name": "random"})
+
+
+# Settings that have no effect
+
+# key, another value than the default, what makes it idle, and what of it has to be otherwise for it to act (None: as shipped).
+IDLE = (
+    ("learner.clip_low", 0.3, {"learner.tis_cap": 2.0}, [{}, {"learner.tis_cap": 2.0, "learner.epochs": 2}]),
+    ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0}, [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
+    ("learner.constant_length", 9, {}, [{"learner.aggregate": "constant"}]),
+    ("learner.kl_bound", 5.0, {"learner.kl": "none"}, [{}]),
+    ("learner.kl_bound", 5.0, {"learner.kl_coef": 0.0}, [{}]),
+    ("learner.kl_coef", 0.5, {"learner.kl": "none"}, [{}]),
+    ("learner.kl", "k1", {"learner.kl_coef": 0.0}, [{}]),
+    ("learner.decay_steps", 9, {}, [{"learner.schedule": "linear"}]),
+    ("learner.final_rate", 0.5, {}, [{"learner.schedule": "linear"}]),
+    ("learner.decay_embeddings", True, {}, [{"learner.weight_decay": 0.1}]),
+    ("learner.decay_embeddings", True, {"learner.weight_decay": 0.1, "learner.lora_rank": 2}, []),
+    ("learner.skip_dead_groups", False, {"learner.dynamic_sampling": 1}, [{}]),
+    ("learner.skip_dead_groups", False, {"learner.group_filter": True}, [{}]),
+    ("learner.lora_alpha", 8.0, {}, [{"learner.lora_rank": 2}]),
+    ("learner.lora_targets", "layers/.*", {}, [{"learner.lora_rank": 2}]),
+    ("learner.router_balance", 0.1, {"model": str(ROOT / "models" / "tiny_qwen3")}, [{"model": "nowhere"}]),
+    ("data.sampling_floor", 0.2, {}, [{"data.sampling": "variance"}]),
+    ("data.leak_embedding_threshold", 0.5, {}, [{"data.leak_embedding": "os.path.join"}]),
+    ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
+    ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
+    ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
+    ("data.new_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
+    ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
+    ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
+    ("evolution.settle_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
+    ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
+    ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),
+    ("evolution.executions", 2, {"evolution.validate": False}, [{}]),
+    ("evaluation.balanced_candidates", 9, {}, [{"evaluation.balanced_tasks": 3}]),
+    ("logging.trajectories_every", 3, {"logging.trajectories": 0}, [{}]),
+    ("engine.sharded", True, {}, [{"mesh.data": 2}]),
+    ("engine.cache_tokens", 4096, {"engine.name": "sglang"}, [{}]),
+    ("engine.attempts", 3, {}, [{"engine.name": "sglang"}]),
+    ("engine.arguments", "--dp-size=2", {}, [{"engine.name": "sglang"}]),
+    ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"}, [{"engine.name": "sglang"}]),
+    ("engine.push_folder", "here", {"engine.name": "sglang", "engine.push": "distributed"}, [{"engine.name": "sglang"}]),
+    ("environment.toolsets", ("MathAPI",), {"environment.name": "tau2"}, [{}, {"environment.name": "my.own"}]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key, value, without, acting", IDLE)
+def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value, without, acting):
+    (told,) = [
+        n for n in config_idle.notes(override(TINY, {**without, key: value})) if key in n.partition(" = ")[0]
+    ]
+    assert told.startswith(f"config.{key} = {value!r} has no effect: ") and told.endswith(".")
+    assert key in config_idle.idle(override(TINY, without))
+    for changes in acting:
+        made = override(TINY, {**changes, key: value})
+        assert key not in config_idle.idle(made)
+        assert not [n for n in config_idle.notes(made) if n.startswith(f"config.{key} ")]
+
+
+def test_settings_of_explorers_that_have_no_effect():
+    told = lambda config, **changes: [
+        n.split()[0]
+        for n in config_idle.notes(override(config, {f"explorer.{k}": v for k, v in changes.items()}))
+    ]
+    assert told(LLM, budget_money=5.0) == ["config.explorer.budget_money"]
+    assert told(LLM, budget_money=5.0, price_in=1.0) == []
+    assert told(LLM, offline=True, timeout=5.0) == ["config.explorer.timeout"]
+    for config in (LLM, POLICY):
+        rules = dict.fromkeys(configs.PARTS, "scripted")
+        assert told(config, **rules) == [] and told(config, temperature=0.1) == []
+        assert told(config, **rules, temperature=0.1, solve=2) == ["config.explorer.temperature"]
+
+
+def test_every_rule_is_tried_here_and_knows_the_defaults():
+    tried = {key for key, *_ in IDLE}
+    for rule in config_idle.RULES:
+        for key, neutral in rule.keys.items():
+            assert key in tried or key.split(".")[0] in ("engine", "explorer", "environment", "signals"), key
+            config = LLM if key.startswith("explorer.") else TINY
+            if neutral and key in keys(config):
+                assert value(config, key) == neutral[0], key
+
+
+def test_a_share_of_new_tasks_acts_where_a_fork_has_some():
+    made = override(TINY, {"strategy.name": "static", "data.new_share": 0.25})
+    assert config_idle.notes(made) and not config_idle.notes(made, fresh=False)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_config_file_has_a_setting_without_effect(path):
+    config = load_file(path)
+    configs.check_evolution(config)
+    # The test's settings are frozen, and another of its arms reads this one.
+    frozen = ["config.evolution.contexts"] if path.stem == "bfcl_headroom_test" else []
+    assert [note.split()[0] for note in config_idle.notes(config)] == frozen
+    if path.stem not in ("bfcl_headroom", "bfcl_headroom_test"):  # for either engine
+        assert not config_idle.notes(load_file(path, "engine=native"))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_strategies_name_keys_that_there_are(name):
+    told = configs.reads(override(TINY, {"strategy.name": name}))
+    assert told is not None and told <= set(SHARED) <= set(keys(TINY))
+
+
+def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
+    """At the start, before it is known that the model's folder holds none."""
+    config = override(TINY, {"learner.tis_cap": 2.0, "learner.clip_high": 0.28, "model": str(tmp_path)})
+    with pytest.raises(ValueError, match="config.json"):
+        train(config, tmp_path / "run")
+    assert "config.learner.clip_high = 0.28 has no effect: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arms, grid, given, why",
+    [
+        (["static"], ["evolution.every=5,10"], {}, "config.evolution.every has no effect in any arm .the strategy static does"),
+        (["static", "coevolve"], ["evolution.every=5,10"], {}, ""),  # static is what each setting is compared with
+        (["static", "random"], ["evolution.contexts=5,10"], {}, "config.evolution.contexts has no effect in any arm"),
+        (["coevolve"], ["learner.clip_high=0.2,0.28", "learner.tis_cap=0,2"], {}, "clip_high has no effect .* at learner.tis_cap=2"),
+        (["coevolve"], ["learner.clip_high=0.2,0.28"], {}, ""),
+        (["static", "prioritised"], ["data.sampling_floor=0.1,0.2"], {}, ""),
+        (["coevolve"], [], {"learner.lora_alpha": 8.0}, "config.learner.lora_alpha has no effect in any arm .config.learner.lora"),
+        (["coevolve", "static"], ["evolution.every=10,60"], {}, "coevolve.evolution.every=60 cannot run: config.steps is 60"),
+        (["static"], ["steps=5"], {}, ""),  # the config's own strategy is no arm
+        (["static", "random"], ["steps=5"], {}, "random.steps=5 cannot run: config.steps is 5"),
+    ],
+)  # fmt: skip
+def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
+    config = override(TINY, given)
+    cells = plan.cells(arms, [0, 1], plan.grid(config, grid))
+    if not why:
+        return plan.check_configs(config, cells, given)
+    with pytest.raises(ValueError, match=why):
+        plan.check_configs(config, cells, given)
+
+
+# What counts as the same run
+
+
+def test_what_servers_are_told_is_part_of_the_digest():
+    told = override(TINY, {"engine.arguments": "--quantization fp8"})
+    assert configs.digest(told) != configs.digest(TINY)
+    older = TINY.to_dict()
+    del older["engine"]["arguments"]
+    assert configs.numbers(older) == configs.numbers(TINY.to_dict())
+    assert configs.digest(override(TINY, {"engine.url": "http://elsewhere"})) == configs.digest(TINY)
+
+
+def test_the_threshold_of_features_is_never_off_and_a_section_is_no_none():
+    for bad in (0.0, -1.0, 2.0):
+        with pytest.raises(ValueError, match="config.data.leak_threshold is"):
+            configs.check(override(TINY, {"data.leak_threshold": bad}))
+    broken = ConfigDict(TINY.to_dict())
+    with broken.ignore_type():
+        broken.mesh = None
+    with pytest.raises(ValueError, match="config.mesh is None: it must be a section"):
+        configs.check(broken)

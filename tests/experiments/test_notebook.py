@@ -1,0 +1,194 @@
+"""The notebook, executed from top to bottom in a real kernel with small parameters, and what its cells show."""
+
+import base64
+import json
+import os
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from coevolve_jax import tfds_tasks
+from coevolve_jax.comparison import results
+from coevolve_jax.config import check, load_file, override
+from coevolve_jax.planning import plan
+from coevolve_jax.types import Task
+from tests.support.paths import ROOT
+
+NOTEBOOK = ROOT / "experiments" / "notebooks" / "small_ablation.ipynb"
+SMALL = {
+    "CONFIG": "configs/bfcl_tiny.py",
+    "ARMS": ["random", "coevolve"],
+    "SEEDS": 1,
+    "JOBS": 2,
+    "SIZES": {
+        "steps": 2,
+        "data.initial_tasks": 6,
+        "rollout.tasks_per_step": 2,  # the shapes are test_train.py's, whose compiled programs serve here too
+        "rollout.group_size": 4,
+        "evolution.every": 1,
+        "evolution.settle_steps": 1,
+        "evolution.tasks": 2,
+        "evolution.contexts": 4,
+        "signals.rare_percent": 100.0,  # whoever acts shows a weakness
+        "evaluation.tasks": 4,
+        "evaluation.samples": 1,
+        "environment.workers": 1,
+        "engine.max_concurrency": 8,
+        "learner.rows_per_microbatch": 2,
+    },
+}
+
+
+def notebook():
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def tagged(cell, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", ())
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory, environ):
+    """Its cells by id, less those for Colab, and the folder of its comparison."""
+    folder = tmp_path_factory.mktemp("notebook")
+    made, workdir = notebook(), folder / "ablation"
+    made.cells = [cell for cell in made.cells if not tagged(cell, "colab-only")]
+    (parameters,) = [cell for cell in made.cells if tagged(cell, "parameters")]
+    names = set(re.findall(r"^(\w+) = ", parameters.source, re.MULTILINE))
+    assert names == {*SMALL, "WORKDIR"}
+    small = "\n".join(f"{name} = {value!r}" for name, value in SMALL.items())
+    parameters.source = f"{small}\nWORKDIR = Path({str(workdir)!r})"
+    environment = {
+        **environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), environ["PYTHONPATH"]]),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+    }
+    client = NotebookClient(
+        made, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    )
+    client.execute(env=environment)
+    return {cell.id: cell for cell in made.cells}, workdir
+
+
+def printed(cell) -> str:
+    return "".join(out.text for out in cell.outputs if out.output_type == "stream" and out.name == "stdout")
+
+
+def shown(cell, kind: str) -> list[str]:
+    return [out.data[kind] for out in cell.outputs if kind in out.get("data", {})]
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_table_has_the_numbers_of_the_comparison(executed):
+    cells, workdir = executed
+    comparison = json.loads((workdir / "comparison.json").read_text())
+    (text,) = shown(cells["differences"], "text/markdown")
+    rows = [
+        [part.strip() for part in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
+    ]
+    assert [arm["arm"] for arm in comparison["arms"]] == SMALL["ARMS"]
+    for arm in comparison["arms"]:
+        (value,) = arm["values"].values()
+        assert [arm["arm"], f"{100 * arm['mean']:.1f}", f"{100 * value:.1f}"] in rows
+    (difference,) = comparison["planned"]
+    assert ["coevolve - random", f"{100 * difference['difference']:+.1f}"] in rows
+    assert "Without an interval over seeds nothing follows" in text
+    assert all(f"* {note}" in text for note in comparison["notes"])
+
+
+def test_the_curves_are_a_picture_and_every_step_was_counted(executed):
+    cells, workdir = executed
+    (picture,) = shown(cells["curves"], "image/png")
+    data = base64.b64decode(picture)
+    assert data.startswith(b"\x89PNG\r\n") and len(data) > 10_000
+    counted = "".join(out.text for out in cells["run"].outputs if out.output_type == "stream")
+    assert "4/4" in counted  # two arms, two steps
+    assert len(list(workdir.glob("cells/*/seed_0/summary.json"))) == 2
+
+
+def test_a_lineage_is_that_of_a_task_of_the_run(executed):
+    cells, workdir = executed
+    text = printed(cells["lineage"])
+    tasks = {task["id"]: task for task in lines_of(workdir / "cells/coevolve/seed_0/tasks.jsonl")}
+    born = [task for task in tasks.values() if task["lineage"]["kind"] == "signal"]
+    assert text.startswith(f"{len(tasks)} tasks, {len(born)} of them new.") and born
+    said = dict(re.findall(r"^([A-Z ]{8}) (.*)$", text, re.MULTILINE))
+    task = tasks[said["NEW TASK"]]
+    lineage, record = task["lineage"], task["record"]
+    assert said["SIGNAL  "].startswith(f"{lineage['signal']}, on the parent's rollouts of step ")
+    steps = {int(step) for step in said["SIGNAL  "].rpartition("step ")[2].split(", ")}
+    signals = lines_of(workdir / "cells/coevolve/seed_0/signals.jsonl")
+    assert steps <= {s["step"] + 1 for s in signals if s["task_id"] == lineage["parent"]}
+    assert said["PARENT  "] == lineage["parent"] and said["FOCUS   "] == ", ".join(lineage["focus"])
+    assert said["VISITS  "].split()[0] == str(record["trained"])
+    assert str(record["first_score"]) in said["SCORES  "] and str(record["last_score"]) in said["SCORES  "]
+    for turn in task["turns"]:
+        assert turn["query"] in text and all(call["name"] in text for call in turn["calls"])
+
+
+def test_the_report_is_linked_and_the_training_set_comes_back(executed):
+    cells, workdir = executed
+    (link,) = shown(cells["report"], "text/html")
+    target = re.search(r'href="([^"]+)"', link)[1]
+    assert (NOTEBOOK.parent / target).resolve() == (workdir / "report.html").resolve()
+    assert (workdir / "report.html").stat().st_size > 10_000
+    tasks = lines_of(workdir / "cells/coevolve/seed_0/tasks.jsonl")
+    assert printed(cells["tfds"]).startswith(f"{len(tasks)} tasks in ")
+    read = tfds_tasks.read(workdir / "tfds")
+    assert [tfds_tasks.task(row) for row in read] == [Task.from_json(task) for task in tasks]
+    told = dict(re.findall(r"^  (\w+) +(\d+)", printed(cells["tfds"]), re.MULTILINE))
+    assert sum(map(int, told.values())) == len(tasks) and told["initial"] == "6"
+
+
+@pytest.mark.parametrize(
+    "seeds, needed, nothing", [(2, (3, 3), True), (4, (3, 3), True), (6, (3, 5), False), (6, (3, 98), True)]
+)
+def test_few_seeds_are_said_to_prove_nothing(tmp_path, seeds, needed, nothing):
+    """The table of differences, from the published comparison with other numbers of seeds."""
+    comparison = json.loads((ROOT / "docs" / "notes" / "headroom" / "first" / "comparison.json").read_text())
+    comparison["planned"] = comparison["planned"][:2]
+    for difference, number in zip(comparison["planned"], needed, strict=True):
+        difference |= {"n": seeds, "seeds_for_effect": number}
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison))
+    (cell,) = [cell for cell in notebook().cells if cell.id == "differences"]
+    texts = []
+    scope = {"json": json, "results": results, "Path": Path, "WORKDIR": tmp_path}
+    exec(cell.source, scope | {"Markdown": str, "display": texts.append})
+    assert (f"**{seeds} seeds prove nothing here**" in texts[0]) == nothing
+    assert f"takes {min(needed)} to {max(needed)} seeds." in texts[0]
+    assert f"| oracle - random | +1.8 | -24.2 to +27.8 | 0.79 | {needed[0]} |" in texts[0]
+
+
+def test_it_is_committed_without_outputs():
+    made = notebook()
+    nbformat.validate(made)
+    for cell in made.cells:
+        assert cell.id and (cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None))
+
+
+def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
+    """Those cells cannot run here; what they ask for is checked, and that it fits where it is said to."""
+    (cell,) = [cell for cell in notebook().cells if cell.id == "gpu-settings"]
+    scope = {}
+    exec(cell.source, scope)
+    config = load_file(ROOT / scope["GPU_CONFIG"])
+    check(config)
+    for sizes in (scope["L4"], scope["T4"]):
+        check(override(config, sizes))
+    model = plan.load_model(config.model)
+    mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x24"], config.mesh)
+    need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.row_length)
+    numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    assert 2 * numbers == 12_288
+    cache = 2 * numbers * config.engine.max_concurrency * config.rollout.max_length
+    assert need.total + cache <= plan.USABLE * plan.TOPOLOGIES["gpu-1x24"].memory
+    assert need.total + cache > plan.USABLE * plan.TOPOLOGIES["gpu-1x16"].memory  # hence the adapters
+    (text,) = [cell.source for cell in notebook().cells if cell.id == "gpu-text"]
+    assert f"{need.total / plan.GB:.1f} GB" in text and f"{cache / plan.GB:.1f} GB" in text

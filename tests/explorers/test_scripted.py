@@ -1,0 +1,287 @@
+"""The scripted explorer's choices, piece by piece: what comes next, how likely, and what becomes a goal."""
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from coevolve_jax.explorers.base import Episode, Goal, Limits
+from coevolve_jax.explorers.scripted.abstractor import (
+    Abstractor,
+    candidates,
+    describe,
+    instruction,
+    propose_goals,
+)
+from coevolve_jax.explorers.scripted.arguments import OPTIONAL, Bank, fill, vary
+from coevolve_jax.explorers.scripted.explorer import (
+    Explorer,
+    changes,
+    choose,
+    preferences,
+    remedies,
+    retry,
+    upcoming,
+)
+from coevolve_jax.explorers.scripted.tools import toolbox
+from coevolve_jax.synthesis.explore import unguided
+from coevolve_jax.types import Call, Observation, Triplet
+from tests.support.explorer_cases import exploration, file_task
+
+DRAWS = 3000
+
+
+def pattern(call):
+    return call.name
+
+
+def schema(name, required=(), optional=(), **described):
+    properties = {p: {"type": "string", **described.get(p, {})} for p in (*required, *optional)}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": properties, "required": list(required)}},
+    }  # fmt: skip
+
+
+def step(index, name, arguments=None, error=None, round=0):
+    answer = Observation(error or "{}", error is not None)
+    return Triplet(index, round, Call(name, arguments or {}), answer)
+
+
+def episode(signal=None, focus=(), history=(), round=0, options=(), avoid=(), tools=(), task=None, seed=0):
+    context = dataclasses.replace(
+        unguided(task or file_task(), "c"), signal=signal, focus_pattern=focus, avoid=avoid
+    )
+    return Episode(context, tools, tuple(history), round, np.random.default_rng(seed), options)
+
+
+# Exploration
+
+
+def test_the_reference_goes_on_behind_its_actions_whatever_their_arguments():
+    a, b, c = (Call(name, {"x": 1}) for name in "abc")
+    said = lambda *names: [step(i, name, {"x": i + 7}) for i, name in enumerate(names)]
+    after = lambda *names: upcoming([a, b, a, c], said(*names), pattern)
+    assert [after(), after("a"), after("a", "z", "b"), after("b")] == [a, b, a, a]
+    assert [after("a", "b", "a"), after("a", "b", "a", "c"), after(*"abacz")] == [c, None, None]
+
+
+@pytest.mark.parametrize("round, share", [(0, 0.25), (2, 0.65)])
+def test_later_rounds_vary_the_task_more_often(round, share):
+    e = episode(round=round)
+    assert np.mean([changes(e) for _ in range(DRAWS)]) == pytest.approx(share, abs=0.03)
+
+
+def weights(e):
+    found = Counter(choose(e, pattern).name for _ in range(DRAWS))
+    return {name: found[name] / DRAWS for name in "abc"}
+
+
+def options(**times):
+    return tuple(Call(name, {"x": i}) for name, n in times.items() for i in range(n))
+
+
+def test_an_option_is_as_likely_as_its_action_and_not_as_the_ways_to_do_it():
+    many = options(a=9, b=1, c=1)
+    plain = weights(episode(options=many))
+    assert plain == pytest.approx({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, abs=0.03)
+    focused = weights(episode("rare", ("b",), options=many))
+    assert focused == pytest.approx({"a": 1 / 6, "b": 4 / 6, "c": 1 / 6}, abs=0.03)
+    seen = weights(episode(options=many, history=[step(0, "c", {"x": 5})]))  # the action, by another call
+    assert seen == pytest.approx({"a": 1 / 2.3, "b": 1 / 2.3, "c": 0.3 / 2.3}, abs=0.03)
+    made = weights(episode(options=many, history=[step(0, "c", {"x": 0})]))
+    assert made == pytest.approx({"a": 1 / 2.03, "b": 1 / 2.03, "c": 0.03 / 2.03}, abs=0.03)
+    barred = episode(options=options(a=1, b=1), avoid=('a({"x": 0}): no',))
+    assert {choose(barred, pattern).name for _ in range(20)} == {"b"}
+    assert choose(episode(options=options(a=1), avoid=('a({"x": 0}): no',)), pattern) is None
+
+
+BOX = toolbox(
+    [
+        schema("open_file", ["file"]),
+        schema("close_file", ["file"]),
+        schema("post", ["message"]),
+        schema("lock"),
+        schema("paint"),
+    ]
+)
+NEXT_TO = ("close_file",)  # what shares a required parameter or a word with open_file
+
+
+@pytest.mark.parametrize("tried", [(), ("close_file", "paint")])
+@pytest.mark.parametrize("round", [0, 2])
+@pytest.mark.parametrize("signal", ["forgetting", "boundary", "rare"])
+def test_guided_exploration_weighs_focus_neighbours_and_the_rest(signal, round, tried):
+    history, focus = [step(i, name) for i, name in enumerate(tried)], ("open_file", "lock")
+    found = preferences(episode(signal, focus, history, round), BOX)
+    share = {"forgetting": 0.2 + 0.2 * round, "boundary": 0.3, "rare": 0.5}[signal]
+    on = {"open_file": 3.0 if signal == "rare" else 1.0, "lock": 1.0}  # the first is the rare one itself
+    fresh = {name: 0.3 if name in tried else 1.0 for name in BOX}
+    for name, weight in zip(BOX, found, strict=True):
+        wanted = 0.05 * fresh[name] / sum(fresh.values())
+        wanted += (1 - share) * on.get(name, 0) / sum(on.values())
+        wanted += share * fresh[name] * (name in NEXT_TO) / len(NEXT_TO)
+        assert weight == pytest.approx(wanted), name
+
+
+def test_free_exploration_prefers_what_it_has_not_tried():
+    free = preferences(episode(history=[step(0, "post")]), BOX)
+    assert dict(zip(BOX, free.tolist())) == {
+        "open_file": 1,
+        "close_file": 1,
+        "post": 0.3,
+        "lock": 1,
+        "paint": 1,
+    }
+    elsewhere = preferences(episode("rare", ("not offered",)), BOX)
+    assert elsewhere.tolist() == [1.0] * 5
+
+
+def test_half_of_a_tools_name_in_an_error_is_a_remedy_and_the_likest_login_comes_first():
+    box = toolbox(
+        [schema(n) for n in ("lockDoors", "startEngine", "message_login", "ticket_login", "send_message")]
+    )
+    named = lambda name, text: [t.name for t in remedies(step(0, name, error=text), box)]
+    assert named("startEngine", "the doors are open") == ["lockDoors"]
+    assert named("startEngine", "the engine is cold") == []  # a tool is no remedy for itself
+    assert named("send_message", "please log in") == ["message_login"]
+    assert named("startEngine", "please log in") == ["message_login", "ticket_login"]
+
+
+def test_what_failed_is_made_again_once_its_remedy_worked():
+    tools = [schema("lockDoors"), schema("drive", ["place"]), schema("park", ["place"])]
+    box, bank = toolbox(tools), Bank((), known={"place": ["Rome"]})
+    rng = np.random.default_rng(0)
+    first = step(0, "drive", {"place": "Oslo"}, "lock the doors")
+    later = step(1, "park", {"place": "Bonn"}, "lock the doors")
+    helped = step(2, "lockDoors")
+    again = lambda *history: retry(history, box, bank, rng)
+    assert again(first, helped) == Call("drive", {"place": "Oslo"})
+    assert again(first, later, helped) == Call("park", {"place": "Bonn"})  # the latest
+    assert again(first, later) is None and again() is None and again(helped) is None
+    named = step(1, "park", {"place": "Bonn"}, "lock the doors of Bonn")  # its own argument was wrong
+    drawn = [again(named, helped) for _ in range(60)]
+    assert {c.name for c in drawn} == {"park"} and sum(c.arguments["place"] == "Rome" for c in drawn) > 30
+
+
+def test_a_call_is_made_once_in_a_round_and_never_what_is_to_be_avoided():
+    tools = [schema("ls"), schema("pwd")]
+    act = lambda **how: Explorer(pattern).act([episode(tools=tools, seed=s, **how) for s in range(30)])
+    assert {c.name for c in act()} == {"ls", "pwd"}
+    assert {c and c.name for c in act(history=[step(0, "ls")])} <= {"pwd", None}
+    assert {c and c.name for c in act(avoid=("pwd({}): no",))} <= {"ls", None}
+    assert set(act(history=[step(0, "ls"), step(1, "pwd")])) == {None}
+
+
+def test_values_are_those_of_the_scenario_at_hand_also_where_two_have_one_name():
+    explorer, tools = Explorer(pattern), [schema("go", ["place"])]
+    for place in ("Oslo", "Rome"):
+        task = dataclasses.replace(file_task(), scenario={"initial_state": {}, "values": {"place": [place]}})
+        calls = explorer.act([episode(tools=tools, task=task, seed=s) for s in range(40)])
+        drawn = Counter(c.arguments["place"] for c in calls)
+        assert drawn[place] > 20 and not drawn["Oslo" if place == "Rome" else "Rome"]
+
+
+# Arguments
+
+
+def test_optional_arguments_are_given_at_times_and_never_at_their_default():
+    flag = {"flag": {"type": "string", "enum": ["on", "off"], "default": "off"}}
+    need = {"need": {"type": "string", "enum": ["on", "off"], "default": "off"}}
+    tool = toolbox([schema("set", ["need"], ["flag"], **flag, **need)])["set"]
+    rng = np.random.default_rng(0)
+    drawn = [fill(tool, Bank(()), rng).arguments for _ in range(DRAWS)]
+    assert all("need" in a for a in drawn) and {"on", "off"} <= {a["need"] for a in drawn}
+    assert not any(a.get("flag") == "off" for a in drawn)
+    given = np.mean([a.get("flag") == "on" for a in drawn])
+    assert given == pytest.approx(OPTIONAL * 0.9 * 0.5, abs=0.03)
+
+
+def test_a_variant_changes_one_argument_and_keeps_the_others():
+    tool = toolbox([schema("mv", ["source", "target"])])["mv"]
+    call, rng = Call("mv", {"source": "a", "target": "b"}), np.random.default_rng(0)
+    bank = Bank((), known={"source": ["x"], "target": ["y"]})
+    for _ in range(50):
+        made = vary(call, tool, bank, rng)
+        assert made.arguments.keys() == call.arguments.keys()
+        assert sum(made.arguments[k] != v for k, v in call.arguments.items()) == 1
+    assert vary(Call("mv", {}), tool, bank, rng) == Call("mv", {})
+
+
+# Goals
+
+
+def walk(*names, round=0, start=0):
+    return [step(start + i, name, {"x": start + i}, round=round) for i, name in enumerate(names)]
+
+
+def goals(triplets, focus=(), must=(), limits=None, seed=0):
+    explored = exploration(file_task(), triplets, seed)
+    context = dataclasses.replace(explored.context, focus_pattern=focus, must=must)
+    found = propose_goals(
+        dataclasses.replace(explored, context=context), limits or Limits(200, 2, 4), pattern
+    )
+    return [goal.wanted for goal in found]
+
+
+def test_goals_have_every_size_that_is_allowed_and_come_from_one_round():
+    triplets = [*walk(*"abcdef"), *walk(*"gh", round=1, start=6), *walk("i", round=2, start=8)]
+    found = goals(triplets)
+    assert {len(wanted) for wanted in found} == {2, 3, 4} and len(set(found)) == len(found)
+    assert all(wanted == tuple(sorted(wanted)) for wanted in found)
+    assert (6, 7) in found and not any(8 in wanted for wanted in found)  # one step is too few
+    assert all(max(wanted) < 6 or min(wanted) >= 6 for wanted in found)
+    assert {len(w) for w in goals(walk(*"abc"))} == {2, 3} and goals(walk("a")) == goals([]) == []
+
+
+def test_goals_turn_to_the_focus_and_hold_what_they_must():
+    triplets = walk(*"abcdefgh")
+    limits = Limits(1, 2, 2)
+    share = lambda focus: np.mean(
+        [0 in w for seed in range(600) for w in goals(triplets, focus, (), limits, seed)]
+    )
+    assert share(()) == pytest.approx(2 / 8, abs=0.06)
+    assert share(("a",)) == pytest.approx(4 / 11 + 7 / 11 * 4 / 10, abs=0.06)
+    assert all(7 in wanted for wanted in goals(triplets, must=("h",)))
+    assert all({6, 7} & set(w) == {6, 7} or len(w) == 1 for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8)))  # fmt: skip
+    assert goals(triplets, must=("z",)) == []
+
+
+def test_a_step_that_failed_was_made_before_or_is_too_long_to_say_is_no_part_of_a_goal():
+    good, twice = step(0, "a", {"x": "v"}), step(1, "a", {"x": "v"})
+    failed, long, listed = (
+        step(2, "b", error="no"),
+        step(3, "c", {"x": "y" * 41}),
+        step(4, "d", {"x": ["z" * 39]}),
+    )
+    edge = step(5, "e", {"x": "y" * 40})
+    assert candidates([good, twice, failed, long, listed, edge], lambda call: "") == [good, edge]
+    said = lambda call: "say c" if call.name == "c" else ""
+    assert candidates([good, long, listed], said) == [good, long]
+    assert candidates([long], lambda call: "w" * 41) == []
+
+
+def test_a_proposal_for_each_different_solution_within_the_limits():
+    triplets = walk(*"abcdef")
+    explored = exploration(file_task(), triplets, tools=[schema(name) for name in "abcdef"])
+    sizes = [(0, 1), (0, 1), (0,), (0, 1, 2, 3), (1, 2, 3, 4, 5)]
+    many = [Goal(explored, own, tuple(triplets[i] for i in own), (0,)) for own in sizes]
+    maker = Abstractor(pattern, lambda call: f"do {call.name}")
+    (proposals,) = maker.abstract([explored], Limits(5, 2, 4, 3), lambda wanted: [*many, None][: len(wanted)])
+    assert [p.triplets for p in proposals] == [(0, 1), (0, 1, 2, 3)]
+    for p in proposals:
+        assert p.calls == tuple(triplets[i].call for i in p.triplets) and all(turn.calls for turn in p.turns)
+        assert p.asked == (0,) and len(p.turns) <= 3
+
+
+def test_a_goal_in_words():
+    assert describe(["a", "b", "c"], (1,)) == "Reach the state after a, c and report what b returns"
+    assert describe(["a", "b"], ()) == "Reach the state after a, b"
+    assert describe(["a", "b"], (0, 1)) == "Report what a, b returns"
+
+
+def test_an_instruction_is_cut_only_where_it_is_too_long():
+    fits = "Find every single file here that has a name with these letters in it"
+    assert len(fits.split()) == 14 and instruction(fits + ".") == "find" + fits[4:]
+    assert instruction(fits + " now.") == "find every single file here"

@@ -1,0 +1,95 @@
+"""Rollouts of the next steps: what waits for what, and how many are under way."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from ml_collections import ConfigDict
+
+from coevolve_jax.loop.collect import Collector
+from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.synthesis.task_pool import TaskPool
+from tests.support import loop_fakes
+from tests.support.families import lamps
+
+TASKS, K, STEPS = 2, 2, 5
+SEEDS = {
+    step: rng_for(0, "rollout", step).integers(2**32, size=(TASKS, K)).ravel().tolist()
+    for step in range(STEPS)
+}
+PATIENCE = 60.0  # seconds, after which a test that would wait for ever fails
+
+
+class Served:
+    """An engine whose requests come and go. begun: the step of each conversation, in the order in which they began;
+    most: conversations at once."""
+
+    batches = False
+
+    def __init__(self, hold=lambda engine, seed: False):
+        self.version, self.hold = 0, hold
+        self.begun, self.known, self.under_way, self.most = [], set(), set(), 0
+
+    async def generate(self, requests):
+        (request,) = requests
+        if request.session not in self.known:
+            self.known.add(request.session)
+            self.begun.append(next(step for step, seeds in SEEDS.items() if request.seed in seeds))
+            self.under_way.add(request.session)
+            self.most = max(self.most, len(self.under_way))
+        async with asyncio.timeout(PATIENCE):
+            while self.hold(self, request.seed):
+                await asyncio.sleep(0.001)
+        return [loop_fakes.write(loop_fakes.START, self.version, request.ids.tolist(), request.seed, 1.0)]
+
+    def release(self, sessions):
+        self.under_way -= set(sessions)
+
+
+def collector(engine, staleness, concurrency):
+    """A collector, and its agent."""
+    config = ConfigDict(
+        {"seed": 0, "steps": STEPS, "rollout": {"temperature": 1.0, "max_staleness": staleness}}
+    )
+    tasks = TaskPool()
+    tasks.add(lamps.tasks("train")[:TASKS])
+    strategy = SimpleNamespace(collect=lambda step, tasks, roll: roll(list(tasks), K))
+    agent = Agent(
+        engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency, lamps.action_pattern
+    )  # fmt: skip
+    return Collector(config, strategy, agent, tasks), agent
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+def test_a_slow_conversation_holds_up_its_own_step_alone(staleness):
+    """The first conversation of all does not go on before those of the last step that may run have all begun."""
+    all_begun = TASKS * K * (1 + staleness)
+    engine = Served(lambda engine, seed: seed == SEEDS[0][0] and len(engine.begun) < all_begun)
+    collect, agent = collector(engine, staleness, concurrency=3)
+    for step in range(STEPS):
+        collected = collect(step)
+        assert 0 <= collected.usage.utilization["engine"] <= 1
+        assert max(engine.begun) <= step + staleness, "older weights than the bound allows"
+        engine.version = step + 1  # as when the update of this step has been pushed
+    assert engine.most == 3 and sorted(engine.begun) == sorted(list(SEEDS) * TASKS * K)
+    agent.close()
+
+
+def test_the_earlier_steps_conversations_come_first():
+    engine = Served()
+    collect, agent = collector(engine, staleness=2, concurrency=1)
+    for step in range(STEPS):
+        collect(step)
+    together = TASKS * K * 3  # those that begin with the first step
+    assert max(engine.begun[:together]) == 2 and engine.begun[together:] == sorted(engine.begun[together:])
+    agent.close()
+
+
+def test_without_staleness_nothing_begins_before_its_step():
+    engine = Served()
+    collect, agent = collector(engine, staleness=0, concurrency=16)
+    for step in range(STEPS):
+        collect(step)
+        assert engine.begun == sorted(list(range(step + 1)) * TASKS * K)
+    agent.close()

@@ -1,0 +1,178 @@
+"""Rows of evaluations.jsonl, each number counted once more from the rollouts."""
+
+import dataclasses
+from statistics import fmean
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.types import Call, Task, Turn
+from tests.support.step_cases import a_rollout, a_task
+
+SEEDS = st.integers(0, 10**6)
+
+
+def task_of(name, tools):
+    return Task(name, "made_up", {}, (Turn("q", tuple(Call(tool, {}) for tool in tools)),))
+
+
+class MadeUpAgent:
+    """Rolls out by each job's own seed, and remembers jobs and rollouts."""
+
+    def __init__(self):
+        self.jobs, self.rolled = [], []
+
+    def rollouts(self, jobs, temperature, on_done=lambda n: None):
+        done = [
+            a_rollout(np.random.default_rng([job.seed, temperature > 0]), job.task, job.rollout_index)
+            for job in jobs
+        ]
+        on_done(len(done))
+        self.jobs.append((temperature, jobs))
+        self.rolled.append((temperature, done))
+        return done
+
+
+# Success on weak tools
+
+
+def test_every_weak_tool_counts_the_same_however_many_tasks_call_it():
+    tasks = [
+        task_of("t0", "a"),
+        task_of("t1", "xa"),  # not the first call
+        task_of("t2", "aa"),  # counts once
+        task_of("t3", "xba"),  # calls two weak tools, and counts for both
+        task_of("t4", "xy"),
+        task_of("t5", "y"),
+    ]
+    by_task = {"t0": [1, 4], "t1": [0, 4], "t2": [2, 3], "t3": [1, 1], "t4": [3, 4], "t5": [0, 0]}
+    row = by_weakness(tasks, by_task, ("a", "b", "never called"))
+    assert row["weak_tools"] == {"a": [4, 12], "b": [1, 1], "never called": [0, 0]}
+    assert row["macro_weak"] == pytest.approx((4 / 12 + 1 / 1) / 2)  # pooled they would be 5 of 13
+    assert row["others"] == 3 / 4
+    nothing = by_weakness(tasks[:1], by_task, ("b", "never called"))
+    assert (nothing["macro_weak"], nothing["others"]) == (None, 1 / 4)
+    assert by_weakness(tasks[:1], by_task, ("a",))["others"] is None
+
+
+@given(SEEDS, st.integers(1, 4))
+def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(seed, samples):
+    rng = np.random.default_rng(seed)
+    tasks = [a_task(rng, f"t{i}") for i in range(6)]
+    rolled = [a_rollout(rng, task, m) for task in tasks for m in range(samples)]
+    weak = [name for name in "abcxyz" if rng.random() < 0.5]
+    row = by_weakness(tasks, tally(tasks, rolled, samples, 1.0).by_task, weak)
+
+    named, apart = {tool: [] for tool in weak}, []
+    for task in tasks:
+        outcomes = [t.outcome.success for t in rolled if t.task_id == task.id and t.outcome.valid]
+        called = {call.name for turn in task.turns for call in turn.calls}
+        for tool in weak:
+            named[tool] += outcomes if tool in called else []
+        apart += [] if called & set(weak) else outcomes
+    rates = [fmean(outcomes) for outcomes in named.values() if outcomes]
+    assert row["weak_tools"] == {tool: [sum(found), len(found)] for tool, found in named.items()}
+    # A tool that has tasks and no valid rollout has an unknown rate, and must not drop out of the mean unseen.
+    unknown = [
+        tool
+        for tool, found in named.items()
+        if not found and any(tool == c.name for t in tasks for c in t.calls)
+    ]
+    assert row["macro_weak"] == (pytest.approx(fmean(rates)) if rates and not unknown else None)
+    assert row["others"] == (pytest.approx(fmean(apart)) if apart else None)
+
+
+# Counts
+
+
+@given(SEEDS, st.integers(1, 4))
+def test_the_numbers_of_an_evaluation_are_those_of_its_rollouts(seed, samples):
+    rng = np.random.default_rng(seed)
+    tasks = [a_task(rng, f"t{i}") for i in range(5)]
+    rolled = [a_rollout(rng, task, m) for task in tasks for m in range(samples)]
+    found = tally(tasks, rolled, samples, 0.7)
+
+    valid = [t for t in rolled if t.outcome.valid]
+    by_task = {task.id: [t.outcome.success for t in valid if t.task_id == task.id] for task in tasks}
+    sizes = {task.id: sum(len(turn.calls) for turn in task.turns) for task in tasks}
+    assert (found.temperature, found.samples) == (0.7, samples)
+    assert found.success == (fmean(t.outcome.success for t in valid) if valid else None)
+    assert found.invalid == sum(not t.outcome.valid for t in rolled)
+    assert found.by_task == {task: [sum(x), len(x)] for task, x in by_task.items()}
+    assert found.mixed_groups == fmean(True in x and False in x for x in by_task.values())
+    assert list(found.by_calls) == [str(n) for n in sorted(set(sizes.values()))]
+    for n, count in found.by_calls.items():
+        own = [t.outcome.success for t in valid if sizes[t.task_id] == int(n)]
+        assert count == [sum(own), len(own)]
+    stops = [t.stop for t in rolled]
+    assert found.stops == {name: stops.count(name) for name in stops}
+    assert list(found.stops) == sorted(set(stops))
+
+
+def test_best_of_k_asks_for_k_valid_rollouts_and_one_success_among_them():
+    by_task = {"one": [1, 3], "none": [0, 3], "all": [3, 3], "short": [2, 2], "lost": [0, 0]}
+    parts = {"one": "a", "none": "a", "all": "b", "short": "b", "lost": "c"}
+    rows = {row["category"]: row for row in scores(by_task, 3, parts, {})}
+    told = lambda row: (row["tasks"], row["trials"], *(row[k] and row[k]["value"] for k in ("avg", "best")))
+    assert told(rows["a"]) == (2, 6, 1 / 6, 1 / 2)
+    assert told(rows["b"]) == (2, 5, 1.0, 1.0)
+    assert told(rows["c"]) == (0, 0, None, None)
+    assert told(rows["all"]) == (4, 11, 6 / 11, 2 / 3)
+
+
+def test_a_task_of_no_category_counts_in_all_of_them_together():
+    rows = {row["category"]: row for row in scores({"t": [1, 1], "u": [0, 1]}, 1, {"t": "a", "v": "b"}, {})}
+    assert rows["all"]["avg"]["value"] == 1 / 2 and rows["a"]["avg"]["value"] == 1.0
+
+
+# The rows
+
+
+def test_every_rollout_has_a_seed_of_its_own_and_the_same_one_next_time():
+    tasks, agents = [a_task(np.random.default_rng(i), f"t{i}") for i in range(5)], []
+    for seed in (3, 3, 4):
+        agents.append(MadeUpAgent())
+        _, rolled = evaluate(agents[-1], tasks, samples=3, temperature=1.0, seed=seed)
+        assert [(t.task_id, t.rollout_index) for t in rolled] == [(f"t{i}", m) for i in range(5) for m in range(3)]  # fmt: skip
+    seeds = [[job.seed for job in agent.jobs[0][1]] for agent in agents]
+    assert seeds[0] == seeds[1] == rng_for(3, "evaluation").integers(2**32, size=15).tolist()
+    assert len({*seeds[0], *seeds[2]}) == 30
+
+
+@pytest.mark.parametrize("weak", [(), ("a", "b")])
+def test_a_row_says_what_was_evaluated_and_how(weak):
+    rng = np.random.default_rng(5)
+    tasks = [a_task(rng, f"{kind}{i}", kind) for i in range(4) for kind in ("held_out", "balanced")]
+    config = ConfigDict(
+        {
+            "environment": {"eval_split": "test", "train_split": "train"},
+            "evaluation": {"samples": 3, "temperature": 0.6, "seed": 9},
+            **({"testbed": {"weak_tools": weak}} if weak else {}),
+        }
+    )
+    agent = MadeUpAgent()
+    rows = evaluate_held_out(config, agent, tasks, step=7, greedy=True)
+    assert [(row["step"], row["set"], row["split"]) for row in rows] == [(7, "iid", "test"), (7, "balanced", "test")]  # fmt: skip
+    assert [(at, len(rolled)) for at, rolled in agent.rolled] == [(0.6, 12), (0.0, 4), (0.6, 12)]
+    for row, kind, n in zip(rows, ("held_out", "balanced"), (0, 2)):
+        chosen = [t for t in tasks if t.lineage.kind == kind]
+        assert row["scenarios"] == {t.id: t.lineage.parent for t in chosen}
+        whole = tally(chosen, agent.rolled[n][1], 3, 0.6)
+        assert row.items() >= dataclasses.asdict(whole).items()
+        more = by_weakness(chosen, whole.by_task, weak) if weak else {}
+        assert row.keys() - dataclasses.asdict(whole).keys() == {
+            "step", "set", "split", "scenarios", *more, *(("greedy_success", "greedy_invalid") if kind == "held_out" else ()),
+        }  # fmt: skip
+        assert row.items() >= more.items()
+    once = [t.outcome.success for t in agent.rolled[1][1] if t.outcome.valid]
+    assert rows[0]["greedy_success"] == fmean(once) and rows[0]["greedy_invalid"] == 0
+    assert "greedy_success" not in evaluate_held_out(config, MadeUpAgent(), tasks, step=7)[0]
+    only = [t for t in tasks if t.lineage.kind == "balanced"]
+    assert [r["set"] for r in evaluate_held_out(config, MadeUpAgent(), only, step=0)] == ["balanced"]
+    assert evaluate_held_out(config, SimpleNamespace(), [], step=0) == []

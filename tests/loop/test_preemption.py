@@ -1,0 +1,139 @@
+"""A run that is asked to end: saved, with a status of its own, and gone on with to the same bits.
+
+As a program, this file is experiments/main.py, which asks itself to end: its first argument says when and how often.
+"""
+
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+
+import pytest
+
+from coevolve_jax import preemption
+from coevolve_jax.loop.run import Run
+from coevolve_jax.records import checkpoint
+from coevolve_jax.train import train
+from tests.loop.test_train import command, comparable
+from tests.strategies.test_strategies import rows, settings
+from tests.support import forked
+from tests.support.paths import ROOT
+
+RARE = {"steps": 3, "checkpoint.every": 100}  # nothing is saved before the end unless a run is asked to end
+
+# What is called at that moment, after how many whole steps; the step of the checkpoint that is then there.
+D_0 = "coevolve_jax.envs.worker_pool:ProcessPool.step", 0, None
+ROLLOUTS = "coevolve_jax.rollout.agent:Agent._act", 1, 1
+UPDATE = "coevolve_jax.grpo.learner:Learner.update", 1, 2
+EVOLUTION = "coevolve_jax.synthesis.pipeline:Synthesizer.reflect", 1, 2
+LAST_EVALUATION = "coevolve_jax.rollout.agent:Agent._act", 3, 3
+
+
+def ask_at(patch: pytest.MonkeyPatch, function: str, steps: int, times: int = 1) -> None:
+    """After so many steps, the next call of the function begins with as many SIGTERM to this process."""
+    owner, _, name = function.rpartition(".")
+    original, begin, runs, left = pkgutil.resolve_name(function), Run.__init__, [], [None] * times
+
+    def asking(*arguments, **named):
+        while left and (runs[0].state.step if runs else 0) >= steps:
+            left.pop()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments, **named)
+
+    def beginning(run, *arguments):
+        runs.append(run)
+        begin(run, *arguments)
+
+    patch.setattr(pkgutil.resolve_name(owner), name, asking)
+    patch.setattr(Run, "__init__", beginning)
+
+
+def asked(config, workdir, moment) -> int | None:
+    """Trains, asked to end at that moment: step of the newest checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        ask_at(patch, *moment[:2])
+        with pytest.raises(preemption.Preempted), preemption.handle_signals():
+            train(config, workdir)
+    return checkpoint.latest_step(workdir / "checkpoints")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody asked to end."""
+    workdir = tmp_path_factory.mktemp("preemption") / "whole"
+    train(settings("coevolve", **RARE), workdir)
+    return workdir
+
+
+@pytest.mark.parametrize(
+    "moments, place", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], "device"), ([EVOLUTION], "host")]
+)
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, place):
+    """Wherever Adam's moments lie."""
+    config, workdir = settings("coevolve", **RARE, **{"learner.moments_on": place}), tmp_path / "run"
+    for moment in moments:
+        assert asked(config, workdir, moment) == moment[-1]
+    train(config, workdir)
+    want, got = comparable(whole), comparable(workdir)
+    assert want.keys() == got.keys()
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_rollouts_that_run_ahead_are_given_up(tmp_path):
+    config = settings("static", **RARE, **{"rollout.max_staleness": 1})
+    saved = asked(config, tmp_path / "run", ROLLOUTS)  # while step 1 waits for them, or while it learns
+    assert saved in (1, 2) and len(rows(tmp_path / "run", "metrics.jsonl")) == saved
+
+
+@pytest.mark.parametrize(
+    "moment, times, status, said",
+    [
+        (ROLLOUTS, 1, 75, "Asked to end: every finished step is saved, and the same command goes on.\n"),
+        (UPDATE, 2, -signal.SIGTERM, ""),  # what cannot be given up is given up at the second one
+    ],
+)
+def test_the_program_ends_with_a_status_of_its_own(tmp_path, environ, moment, times, status, said):
+    program = [__file__, f"{moment[0]} {moment[1]} {times}", *command(tmp_path / "run", **RARE)[1:]]
+    path = os.pathsep.join((str(ROOT), environ["PYTHONPATH"]))
+    done = forked.run(program, {**environ, "PYTHONPATH": path})
+    assert done.returncode == status, done.stderr[-3000:]
+    assert done.stderr.endswith(said) and "Traceback" not in done.stderr
+    assert checkpoint.latest_step(tmp_path / "run" / "checkpoints") == (1 if times == 1 else None)
+
+
+def test_what_may_be_given_up_is_and_what_may_not_is_finished():
+    done = []
+    with preemption.handle_signals():
+        with pytest.raises(preemption.Preempted), preemption.interruptible():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            done.append("the rest of what may be given up")
+        os.kill(os.getpid(), signal.SIGUSR1)  # asked again, outside
+        done.append("what is brought to its end")
+        with pytest.raises(preemption.Preempted), preemption.interruptible():
+            done.append("what has not begun")
+        assert preemption.asked()
+    assert not preemption.asked() and done == ["what is brought to its end"]
+    with preemption.interruptible():
+        done.append("another run")
+    assert len(done) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_request_that_python_drops_is_heeded_at_the_end():
+    class Finalised:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)  # what the handler raises here is heard by nobody
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(preemption.Preempted), preemption.handle_signals(), preemption.interruptible():
+        Finalised()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+if __name__ == "__main__":
+    moment, steps, times = sys.argv.pop(1).split()
+    ask_at(pytest.MonkeyPatch(), moment, int(steps), int(times))
+    sys.argv[0] = str(ROOT / "experiments" / "main.py")
+    runpy.run_path(sys.argv[0], run_name="__main__")

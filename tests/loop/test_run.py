@@ -1,0 +1,292 @@
+"""A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
+
+import errno
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from ml_collections import ConfigDict
+
+from coevolve_jax import build
+from coevolve_jax import config as configs
+from coevolve_jax.loop.initial import tasks_from_file
+from coevolve_jax.records.workdir import claim, fork
+from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.train import train
+from coevolve_jax.types import Observation, Outcome
+from tests.loop.test_train import comparable
+from tests.strategies.test_strategies import rows, settings
+
+pytestmark = pytest.mark.usefixtures("optimised")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four steps with all its checkpoints."""
+    workdir = tmp_path_factory.mktemp("run") / "whole"
+    summary = train(settings("coevolve"), workdir)
+    assert summary == json.loads((workdir / "summary.json").read_text())
+    return workdir
+
+
+def test_a_run_that_stops_on_the_way_goes_on_to_the_same_bits(whole, tmp_path):
+    assert train(settings("coevolve"), tmp_path / "run", until=2) == {}
+    assert len(rows(tmp_path / "run", "metrics.jsonl")) == 2
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert train(settings("coevolve"), tmp_path / "run", until=9)["steps"] == 4
+    want, got = comparable(whole), comparable(tmp_path / "run")
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_a_fork_that_changes_nothing_ends_as_the_run(whole, tmp_path):
+    config = fork(whole, 2, tmp_path / "fork")
+    assert configs.to_json(config) == configs.to_json(settings("coevolve"))
+    train(config, tmp_path / "fork")
+    want, got = comparable(whole), comparable(tmp_path / "fork")
+    for name in want:
+        assert got[name] == want[name], name
+
+
+def test_a_fork_goes_on_with_another_strategy_from_there(whole, tmp_path):
+    summary = train(fork(whole, 1, tmp_path / "fork", {"strategy.name": "static"}), tmp_path / "fork")
+    assert summary["strategy"] == "static"
+    ours, theirs = (rows(w, "metrics.jsonl") for w in (tmp_path / "fork", whole))
+    still = lambda row: {k: v for k, v in row.items() if k not in ("seconds", "throughput", "utilization")}
+    assert list(map(still, ours[:1])) == list(map(still, theirs[:1]))
+    assert ours[1]["tasks"] == ours[3]["tasks"] == theirs[0]["tasks"] < theirs[1]["tasks"]
+
+
+def test_a_run_begins_with_tasks_that_another_made(whole, tmp_path):
+    made = rows(whole, "tasks.jsonl")
+    broken = {
+        **made[1],
+        "id": "broken",
+        "turns": [{**made[1]["turns"][0], "calls": [{"name": "ls", "arguments": {"b": 1}}]}],
+    }
+    near = rows(whole, "held_out.jsonl")[0]
+    path = tmp_path / "given.jsonl"
+    given = [*made, broken, {**near, "id": "near", "record": made[0]["record"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    config = settings("static", **{"data.initial_file": str(path)})
+    assert train(config, tmp_path / "run", until=0) == {}
+    first = rows(tmp_path / "run", "tasks.jsonl")
+    assert [t["turns"] for t in first] == [t["turns"] for t in made]
+    assert {t["lineage"]["kind"] for t in first} == {"initial"} and len({t["id"] for t in first}) == len(made)
+    assert {t["lineage"]["context"] for t in first} == {t["lineage"]["context"] for t in made}
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    initial = json.loads((saved / "state.json").read_text())["state"]["initial"]
+    assert (initial["added"], initial["refused"]) == (len(made), {"near_evaluation": 1, "step_failed": 1})
+
+
+def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(whole):
+    made = list(TaskPool.read(whole / "tasks.jsonl"))
+    config = settings("static", **{"data.initial_file": str(whole / "tasks.jsonl")})
+    asked = []
+
+    def fits(task, answers):
+        asked.append([len(turn) for turn in answers])
+        return len(asked) > 1
+
+    with build.env_pool(config) as pool:
+        roles = build.explorer(config)
+        made_by = Synthesizer(roles, build.family(config).tools, pool, config, None, fits)
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, config.data.initial_file, made_by, first)
+    assert (len(first), stats.added, stats.refused) == (len(made) - 1, len(made) - 1, {"too_long": 1})
+    assert asked == [[len(turn.calls) for turn in task.turns] for task in made]
+
+
+class Losing:
+    """A pool that loses the world of each session `lost` in its first call."""
+
+    def __init__(self, pool, lost):
+        self._pool, self._lost = pool, lost
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def step(self, sessions, calls):
+        gone = Observation("gone", error=True, valid=False)
+        answers = self._pool.step(sessions, calls)
+        return [[gone] * len(a) if s in self._lost else a for s, a in zip(sessions, answers, strict=True)]
+
+    def score(self, sessions):
+        outcomes = self._pool.score(sessions)
+        return [Outcome(0.0, False, False) if s in self._lost else o for s, o in zip(sessions, outcomes)]
+
+
+def test_a_given_task_whose_world_is_lost_is_no_task_that_failed(whole):
+    made = list(TaskPool.read(whole / "tasks.jsonl"))
+    config = settings("static", **{"data.initial_file": str(whole / "tasks.jsonl")})
+    with build.env_pool(config) as pool:
+        pool = Losing(pool, {0})
+        made_by = Synthesizer(
+            build.explorer(config), build.family(config).tools, pool, config, None, lambda *_: True
+        )
+        first = TaskPool(key=build.family(config).task_key)
+        stats = tasks_from_file(config, config.data.initial_file, made_by, first)
+    assert (len(first), stats.refused) == (len(made) - 1, {"environment": 1})
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (None, "which is no file"),
+        ("", r"gives 0 good tasks of 0"),
+        ("{}", "Line 1 of .* is no task"),
+        ("elsewhere", "belongs to the environment 'moon'"),
+    ],
+)
+def test_a_file_that_cannot_be_begun_with_is_one_sentence(whole, tmp_path, text, why):
+    path = tmp_path / "given.jsonl"
+    if text == "elsewhere":
+        text = json.dumps({**rows(whole, "tasks.jsonl")[0], "environment": "moon"})
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        train(settings("static", **{"data.initial_file": str(path)}), tmp_path / "run", until=0)
+
+
+@pytest.mark.parametrize(
+    "step, overrides, why",
+    [
+        (7, {}, r"has no checkpoint of step 7 \(it has 1, 2, 3, 4\)"),
+        (2, {"no.such.key": 1}, "no key 'no.such.key'"),
+        (2, {"steps": "many"}, "config.steps cannot be 'many'"),
+        (2, {"evolution.mode": "static"}, "'evolution.mode' is called 'strategy.name' now"),
+        (2, {"rollout.group_size": 1}, "config.rollout.group_size is 1"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_one_sentence_and_writes_nothing(whole, tmp_path, step, overrides, why):
+    with pytest.raises(ValueError, match=why):
+        fork(whole, step, tmp_path / "fork", overrides)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_leaves_other_folders_alone(whole, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        fork(whole, 2, tmp_path)
+    with pytest.raises(ValueError, match="holds no run"):
+        fork(tmp_path, 2, tmp_path / "fork")
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
+    claim(tmp_path / "run", settings("static"))
+    held = f"import fcntl; f = open({str(tmp_path / 'run' / 'lock')!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); "
+    program = [sys.executable, "-c", held + "print(1, flush=True); input()"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline()
+        with pytest.raises(ValueError, match="Another process goes on with the run in"):
+            claim(tmp_path / "run", settings("random"))  # a start under way is not taken over
+        holder.kill()
+        holder.wait()
+        claim(tmp_path / "run", settings("static"))
+
+
+def test_a_start_that_failed_before_it_made_anything_leaves_the_workdir_to_the_next(tmp_path):
+    mistyped = settings("static", **{"data.initial_file": "no/such.jsonl"})
+    with pytest.raises(ValueError, match="which is no file"):
+        train(mistyped, tmp_path / "run", until=0)
+    claim(tmp_path / "run", settings("static"))
+    assert configs.digest(configs.of_run(tmp_path / "run")) == configs.digest(settings("static"))
+    (tmp_path / "run" / "held_out.jsonl").write_text("")
+    with pytest.raises(ValueError, match="of another config"):
+        claim(tmp_path / "run", mistyped)
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [("{", "config.json cannot be read"), ("[]", "holds no config"), ("{}", "of another config")],
+)
+def test_a_config_that_is_none_of_ours_is_named_and_left_alone(tmp_path, text, why):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=why):
+        claim(tmp_path, settings("static"))
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_workdir_that_cannot_be_made_is_one_sentence(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file.* cannot be a workdir .*choose another --workdir"):
+        claim(tmp_path / "file" / below, settings("static"))
+
+
+def test_checkpoints_that_have_no_place_are_refused_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    nowhere = settings("static", **{"checkpoint.folder": str(tmp_path / "file" / "checkpoints")})
+    with pytest.raises(
+        ValueError, match="config.checkpoint.folder is .*file/checkpoints', which cannot be made"
+    ):
+        claim(tmp_path / "run", nowhere)
+    claim(tmp_path / "run", settings("static", **{"checkpoint.folder": str(tmp_path / "there")}))
+    assert (tmp_path / "there").is_dir()
+
+
+def test_held_out_tasks_that_are_none_are_named(tmp_path):
+    (tmp_path / "held_out.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="held_out.jsonl holds a line that is no task"):
+        build.held_out_tasks(tmp_path)
+
+
+def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, tmp_path, monkeypatch):
+    def full(*arguments, **named):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("coevolve_jax.records.workdir.shutil.copyfile", full)
+    with pytest.raises(OSError):
+        fork(whole, 2, tmp_path / "fork")
+    assert not (tmp_path / "fork").exists()
+    monkeypatch.undo()
+    (tmp_path / "fork").mkdir()  # an empty folder will do
+    fork(whole, 2, tmp_path / "fork")
+    assert (tmp_path / "fork" / "metrics.jsonl").is_file() and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(ValueError, match="is not empty"):
+        fork(whole, 2, tmp_path / "fork")
+
+
+def test_costs_are_booked(whole):
+    costs = json.loads((whole / "ledger.json").read_text())["costs"]
+    metrics, tasks = rows(whole, "metrics.jsonl"), rows(whole, "tasks.jsonl")
+    assert costs["rollouts/policy"] == 4 * 2 * 4
+    assert costs["sampled_tokens/policy"] > 0 and costs["environment_steps/signal"] > 0
+    assert (
+        costs["tasks_added/signal"]
+        == len(tasks) - 8
+        == sum(m["evolution"]["added"] for m in metrics if m["evolution"])
+    )
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def none(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("coevolve_jax.records.workdir.fcntl.flock", none)
+    claim(tmp_path / "run", settings("static"))
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second process that writes there."
+    )
+
+
+def test_a_summary_names_what_its_scores_depend_on_and_what_had_no_effect(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["versions"]["bfcl-eval"] == metadata.version("bfcl-eval")
+    assert summary["versions"]["jax"] == metadata.version("jax")
+    assert summary["notes"] == []
+
+
+def test_override_copies_and_names_what_is_wrong():
+    config = ConfigDict({"a": {"b": 1}, "c": 2})
+    assert configs.override(config, {"a.b": 3}).to_dict() == {"a": {"b": 3}, "c": 2}
+    assert config.a.b == 1
+    for key in ("a.x", "a.b.c", "b"):
+        with pytest.raises(ValueError, match=f"no key '{key}'"):
+            configs.override(config, {key: 1})

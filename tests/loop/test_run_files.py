@@ -1,0 +1,387 @@
+"""What a run says at its end, and what it begins with: summary.json and ledger.json counted once more from its raw files.
+
+The runs are whole ones of `train`, in the world and by the policy of loop_fakes.py.
+"""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from statistics import fmean
+
+import pytest
+
+from coevolve_jax import build, seeding
+from coevolve_jax import config as configs
+from coevolve_jax.config import override
+from coevolve_jax.loop import initial as begin
+from coevolve_jax.strategies.base import Findings
+from tests.loop.test_loop import BASE, SMALL, rows, session
+from tests.support import loop_fakes
+from tests.support.families import lamps
+
+WEAK = ("look",)
+SEED = 3
+CHANGES = {
+    **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3, "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
+    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.samples": 2, "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
+    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
+}  # fmt: skip
+
+
+def settings(testbed=True, **changes):
+    config = override(BASE, {**CHANGES, **changes})
+    if testbed:
+        config.testbed = {"weak_tools": WEAK, "least": 1, "most": 2, "candidates": 20}
+    return config
+
+
+class Paid(loop_fakes.Lamplighter):
+    """Its actions cost something."""
+
+    spent = Counter()  # of all of them
+
+    def roles(self):
+        self.costs = Counter()
+        return super().roles()._replace(costs=self.costs)
+
+    def act(self, episodes):
+        for costs in (self.costs, self.spent):
+            costs.update({"llm_requests/explore": 1, "llm_tokens": len(episodes), "llm_tokens_in/explore": 2})
+            costs.update({"money": 0.25, "money/explore": 0.25, "llm_tokens_out/explore": 3})
+        return super().act(episodes)
+
+
+class Counting(loop_fakes.Engine):
+    """Counts what it computes, as the engines of the package do."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.counts = Counter()
+
+    async def generate(self, requests):
+        self.counts.update(
+            {"prefill_tokens": sum(len(r.ids) for r in requests), "cached_tokens": 2, "queued": len(requests)}
+        )
+        self.counts.update({"decode_tokens": 5, "queue_seconds": 0.5 * len(requests)})
+        return await super().generate(requests)
+
+
+def told(folder, monkeypatch, config, stops=(None,)):
+    """The workdir of a run in as many sessions, and of each step its groups and samples."""
+    steps, Paid.spent = {}, Counter()
+    real = build.strategy
+
+    def strategy(*arguments):
+        made, learned = real(*arguments), []
+        credit, observe = made.credit, made.observe
+
+        def credited(groups):
+            learned[:] = credit(groups)
+            return list(learned)
+
+        def observed(step, groups):
+            steps[step] = groups, list(learned)
+            return observe(step, groups)
+
+        made.credit, made.observe = credited, observed
+        return made
+
+    with monkeypatch.context() as m:
+        m.setattr(build, "strategy", strategy)
+        m.setattr(loop_fakes, "Lamplighter", Paid)
+        m.setattr(loop_fakes, "Engine", Counting)
+        for until in stops:
+            _, end = session(config, folder, batches=True, soon=True, until=until)
+            assert not isinstance(end, BaseException), end
+    return folder, steps
+
+
+def load(path):
+    return json.loads(path.read_text())
+
+
+def summed(rows):
+    total = Counter()
+    for row in rows:
+        total.update(row)
+    return dict(total)
+
+
+def evolution_of(explored):
+    """The counts of explorations.jsonl."""
+    proposals = [p for row in explored for p in row["proposals"]]
+    return {
+        "contexts": len(explored),
+        "environment_steps": sum(len(row["triplets"]) for row in explored),
+        "proposed": len(proposals),
+        "discarded": sum(p["verdict"] == "discard" for p in proposals),
+        "added": sum(p["task"] is not None for p in proposals),
+        "refused": dict(Counter(p["reason"] for p in proposals if p["task"] is None)),
+    }
+
+
+STOPS = {"whole": (None,), "stopped": (0, 3, None)}
+
+
+@pytest.mark.parametrize("stops", STOPS)
+@pytest.mark.parametrize("strategy", ["coevolve", "random"])
+def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch, strategy, stops):
+    config = settings(**{"strategy.name": strategy, "seed": SEED})
+    folder, steps = told(tmp_path / "run", monkeypatch, config, STOPS[stops])
+    summary, ledger = load(folder / "summary.json"), load(folder / "ledger.json")
+    metrics, tasks, evaluations, explored, costs = (
+        rows(folder / f"{name}.jsonl")
+        for name in ("metrics", "tasks", "evaluations", "explorations", "costs")
+    )
+    by_set = defaultdict(list)
+    for row in evaluations:
+        by_set[row["set"]].append(row)
+    assert {name: [row["step"] for row in found] for name, found in by_set.items()} == {
+        "iid": [0, 2, 4, 6], "balanced": [0, 2, 4, 6],
+    }  # fmt: skip
+    before, after = by_set["iid"][0], by_set["iid"][-1]
+    assert summary["held_out"] == {"before": before, "after": after} and "greedy_success" in after
+    assert summary["held_out_success_before"] == before["success"]
+    assert summary["held_out_success_after"] == after["success"]
+    assert summary["held_out_tasks"] == 4 == len(before["by_task"])
+    assert summary["balanced"] == {"before": by_set["balanced"][0], "after": by_set["balanced"][-1]}
+    assert summary["held_out_split"] == "test" and summary["steps"] == len(metrics) == 6
+    assert (summary["seed"], summary["strategy"]) == (SEED, strategy)
+    assert summary["config_digest"] == configs.digest(config)
+
+    # Tasks
+    born = Counter(task["lineage"]["kind"] for task in tasks)
+    trained = {t.task_id for groups, _ in steps.values() for g in groups for t in g.trajectories if t.outcome.valid}  # fmt: skip
+    visits = Counter(
+        id for groups, _ in steps.values() for id in {t.task_id for g in groups for t in g.valid}
+    )
+    assert {task["id"]: task["record"]["trained"] for task in tasks} == {t["id"]: visits[t["id"]] for t in tasks}  # fmt: skip
+    found, kind = summary["tasks"], "signal" if strategy == "coevolve" else "random"
+    assert (found["initial"], found["final"]) == (born["initial"], len(tasks)) == (6, 6 + born[kind])
+    assert found["never_trained"] == len(tasks) - len(trained)
+
+    # What evolution made: of explorations.jsonl, but for what only its own rows know
+    evolutions = [row["evolution"] for row in metrics if row["evolution"]]
+    first, later = (
+        [e for e in explored if e["context"]["id"].startswith("initial-") == of] for of in (True, False)
+    )
+    for made, told_of in ((ledger["initial"], first), (ledger["evolution"], later)):
+        wanted = evolution_of(told_of)
+        if made is ledger["initial"]:  # of the candidates the testbed takes some
+            assert wanted.pop("added") == 20 and made["added"] == 6
+        refused = {reason: n for reason, n in made["refused"].items() if reason != "pool_full"}
+        assert {**{key: made[key] for key in wanted}, "refused": refused} == wanted
+        assert made["accepted"] + made["retained"] + made["discarded"] == made["proposed"]
+        assert made["pass_rate"] == (made["accepted"] + made["retained"]) / made["proposed"]
+    for key in ("proposed", "accepted", "retained", "discarded", "added", "contexts"):
+        assert ledger["evolution"][key] == sum(e[key] for e in evolutions)
+        assert found.get(key, ledger["evolution"][key]) == ledger["evolution"][key]
+    assert found["refused"] == ledger["evolution"]["refused"] == summed(e["refused"] for e in evolutions)
+    # Where two of these were equal, one in the place of the other could not be seen: take another seed then.
+    different = (
+        (before["success"], after["success"], after["greedy_success"]),
+        (found["never_trained"], len(trained)),
+        (found["accepted"], found["retained"], found["proposed"], 0),
+        (len(before["by_task"]), len(before["by_calls"])),
+    )
+    assert all(len(set(numbers)) == len(numbers) for numbers in different), different
+
+    # Signals, costs, time
+    assert summary["signals"] == summed(row["signals"] for row in metrics)
+    if strategy == "coevolve":
+        shown = Counter(row["kind"] for row in rows(folder / "signals.jsonl"))
+        assert {k: n for k, n in summary["signals"].items() if n} == shown
+    learned = [s for _, samples in steps.values() for s in samples]
+    rolled = [t for groups, _ in steps.values() for g in groups for t in g.trajectories]
+    booked = ledger["costs"]
+    assert booked["rollouts/policy"] == len(rolled) == 6 * 2 * 3
+    assert booked["sampled_tokens/policy"] == sum(t.mask.tolist().count(True) for t in rolled)
+    assert booked["learned_trajectories"] == len(learned)
+    assert booked["learned_tokens"] == sum(s.trajectory.mask.tolist().count(True) for s in learned)
+    assert booked[f"environment_steps/{kind}"] == ledger["evolution"]["environment_steps"]
+    assert booked[f"tasks_proposed/{kind}"] == ledger["evolution"]["proposed"]
+    assert booked[f"tasks_added/{kind}"] == born[kind] == ledger["evolution"]["added"] > 0
+    if strategy == "coevolve":
+        assert booked["reflections"] == len({row["context"]["id"] for row in later})
+    paid = summed(row["costs"] for row in costs)
+    assert summary["explorer"] == paid == dict(Paid.spent)
+    assert {k.removeprefix("explorer/"): n for k, n in booked.items() if k.startswith("explorer/")} == paid
+    assert (ledger["llm_tokens"], ledger["money"]) == (paid["llm_tokens"], paid["money"]) and paid["money"]
+    assert [row["step"] for row in costs] == [None, *(m["step"] for m in metrics if m["evolution"])]
+    seconds = summary["seconds"]
+    for phase in ("rollout", "update", "push", "evolution"):
+        assert seconds[phase] == pytest.approx(sum(row["seconds"][phase] for row in metrics))
+    assert seconds.keys() == {"rollout", "update", "push", "evolution", "evaluation", "checkpoint", "other"}
+    assert summary["evolution_share"] == pytest.approx(seconds["evolution"] / sum(seconds.values()))
+    assert ledger["seconds"] == seconds["evolution"]
+
+    # The engine's own counts
+    for name in ("prefill_tokens", "decode_tokens"):
+        assert (
+            summary["serving"][name] == booked[f"serving/{name}"] == sum(m["serving"][name] for m in metrics)
+        )
+    assert summary["serving"].keys() == {"prefill_tokens", "decode_tokens", "queue_seconds"}
+    assert summary["serving"]["queue_seconds"] == 0.5
+    assert not any("cached" in name for name in summary["serving"]) and booked["serving/cached_tokens"]
+
+    # Rows of metrics that are not of the rollouts alone (tests/loop/test_step_numbers.py)
+    for row in metrics:
+        groups, samples = steps[row["step"]]
+        taught = {s.trajectory.task_id for s in samples if any(s.advantages)}
+        assert row["groups"] == {"rolled_out": len(groups), "learned_from": len(taught)}
+        assert len(samples) > len(taught) or not taught
+        made_until = sum(e["step"] <= row["step"] for e in (t["lineage"] for t in tasks) if e["kind"] == kind)
+        assert row["tasks"] == 6 + made_until
+    shown = sorted(path.name for path in (folder / "trajectories").iterdir())
+    assert shown == [f"step_{step:05d}.jsonl" for step in (0, 4, 5)]
+
+
+def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(tmp_path):
+    config = settings(testbed=False, **{"evaluation.balanced_tasks": 0, "strategy.name": "static"})
+    session(config, tmp_path / "run", batches=True, soon=True)
+    summary, ledger = load(tmp_path / "run" / "summary.json"), load(tmp_path / "run" / "ledger.json")
+    assert summary["balanced"] is None and not {"explorer", "serving"} & summary.keys()
+    assert (ledger["llm_tokens"], ledger["money"]) == (0, 0)
+    assert ledger["initial"]["added"] == summary["tasks"]["initial"] == summary["tasks"]["final"] == 6
+    assert ledger["evolution"]["pass_rate"] is None and summary["tasks"]["proposed"] == 0
+    assert not (tmp_path / "run" / "costs.jsonl").exists()
+    assert all(row["success"] == fmean_of(row) for row in rows(tmp_path / "run" / "evaluations.jsonl"))
+
+
+def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):
+    real = build.strategy
+
+    def strategy(*arguments):
+        made = real(*arguments)
+        made.observe = lambda step, groups: Findings({"odd": step} if step % 2 else {"even": 1})
+        return made
+
+    monkeypatch.setattr(build, "strategy", strategy)
+    config = settings(testbed=False, **{"strategy.name": "static", "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=5)
+    _, end = session(config, tmp_path / "run", batches=True, soon=True)
+    assert end["signals"] == {"even": 3, "odd": 1 + 3 + 5}
+
+
+def fmean_of(row):
+    outcomes = [x for solved, tried in row["by_task"].values() for x in [1] * solved + [0] * (tried - solved)]
+    return pytest.approx(fmean(outcomes))
+
+
+# What a run begins with
+
+
+def begun(folder, config):
+    _, end = session(config, folder, batches=True, soon=True, until=0)
+    assert end == {}, end
+    held_out = rows(folder / "held_out.jsonl")
+    own = {kind: [t for t in held_out if t["lineage"]["kind"] == kind] for kind in ("held_out", "balanced")}
+    return own["held_out"], own["balanced"], rows(folder / "tasks.jsonl")
+
+
+def test_the_evaluation_seed_alone_draws_the_held_out_sets_and_the_runs_seed_what_is_trained_on(tmp_path):
+    bare = {"data.leak_threshold": 0.99999}
+    made = {
+        name: begun(tmp_path / name, settings(**{**bare, "seed": seed, "evaluation.seed": own}))
+        for name, seed, own in (("one", 2, 50), ("same", 3, 50), ("other", 2, 51))
+    }
+    one, same, other = (made[name] for name in ("one", "same", "other"))
+    assert (len(one[0]), len(one[1]), len(one[2])) == (4, 3, 6)
+    assert one[0] == same[0] and one[1] == same[1] and one[2] != same[2]
+    assert one[0] != other[0] and one[1] != other[1]
+    fair = [lamps.scenario(n) for n in (4, 5)]  # of the evaluation split; training begins as the others do
+    assert all(t["scenario"] in fair for t in one[0] + one[1])
+    assert all(t["scenario"] not in fair for t in one[2])
+    called = Counter(
+        name for t in one[2] for name in {c["name"] for turn in t["turns"] for c in turn["calls"]}
+    )
+    assert all(1 <= called[name] <= 2 for name in WEAK)
+
+
+def test_the_balanced_set_is_chosen_from_all_its_candidates_by_a_stream_of_its_own(tmp_path, monkeypatch):
+    asked = []
+    real = begin.choice.balanced
+
+    def balanced(candidates, count, rng):
+        asked.append((candidates, count, rng.bit_generator.state))
+        return real(candidates, count, rng)
+
+    monkeypatch.setattr(begin.choice, "balanced", balanced)
+    _, chosen, _ = begun(tmp_path / "run", settings(**{"seed": 2, "evaluation.seed": 50}))
+    ((candidates, count, state),) = asked
+    assert (len(candidates), count) == (9, 3) and {t["id"] for t in chosen} <= {t.id for t in candidates}
+    assert state == seeding.rng_for(50, "balanced choice").bit_generator.state
+
+
+OF_EVALUATION = {"held_out", "balanced", "balanced choice", "evaluation"}
+OF_TRAINING = {"initial", "testbed", "sample", "rollout", "evolve"}
+
+
+@pytest.mark.parametrize("strategy", ["coevolve", "random"])
+@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+def test_no_two_purposes_of_a_run_draw_from_one_stream(tmp_path, monkeypatch, strategy, seed):
+    """Also where all seeds are the same number. Only an evaluation draws what another one did, so that they compare."""
+    drawn = []
+
+    def rng_for(seed, purpose, step=0, *again):
+        drawn.append((seed, purpose, step, *again))
+        return seeding.rng_for(seed, purpose, step, *again)
+
+    for name, module in list(sys.modules.items()):
+        ours = name.startswith("coevolve_jax.") and module is not seeding
+        if ours and getattr(module, "rng_for", None) is seeding.rng_for:
+            monkeypatch.setattr(module, "rng_for", rng_for)
+    own = {"learner.dynamic_sampling": 2, "strategy.name": strategy}
+    config = settings(**{**own, "seed": SEED, "evaluation.seed": seed})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True)
+    assert isinstance(end, dict), end
+    times = Counter(drawn)
+    assert {key for key, n in times.items() if n > 1} == {(seed, "evaluation", 0)}
+    wanted = {(seed, purpose) for purpose in OF_EVALUATION} | {(SEED, purpose) for purpose in OF_TRAINING}
+    assert {key[:2] for key in drawn} == wanted
+    states = {tuple(key): seeding.rng_for(*key).bit_generator.state["state"]["state"] for key in times}
+    assert len(set(states.values())) == len(times)
+
+
+def test_what_a_run_begins_with_is_explored_by_the_roles_that_are_for_it(tmp_path, monkeypatch):
+    class Two(loop_fakes.Lamplighter):
+        def roles(self):
+            roles = super().roles()
+            return roles._replace(initial=roles._replace(name="the first"))
+
+    monkeypatch.setattr(loop_fakes, "Lamplighter", Two)
+    session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True)
+    tasks = [*rows(tmp_path / "run" / "held_out.jsonl"), *rows(tmp_path / "run" / "tasks.jsonl")]
+    made_by = {(t["lineage"]["kind"], t["lineage"]["explorer"]) for t in tasks}
+    first = {(kind, "the first") for kind in ("held_out", "balanced", "initial")}
+    assert made_by == {*first, ("signal", "lamplighter")}
+
+
+def given(tasks):
+    """The file of tasks for config.data.initial_file."""
+    named = {"environment": CHANGES["environment.name"]}
+    return "".join(json.dumps({**task, **named}) + "\n" for task in tasks)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_file_of_as_many_tasks_as_a_batch_has_is_enough(tmp_path, count):
+    _, _, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
+    path = tmp_path / "given.jsonl"
+    path.write_text(given(made[:count]))
+    config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    if count == 1:
+        assert isinstance(end, ValueError) and "gives 1 good tasks of 1" in str(end)
+    else:
+        assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == 2
+
+
+def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
+    """Tasks that a file gives are compared with the held-out tasks as the explored ones are."""
+    held_out, balanced, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
+    path = tmp_path / "given.jsonl"
+    taken = [{**task, "record": made[0]["record"]} for task in (held_out[0], balanced[0])]
+    path.write_text(given([*made, *taken]))
+    config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == len(made)

@@ -1,0 +1,390 @@
+"""The plan of an update's memory against published sizes, shards and the compiler's own account."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coevolve_jax.config import load_file
+from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo import logprobs
+from coevolve_jax.grpo.learner import Learner
+from coevolve_jax.grpo.packing import Batch
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.cache import init_cache
+from coevolve_jax.models.paged import PAGE, init_pages
+from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.planning import plan
+from coevolve_jax.rollout.native import rows as cache_rows
+from coevolve_jax.rollout.native.page_store import PageStore
+from coevolve_jax.rollout.routing import init_recorded
+
+ROOT = Path(plan.__file__).parents[2]
+SIZES = {  # as published with the checkpoints
+    "bfcl_qwen2_5_7b": 7_615_616_512,
+    "bfcl_qwen3_4b": 4_022_468_096,
+    "bfcl_qwen3_30b_a3b": 30_532_122_624,
+    "bfcl_qwen2_5_0_5b": 494_032_768,
+}
+SMALL = {
+    "model_type": "qwen3",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(scope="module")
+def configs():
+    return {name: load_file(ROOT / "configs" / f"{name}.py") for name in SIZES}
+
+
+def fsdp(devices: int):
+    return plan.make_mesh(plan.Topology(devices, 80 * plan.GB), {})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_devices(configs, name):
+    config = configs[name]
+    model = plan.load_model(config.model)
+    params = hf_io.abstract_params(model)
+    assert sum(math.prod(p.shape) for p in jax.tree.leaves(params)) == SIZES[name]
+    whole, split = (plan.plan(model, config.learner, fsdp(n), rows=1, length=16384) for n in (1, 8))
+    assert whole.parameters == 4 * SIZES[name] and whole.gradients == 4 * SIZES[name]
+    assert 8 * SIZES[name] <= whole.optimizer < 8 * SIZES[name] + 1000  # and step counters
+    for part in ("parameters", "reference", "optimizer", "gradients"):  # norms are on every device
+        assert getattr(split, part) == pytest.approx(getattr(whole, part) / 8, rel=0.01)
+    config.learner.kl_coef, old = 0.0, config.learner.kl_coef
+    free = plan.plan(model, config.learner, fsdp(8), rows=1, length=16384)
+    config.learner.kl_coef = old
+    assert free.reference == 0 and free.total == split.total - split.reference
+    assert whole.activations == split.activations
+    gathered = split.layer - whole.layer
+    assert gathered > 0  # weights of one layer, whole on each device while it works
+
+
+def measured_bytes(length: int, learner) -> int:
+    """Peak of the compiled update: what it is given, what it returns in other places, what it works with."""
+    model = QwenConfig.from_hf(SMALL)
+    made = Learner(model, learner, hf_io.abstract_params(model), temperature=1.0, mesh=sharding.make_mesh())
+    rows = (1, 1, length)
+    shape = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
+    batch = Batch(
+        *[shape(jnp.int32)] * 4, shape(bool), *[shape(jnp.float32)] * 2, jax.ShapeDtypeStruct((), jnp.int32)
+    )
+    m = made.lower(batch).compile().memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
+def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
+    """Where layers take most, where logits do, and in what twice the tokens cost, which is activations alone."""
+    # As on accelerators: a whole chunk at once, of the whole vocabulary.
+    monkeypatch.setattr(logprobs, "CPU_BLOCK", 1024)
+    monkeypatch.setattr(logprobs, "CPU_TILE", SMALL["vocab_size"])
+    learner = configs["bfcl_qwen3_4b"].learner.copy_and_resolve_references()
+    learner.update(dtype="float32", attention="chunked", remat=True)
+    planned, measured = [], []
+    for length, learner.logprob_chunk in ((1024, 256), (2048, 256), (1024, 1024)):
+        planned.append(plan.plan(QwenConfig.from_hf(SMALL), learner, fsdp(1), rows=1, length=length))
+        measured.append(measured_bytes(length, learner))
+    assert [p.layer > p.logprobs for p in planned] == [True, True, False]
+    totals = [p.total for p in planned]
+    assert totals == pytest.approx(measured, rel=0.2)
+    assert totals[1] - totals[0] == pytest.approx(measured[1] - measured[0], rel=0.2)
+
+
+def test_options_cost_what_they_should(configs):
+    learner, mesh = configs["bfcl_qwen3_4b"].learner, fsdp(8)
+    model = plan.load_model("Qwen3-4B-Instruct-2507")
+    base = plan.plan(model, learner, mesh, rows=1, length=16384)
+    assert plan.plan(model, learner, mesh, rows=2, length=16384).activations == 2 * base.activations
+    assert plan.plan(model, learner, mesh, rows=1, length=32768).logprobs == base.logprobs
+    wide = learner.copy_and_resolve_references()
+    wide.dtype = "float32"
+    assert plan.plan(model, wide, mesh, rows=1, length=16384).activations == 2 * base.activations
+    wide.remat = False
+    kept = plan.plan(model, wide, mesh, rows=1, length=16384)
+    assert kept.activations > 10 * base.activations and kept.layer < 2 * base.layer
+    mesh = plan.make_mesh(plan.Topology(8, 0), {"context": 2})
+    halves = plan.plan(model, learner, mesh, rows=1, length=16384)
+    assert halves.parameters == base.parameters and halves.logprobs == base.logprobs
+    assert 2 * halves.activations == base.activations and base.layer / 2 < halves.layer < base.layer
+    split = plan.make_mesh(plan.Topology(8, 0), {"tensor": 4})
+    assert dict(split.shape)["fsdp"] == 2
+    assert plan.plan(model, learner, split, rows=1, length=16384).layer < base.layer / 2
+
+
+def alone(configs, name="bfcl_qwen3_4b", **changes):
+    """A config whose run generates in its own process."""
+    c = configs[name].copy_and_resolve_references()
+    c.engine.update(name="native", sharded=True)
+    c.update_from_flattened_dict(changes)
+    return c
+
+
+@pytest.mark.parametrize(
+    "name, axes, changes",
+    [
+        ("bfcl_qwen3_4b", {}, {}),
+        ("bfcl_qwen3_4b", {"data": 2, "tensor": 2}, {"engine.cache_tokens": 0}),
+        ("bfcl_qwen3_30b_a3b", {"expert": 4}, {"learner.replay_routing": True}),
+        ("bfcl_qwen3_4b", {}, {"engine.sharded": False, "engine.cache_tokens": 2**18}),
+    ],
+)
+def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, changes):
+    """Against the shapes and the shards of the engine's own arrays."""
+    config, mesh = alone(configs, name, **changes), plan.make_mesh(plan.TOPOLOGIES["h100-8"], axes)
+    model, learner, tokens = plan.load_model(config.model), config.learner, config.engine.cache_tokens
+    p = plan.plan(model, learner, mesh, rows=1, length=25600, run=config)
+    if tokens:
+        made = lambda: init_pages(model, tokens // PAGE, jnp.bfloat16)
+    else:
+        made = lambda: init_cache(model, config.engine.max_concurrency, 25_580, jnp.bfloat16, "gpu")
+    cache = jax.eval_shape(lambda: init_recorded(model, made()) if learner.replay_routing else made())
+    where = sharding.DECODED["cache"] if config.engine.sharded else jax.sharding.PartitionSpec()
+    specs = cache_rows.specs(cache) if config.engine.sharded else jax.tree.map(lambda _: where, cache)
+    size = lambda x, spec: (
+        math.prod(jax.sharding.NamedSharding(mesh, spec).shard_shape(x.shape)) * x.dtype.itemsize
+    )
+    table = cache.kv.table if learner.replay_routing else getattr(cache, "table", None)
+    held = [
+        size(x, spec)
+        for x, spec in zip(jax.tree.leaves(cache), jax.tree.leaves(specs), strict=True)
+        if x is not table
+    ]
+    if not tokens:  # rows are copied when they grow: the old ones have the 256, 512, ... columns below 25,580
+        held = [size * (25_580 + 16_384) // 25_580 for size in held]
+    assert p.cache == sum(held)
+    bfloat16 = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), hf_io.abstract_params(model)
+    )
+    whole = plan.shard_bytes(mesh if config.engine.sharded else fsdp(1), bfloat16)
+    assert p.engine == whole
+    without = plan.plan(model, learner, mesh, rows=1, length=25600)
+    assert p.update == without.total + p.engine
+    assert p.total == max(p.update, p.parameters + p.reference + p.optimizer + p.engine + p.cache)
+
+
+def test_weights_are_counted_where_the_engine_has_its_own(configs):
+    model, mesh = plan.load_model("Qwen3-4B-Instruct-2507"), fsdp(8)
+    engine = lambda **changes: (
+        plan.plan(
+            model, configs["bfcl_qwen3_4b"].learner, mesh, rows=1, length=1024, run=alone(configs, **changes)
+        ).engine
+    )
+    assert engine() and not engine(**{"engine.dtype": "float32"})
+    assert engine(**{"engine.dtype": "float32", "rollout.max_staleness": 1}) == 2 * engine()
+    whole = engine(**{"engine.dtype": "float32", "engine.sharded": False})
+    assert whole == pytest.approx(8 * 2 * engine(), rel=1e-3)  # norms are on every device
+    assert not engine(**{"engine.name": "sglang"})
+
+
+@pytest.mark.parametrize("tokens", [2**20, 0])
+@pytest.mark.parametrize("memory", [20, 43, 60])
+def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens, memory):
+    config, mesh = alone(configs, **{"engine.cache_tokens": tokens}), fsdp(4)
+    config.learner.rows_per_microbatch = 4
+    config.learner.moments_on = "host"
+    model, memory = plan.load_model(config.model), memory * plan.GB
+    check = lambda: plan.check_fits(config, model, mesh, memory)
+    if tokens and memory == 60 * plan.GB:
+        return check()
+    with pytest.raises(ValueError, match=r"^(Rollouts|The update) need") as refused:
+        check()
+    if memory == 20 * plan.GB:
+        assert str(refused.value).startswith("The update")
+        config.learner.row_length = 2048
+        with pytest.raises(ValueError, match="^Rollouts need") as refused:
+            check()
+    told = int(re.search(r"set config.engine.cache_tokens=(\d+) \(", str(refused.value))[1])
+    config.engine.cache_tokens = told
+    check()
+    config.engine.cache_tokens = 2 * told
+    with pytest.raises(ValueError, match="^Rollouts need"):
+        check()
+
+
+def test_a_cache_stays_during_an_update_where_rollouts_run_ahead(configs):
+    config, mesh = alone(configs, **{"rollout.max_staleness": 1}), fsdp(8)
+    model, rows = plan.load_model(config.model), config.learner.rows_per_microbatch // 8
+    p = plan.plan(model, config.learner, mesh, rows=rows, length=config.learner.row_length, run=config)
+    assert p.total == p.update + p.cache > p.kept + p.cache
+    with pytest.raises(ValueError, match="^Rollouts beside the update need") as refused:
+        plan.check_fits(config, model, mesh, p.total - 1)
+    config.engine.cache_tokens = int(
+        re.search(r"set config.engine.cache_tokens=(\d+) \(", str(refused.value))[1]
+    )
+    plan.check_fits(config, model, mesh, p.total - 1)
+
+
+def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(configs):
+    config = alone(
+        configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.moments_on": "host"}
+    )
+    config.learner.rows_per_microbatch = 2
+    model = plan.load_model(config.model)
+    with pytest.raises(ValueError, match=r"set config.engine.sharded=True \("):
+        plan.check_fits(config, model, fsdp(4), 60 * plan.GB)
+    config.engine.sharded = True
+    config.rollout.max_length = 120_000  # 17.7 GB, on one device
+    two = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048)
+    room = two.update + 5 * plan.GB
+    with pytest.raises(ValueError, match=r"cache_tokens=524288 and config.mesh.fsdp=4 \(4 devices\) \("):
+        plan.check_fits(config, model, fsdp(2), room)
+    config.rollout.max_length = 10**7
+    with pytest.raises(ValueError, match="no number of such devices holds .*max_length=10,000,000 tokens"):
+        plan.check_fits(config, model, fsdp(2), room)
+
+
+@pytest.mark.parametrize("longer", ["rollout", "explorer"])
+def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
+    """Of rollouts, or of questions to the policy, whichever is the longer one."""
+    config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
+    config.engine.update(name="native", sharded=True)
+    config.learner.update(row_length=2048, moments_on="host", rows_per_microbatch=2)
+    config[longer].max_length = 10**7
+    model = plan.load_model(config.model)
+    room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB
+    with pytest.raises(
+        ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"
+    ):
+        plan.check_fits(config, model, fsdp(2), room)
+
+
+def test_a_config_from_before_these_options_is_planned(configs):
+    """As everywhere else, what it lacks is off."""
+    told = []
+    for config in (alone(configs, **{"engine.sharded": False, "engine.cache_tokens": 0}), alone(configs)):
+        if told:
+            del config.engine["sharded"], config.engine["cache_tokens"]
+        with pytest.raises(ValueError, match="^Rollouts need") as refused:
+            plan.check_fits(config.lock(), plan.load_model(config.model), fsdp(8), 40 * plan.GB)
+        told.append(str(refused.value))
+    assert told[0] == told[1] and "set config.engine.cache_tokens=" in told[0]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_fits_one_device_is_told_and_that_two_hold_more(configs, sharded):
+    config = alone(configs, "bfcl_qwen2_5_0_5b", **{"engine.sharded": sharded, "engine.cache_tokens": 2**21})
+    model, check = (
+        plan.load_model(config.model),
+        lambda: plan.check_fits(config, model, fsdp(1), 20 * plan.GB),
+    )
+    with pytest.raises(ValueError, match=r"set config.engine.cache_tokens=524288 \("):
+        check()
+    config.rollout.max_length = 2**20
+    more = "" if sharded else "config.engine.sharded=True and "
+    with pytest.raises(ValueError, match=rf"set {more}config.mesh.fsdp=2 \(2 devices\)"):
+        check()
+
+
+def test_the_table_has_the_engine_where_it_is_in_the_process(configs):
+    told = plan.table(alone(configs), ["v6e-8"], [25600], 1)
+    assert "| engine | cache | total |" in told and "| 1.0 | 19.3 | 27.4 | 32 | yes |" in told
+    assert "engine" not in plan.table(configs["bfcl_qwen3_4b"], ["v6e-8"], [25600], 1)
+
+
+def test_pages_that_the_engine_would_refuse_do_not_fit(configs):
+    """2^20 tokens on 64 devices: each has 16,384, and a conversation up to 25,580."""
+    told = plan.table(alone(configs), ["v6e-64"], [25600], 1)
+    assert told.count("| no |") == 1 and "config.engine.cache_tokens=1638400 or more" in told
+    told = plan.table(alone(configs, **{"engine.cache_tokens": 1638400}), ["v6e-64"], [25600], 1)
+    assert told.count("| yes |") == 1 and "or more" not in told
+
+
+@pytest.mark.parametrize("memory", [None, 10**15])
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_pages_that_the_engine_would_refuse_are_refused_before_weights_are_read(configs, memory, lora_rank):
+    """In the engine's words, also where the memory is not known, and where adapters are not planned."""
+    config = alone(configs, **{"engine.cache_tokens": 2**17, "learner.lora_rank": lora_rank})
+    model, mesh = plan.load_model(config.model), fsdp(8)
+    with pytest.raises(ValueError, match="cache_tokens is 131,072, .* 8 part.* has 16,384, ") as refused:
+        plan.check_fits(config, model, mesh, memory)
+    sizes = {"slots": 8, "max_length": config.rollout.max_length, "fed": 8, "parts": 8}
+    with pytest.raises(ValueError) as engine:
+        PageStore(None, tokens=2**17, **sizes)
+    assert str(refused.value) == str(engine.value)
+    config.engine.cache_tokens = int(re.search(r"set it to (\d+) or more", str(refused.value))[1])
+    plan.check_fits(config, model, mesh, memory)
+    PageStore(None, tokens=config.engine.cache_tokens, **sizes)
+    config.engine.cache_tokens -= 1
+    with pytest.raises(ValueError, match="cache_tokens is"):
+        plan.check_fits(config, model, mesh, memory)
+    config.engine.name = "sglang"
+    plan.check_fits(config, model, mesh, memory)
+
+
+def test_a_plan_fits_where_room_is_left():
+    p = plan.Plan(*[10 * plan.GB] * 5, layer=20 * plan.GB, logprobs=10 * plan.GB)
+    assert p.total == 70 * plan.GB
+    assert p.fits(plan.Topology(1, 80 * plan.GB)) and not p.fits(plan.Topology(1, 77 * plan.GB))
+
+
+def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
+    """JAX takes 75% of a GPU by itself; commands that need more set what the plan counts with."""
+    text = plan.table(configs["bfcl_qwen3_4b"], ["h100-8"], [16384], 1)
+    setting = f"XLA_PYTHON_CLIENT_MEM_FRACTION={plan.USABLE}"
+    assert setting in text and f"{plan.USABLE:.0%} of the memory" in text
+    assert setting not in plan.table(configs["bfcl_qwen3_4b"], ["v5p-8"], [16384], 1)
+    texts = {p.name: p.read_text() for p in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.py"))}
+    told = {name: content for name, content in texts.items() if "MEM_FRACTION=" in content}
+    assert {"memory.md", "bfcl_qwen2_5_7b.py", "bfcl_qwen2_5_0_5b.py"} <= told.keys()
+    for name, content in told.items():
+        assert content.count("MEM_FRACTION=") == content.count(setting), name
+    small = load_file(ROOT / "configs" / "bfcl_qwen2_5_0_5b.py")
+    mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x16"], {})  # as in the table of memory.md
+    total = plan.plan(plan.load_model(small.model), small.learner, mesh, rows=1, length=8192).total
+    alone = 0.75 * 16 * plan.GB
+    assert plan.USABLE * alone < total <= plan.USABLE * 16 * plan.GB
+
+
+def test_what_cannot_be_planned_is_named():
+    with pytest.raises(ValueError, match="tensor=3 do not divide 8 devices"):
+        plan.make_mesh(plan.TOPOLOGIES["h100-8"], {"tensor": 3})
+    with pytest.raises(ValueError, match="config.model is 'nowhere/Some-Model'.*Qwen3-4B-Instruct-2507"):
+        plan.load_model("nowhere/Some-Model")
+
+
+@pytest.mark.parametrize(
+    "option, rule",
+    [
+        ("learner.dtype=half", "one of float32"),
+        ("engine.name=vllm", "one of native, sglang"),
+        ("mesh.tensor=0", "at least 1"),
+        ("engine.cache_tokens=-1", "at least 0"),
+    ],
+)
+def test_the_command_refuses_values_that_no_run_can_have_in_one_sentence(option, rule):
+    done = command("--topology=v5p-8", f"--config.{option}")
+    key, value = option.split("=")
+    assert done.returncode == 1 and not done.stdout
+    assert re.fullmatch(rf"Error: config\.{key} is '?{value}'?: it must be {rule}.*\n", done.stderr), (
+        done.stderr
+    )
+
+
+def command(*options):
+    """The command as a user starts it."""
+    whole = [sys.executable, "experiments/plan.py", "--config=configs/bfcl_qwen3_4b.py", *options]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(whole, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_the_command_prints_a_line_per_topology_and_length():
+    done = command("--topology=v5p-8", "--row_length=16384,32768")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
+    assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]
+    assert {line[-1] for line in lines} == {"yes |"}

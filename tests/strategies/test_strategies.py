@@ -1,0 +1,165 @@
+"""The strategy seam: the suite on every strategy, faults that it must catch, and three methods that run for real."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax.config import load_file, override, strategy
+from coevolve_jax.strategies.blame import tool_weights
+from coevolve_jax.testing.strategy import check_strategy
+from coevolve_jax.train import train
+from tests.support.paths import ROOT
+from tests.support.strategies import faulty
+
+pytestmark = pytest.mark.usefixtures("optimised")
+
+OURS = ("coevolve", "random", "static", "blame", "oracle")
+EXAMPLES = ("unsolved", "failing")  # of docs/guides/add_strategy.md
+SMALL_ONES = (
+    "tests.support.strategies.curriculum",
+    "tests.support.strategies.replay",
+    "tests.support.strategies.memory",
+)
+SMALL = {
+    "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
+    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.settle_steps": 1, "evolution.tasks": 3,
+    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.samples": 1, "checkpoint.every": 1, "checkpoint.keep": 9,
+    "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
+}  # fmt: skip
+
+
+def settings(name: str, **changes):
+    config = load_file(ROOT / "configs" / "bfcl_tiny.py", f"strategy={name}")
+    return override(config, {**SMALL, "model": str(ROOT / "models" / "tiny_qwen3"), **changes})
+
+
+@pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
+@pytest.mark.parametrize(
+    "name", [*OURS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
+)
+def test_every_strategy_passes_the_suite(name, learner):
+    check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
+
+
+@pytest.mark.parametrize(
+    "fault, why",
+    [
+        ("unseeded", "differs after a restart"), ("forgets", "restart"), ("twice", "a rollout twice"),
+        ("invalid", "invalid rollout"), ("shape", r"shape \(3,\) for 12 tokens"), ("nan", "not finite"),
+        ("rows", "is not JSON"), ("uncounted", "grew by 1 tasks"),
+        ("reads", "reads config.evolution.contexts, which READS of its module does not name"),
+    ],
+)  # fmt: skip
+def test_the_suite_catches_faults(monkeypatch, fault, why):
+    monkeypatch.setitem(faulty.DEFAULTS, "fault", fault)
+    with pytest.raises(AssertionError, match=why):
+        # So many steps that some made-up rollout, of which one in twenty is, is invalid.
+        check_strategy(
+            "tests.support.strategies.faulty", settings("static", **{"learner.group_filter": True}), steps=20
+        )
+
+
+def test_weights_of_tools_do_not_depend_on_the_order_in_which_they_were_met():
+    """A strategy that goes on has them by name."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        attempts = rng.uniform(0.1, 40, 12).tolist()
+        tools = {
+            f"tool_{i}": (n, float(n * rng.random())) for i, n in zip(rng.permutation(12).tolist(), attempts)
+        }
+        again = {name: tools[name] for name in sorted(tools)}
+        assert tool_weights(tools) == tool_weights(again), seed
+
+
+def rows(workdir: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (workdir / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The three small methods, run for real on BFCL; by name."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+    for name in SMALL_ONES:
+        done[name.rpartition(".")[2]] = folder / name
+        train(settings(name), folder / name)
+    return done
+
+
+def test_a_curriculum_learns_which_sizes_teach(runs):
+    saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
+    values = saved["strategy"]["state"]["values"]
+    assert values and any(v > 0 for v in values.values())
+    # Three tasks of one evolution, twice each: after the last step there is none.
+    assert saved["ledger"]["rollouts/probe"] == 3 * 2
+    born = [t["lineage"]["kind"] for t in rows(runs["curriculum"], "tasks.jsonl")]
+    assert born == ["initial"] * 8 + ["random"] * 3
+
+
+def test_replayed_successes_are_learned_from(runs):
+    metrics = rows(runs["replay"], "metrics.jsonl")
+    kept = [m["signals"]["replayed"] for m in metrics]
+    assert kept[-1] > 0
+    for before, m in zip([0, *kept], metrics, strict=False):
+        assert (m.get("ce", 0.0) > 0) == (
+            before > 0
+        )  # nats that the learner saw, from the step after the first success
+
+
+def test_hints_reach_the_prompt_masked_and_are_recorded(runs):
+    shown = [
+        t
+        for path in sorted((runs["memory"] / "trajectories").iterdir())
+        for t in map(json.loads, path.open())
+    ]
+    hinted = [t for t in shown if t["hints"]]
+    assert hinted and not any(t["rollout_index"] % 2 for t in hinted)
+    for t in hinted:
+        at, text = t["hints"][0]
+        assert at == 0 and text.startswith("Note: ")
+        whole = "".join(piece for segment in t["segments"] for piece in segment["pieces"])
+        head, _, rest = whole.partition("<|im_start|>assistant")
+        assert text[:30] in head and t["queries"][0] in head
+        for at, text in t["hints"][1:]:
+            assert text == "Try again." and t["steps"][at - 1]["error"] and text in rest
+    assert sum(m["signals"]["hinted"] for m in rows(runs["memory"], "metrics.jsonl")) > 0
+
+
+def test_settings_of_a_strategy_are_config_keys():
+    config = settings("tests.support.strategies.curriculum", **{"strategy.tau": 2.0})
+    assert config.strategy.to_dict() == {
+        "name": "tests.support.strategies.curriculum",
+        "rate": 0.5,
+        "tau": 2.0,
+    }
+    assert settings("static", **{"strategy.name": "tests.support.strategies.curriculum"}).strategy.tau == 0.4
+    config = settings("static")
+    config.strategy.name = "tests.support.strategies.curriculum"
+    with pytest.raises(
+        ValueError, match="config.strategy lacks rate, tau.*strategy=tests.support.strategies.curriculum"
+    ):
+        configs.check(config)
+    with pytest.raises(
+        ValueError,
+        match="config.strategy.name is 'no.such': it must be one of blame, coevolve, oracle, random, static",
+    ):
+        strategy("no.such")
+
+
+def test_the_examples_of_the_docs_are_the_tested_ones():
+    page = (ROOT / "docs" / "guides" / "add_strategy.md").read_text()
+    codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert codes == [
+        (ROOT / "tests" / "support" / "strategies" / f"{name}.py").read_text() for name in EXAMPLES
+    ]
+    assert len(codes[0].splitlines()) <= 25
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_docs_grows_the_training_set(name, tmp_path):
+    train(settings(f"tests.support.strategies.{name}"), tmp_path / "run")
+    born = [t["lineage"]["signal"] for t in rows(tmp_path / "run", "tasks.jsonl")]
+    assert born.count(name) == 3

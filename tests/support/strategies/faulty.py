@@ -1,0 +1,53 @@
+"""Strategies that do one thing wrong each, by config.strategy.fault, for the suite to catch."""
+
+import numpy as np
+
+from coevolve_jax.strategies import base, static
+from coevolve_jax.synthesis import signals
+
+
+class Faulty(static.Static):
+    """Static with one fault."""
+
+    def collect(self, step, tasks, roll):
+        groups = super().collect(step, tasks, roll)
+        fault = self._config.strategy.fault
+        if fault == "unseeded":
+            return roll(tasks.sample(2, np.random.default_rng()), 4)
+        if fault == "twice":
+            return groups + groups[:1]
+        return groups
+
+    def credit(self, groups):
+        samples = super().credit(groups)
+        match self._config.strategy.fault:
+            case "invalid":
+                samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]
+            case "shape":
+                samples += [base.Sample(groups[0].valid[0], np.ones(3, np.float32))]
+            case "nan":
+                samples += [base.Sample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
+        return samples
+
+    def observe(self, step, groups):
+        if self._config.strategy.fault == "reads":
+            assert self._config.evolution.contexts
+        found = super().observe(step, groups)
+        if self._config.strategy.fault == "rows":
+            return base.Findings(found.counts, [{"task": groups[0].task}])
+        return found
+
+    def evolve(self, step, lab):
+        if self._config.strategy.fault == "uncounted":
+            lab.synthesize_unguided(wanted=1, kind="random", step=step, rng=np.random.default_rng(step))
+        return None
+
+    def to_json(self):
+        if self._config.strategy.fault == "forgets":
+            return {**super().to_json(), "history": signals.History().to_json()}
+        return super().to_json()
+
+
+make = Faulty
+READS = static.READS
+DEFAULTS = {"fault": ""}

@@ -1,0 +1,400 @@
+"""Leak control: what counts as a near copy of an evaluation task."""
+
+import dataclasses
+import json
+import math
+import time
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from ml_collections import ConfigDict
+
+from coevolve_jax import build
+from coevolve_jax import config as configs
+from coevolve_jax.envs.base import features
+from coevolve_jax.loop.initial import leak_guard
+from coevolve_jax.synthesis.leakage import LeakGuard, histogram
+from coevolve_jax.synthesis.similarity import CountCosines, KnownCosines, calls, ngrams
+from coevolve_jax.types import Call, Task, Turn
+from tests.support.paths import ROOT
+
+TEMPLATES = {
+    "cd": "Change the current working directory to the specified folder {}.",
+    "mv": "Move a file from one location to another, namely {}.",
+    "grep": "Search for lines in a file that contain the specified pattern {}.",
+    "post_tweet": "Post a new tweet with the content {}.",
+    "book_flight": "Book a flight for the traveller with the card {}.",
+}
+WORDS = [f"{a}_{b}" for a in ("final", "draft", "budget", "summer", "alpha", "omega") for b in range(12)]
+
+
+def task(name, *calls):
+    """Worded from the tool documentation, as the synthetic tasks are."""
+    query = " ".join(TEMPLATES[tool].format(value) for tool, value in calls)
+    return Task(name, "bfcl", {}, (Turn(query, tuple(Call(t, {"x": v}) for t, v in calls)),))
+
+
+def random_task(name, rng):
+    tools = rng.choice(sorted(TEMPLATES), size=rng.integers(2, 6))
+    return task(name, *((str(t), str(rng.choice(WORDS))) for t in tools))
+
+
+EVALUATION = [random_task(f"e{i}", np.random.default_rng([0, i])) for i in range(60)]
+GUARD = LeakGuard(EVALUATION)
+
+
+def test_an_identical_task_has_similarity_one_and_is_refused():
+    for one in EVALUATION[:10]:
+        copy = dataclasses.replace(one, id="copy")
+        assert GUARD.nearest(copy) == ("calls", 1.0, one.id)
+        assert GUARD.similarities(copy)[EVALUATION.index(one)] == pytest.approx(1.0, abs=1e-6)
+        assert GUARD.check(one) == "near_evaluation"
+
+
+def test_the_same_calls_in_other_words_and_turns_are_refused():
+    one = EVALUATION[3]
+    calls = one.turns[0].calls
+    turns = (Turn("Please be so kind.", calls[:1]), Turn("And now something else entirely!", calls[1:]))
+    other = dataclasses.replace(one, id="other", turns=turns, scenario={"other": 1})
+    assert GUARD.similarities(other).max() < GUARD.threshold
+    assert GUARD.check(other) == "near_evaluation"
+
+
+def test_numbers_that_the_tools_take_as_equal_are_equal():
+    def buy(amount):
+        return Task("n", "bfcl", {}, (Turn(f"spend {amount!r}", (Call("buy", {"amount": amount}),)),))
+
+    guard = LeakGuard([buy(5), *EVALUATION], threshold=1.0)
+    assert guard.check(buy(5.0)) == "near_evaluation"
+    assert guard.check(buy(5.5)) is None and guard.check(buy("5")) is None
+
+
+def test_a_threshold_of_one_refuses_every_query_of_an_evaluation_task():
+    rng = np.random.default_rng(0)
+    queries = [" ".join(rng.choice(WORDS, 12)) for _ in range(60)]
+    asked = [Task(f"q{i}", "bfcl", {}, (Turn(q, (Call("a", {"x": i}),)),)) for i, q in enumerate(queries)]
+    guard = LeakGuard(asked, 1.0, query_threshold=1.0)
+    for one in asked:
+        other = dataclasses.replace(one, turns=(Turn(one.turns[0].query, (Call("b", {"y": 1}),)),))
+        assert guard.check(other) == "near_evaluation"
+    assert guard.check(task("x", ("cd", "pictures"))) is None
+
+
+def test_the_same_tools_with_other_values_are_far_below_the_threshold():
+    guard = LeakGuard([*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))])
+    other = task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget"))
+    assert guard.similarities(other)[-1] < 0.5
+    assert guard.check(other) is None
+
+
+def test_a_copy_with_one_small_change_lies_between():
+    guard = LeakGuard([*EVALUATION, task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"))])
+    near = guard.similarities(task("x", ("cd", "docs"), ("mv", "note.txt"), ("grep", "warning")))[-1]
+    far = guard.similarities(task("x", ("cd", "pictures"), ("mv", "cat.png"), ("grep", "budget")))[-1]
+    assert far + 0.2 < near < 1.0
+
+
+def test_reworded_near_copies_are_refused_by_the_threshold():
+    mine = task("mine", ("cd", "docs"), ("mv", "note.txt"), ("grep", "error"), ("post_tweet", "done"))
+    calls = (*mine.calls, Call("cd", {"x": "docs"}))
+    longer = dataclasses.replace(mine, turns=(Turn(mine.turns[0].query, calls),))
+    assert LeakGuard([*EVALUATION, mine]).check(longer) == "near_evaluation"
+
+
+def test_unrelated_tasks_are_near_zero():
+    other = Task("z", "bfcl", {}, (Turn("zebras ahoy", (Call("sail", {"y": 1}),)),))
+    assert GUARD.nearest(other).similarity == 0.0 and GUARD.check(other) is None
+
+
+def test_shared_wording_weighs_little():
+    # Query and tools are shared by the whole corpus; only the value differs.
+    corpus = [task(f"c{i}", ("cd", f"folder{i}")) for i in range(100)]
+    assert LeakGuard(corpus[:1]).similarities(corpus[1])[0] > 0.3
+    assert LeakGuard(corpus[:1], corpus=corpus[2:]).similarities(corpus[1])[0] < 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_bounded_and_symmetric(a, b):
+    one, two = random_task("one", np.random.default_rng(a)), random_task("two", np.random.default_rng(b))
+    guard = LeakGuard([one, two])
+    similarities = guard.similarities(one), guard.similarities(two)
+    assert all((0 <= s).all() and (s <= 1).all() for s in similarities)
+    assert similarities[0][1] == pytest.approx(similarities[1][0], abs=1e-6)
+    assert similarities[0][0] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_cosine_equals_the_formula():
+    a, b = task("a", ("cd", "docs")), task("b", ("cd", "pictures"))
+    # Shared (2 of 2 tasks): eight words, "the" twice, and the tool. Own (1 of 2): a word and a value each.
+    shared, own = np.log(3 / 2.5), np.log(3 / 1.5)
+    counts = np.array([1, 2, 1, 1, 1, 1, 1, 1, 1])
+    dot = np.sum(counts**2) * shared**2
+    expected = dot / (dot + 2 * own**2)
+    assert LeakGuard([a, b]).similarities(a)[1] == pytest.approx(expected, abs=1e-6)
+
+
+def test_no_evaluation_tasks_and_scenarios_without_calls():
+    guard = LeakGuard([])
+    assert guard.nearest(EVALUATION[0]) == ("features", 0.0, None) and guard.check(EVALUATION[0]) is None
+    scenario = Task("scenario", "bfcl", {})
+    assert LeakGuard([scenario]).check(dataclasses.replace(scenario, id="other")) is None
+
+
+def test_threshold_is_inclusive_and_checked():
+    one = task("x", ("cd", "docs"), ("mv", "draft_1"), ("cd", "draft_2"))
+    similarity = GUARD.nearest(one).similarity
+    assert LeakGuard(EVALUATION, similarity).check(one) == "near_evaluation"
+    assert LeakGuard(EVALUATION, float(np.nextafter(similarity, 1))).check(one) is None
+    for bad in (0.0, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="threshold"):
+            LeakGuard(EVALUATION, bad)
+
+
+def test_300_evaluation_tasks_take_less_than_two_milliseconds_each():
+    guard = LeakGuard([random_task(f"e{i}", np.random.default_rng([1, i])) for i in range(300)])
+    new = [random_task("n", np.random.default_rng([2, i])) for i in range(50)]
+    seconds = []
+    for one in new:
+        start = time.thread_time()  # it computes, and waits for nothing
+        guard.check(one)
+        seconds.append(time.thread_time() - start)
+    assert np.median(seconds) < 2e-3
+
+
+class Dense:
+    """The same as one dense matrix [features, evaluation tasks] in float32, as published similarities were computed."""
+
+    def __init__(self, evaluation, features, corpus=()):
+        self.features = features
+        counts = [features(t) for t in evaluation]
+        documents = [*counts, *(features(t) for t in corpus)]
+        self.total, self.frequency = len(documents) + 1, Counter(f for d in documents for f in d)
+        self.row = {f: i for i, f in enumerate(dict.fromkeys(f for c in counts for f in c))}
+        self.weights = np.zeros((len(self.row), len(counts)), np.float32)
+        for column, count in enumerate(counts):
+            for feature, weight in self.weigh(count).items():
+                self.weights[self.row[feature], column] = weight
+
+    def weigh(self, count):
+        weights = {f: n * math.log(self.total / (self.frequency[f] + 0.5)) for f, n in count.items()}
+        norm = math.sqrt(math.fsum(w * w for w in weights.values()))
+        return {f: w / norm for f, w in weights.items()}
+
+    def __call__(self, task):
+        known = {f: w for f, w in self.weigh(self.features(task)).items() if f in self.row}
+        values = np.array(list(known.values()), np.float32)
+        return np.clip(values @ self.weights[[self.row[f] for f in known]], 0.0, 1.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(0, 10), st.sampled_from([features, ngrams]))
+def test_sparse_equals_dense_to_the_last_bit(seed, evaluated, more, compared):
+    rng = np.random.default_rng(seed)
+    evaluation = [random_task(f"e{i}", rng) for i in range(evaluated)]
+    evaluation += [dataclasses.replace(evaluation[i], id=f"again {i}") for i in range(0, evaluated, 3)]
+    corpus = [random_task(f"c{i}", rng) for i in range(more)]
+    dense, guard = Dense(evaluation, compared, corpus), LeakGuard(evaluation, 0.9, corpus, compared)
+    strangers = [Task("no turns", "bfcl", {}), Task("z", "bfcl", {}, (Turn("zebras ahoy"),))]
+    for one in (*evaluation[:3], *corpus[:3], *(random_task("new", rng) for _ in range(5)), *strangers):
+        expected = dense(one)
+        assert np.array_equal(guard.similarities(one), expected)
+        same_calls = any(one.calls == t.calls for t in evaluation if t.calls)
+        if not same_calls:
+            nearest = evaluation[int(np.argmax(expected))].id
+            assert guard.nearest(one) == ("features", expected.max(), nearest)
+        assert (guard.check(one) is not None) == (same_calls or float(expected.max()) >= 0.9)
+
+
+def test_only_what_the_evaluation_tasks_have_is_kept():
+    evaluation = [random_task(f"e{i}", np.random.default_rng([0, i])) for i in range(300)]
+    cosines = CountCosines(evaluation, features)
+    kept = sum(a.nbytes for a in vars(cosines).values() if isinstance(a, np.ndarray))
+    counts = [features(t) for t in evaluation]
+    entries, distinct = sum(map(len, counts)), len({f for c in counts for f in c})
+    assert kept == 8 * entries + 16 * (distinct + 1)  # a column and a weight for each; an idf and a start
+
+
+def test_it_says_which_measure_refuses_and_for_which_task():
+    def embed(texts):  # how often each letter comes
+        return np.array(
+            [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+        )
+
+    options = dict(query_threshold=0.8, embed=embed, embedding_threshold=0.99, call_threshold=0.88)
+    one, guard = EVALUATION[3], LeakGuard(EVALUATION, **options)
+    others = tuple(Call("other", {"y": i}) for i in range(2 * len(one.calls)))
+    said = lambda query, calls: Task("new", "bfcl", {}, (Turn(query, calls),))
+    query = one.turns[0].query
+    refused = {
+        "calls": said("Entirely new.", one.calls),
+        "arguments": said("Entirely new.", (*others, *one.calls[::-1])),
+        "ngrams": said(query.upper().replace(" ", "\n  "), others),
+        "embedding": said("".join(sorted(query)), others),
+    }
+    for measure, task in refused.items():
+        near = guard.nearest(task)
+        assert guard.refuses(near) and (near.measure, near.task) == (measure, one.id)
+        assert near.to_json() == {"measure": measure, "similarity": round(near.similarity, 4), "task": one.id}
+    assert LeakGuard(EVALUATION).check(refused["ngrams"]) is None
+    assert not guard.refuses(guard.nearest(said("Zzz qqq!", others)))
+    altered = [dataclasses.replace(c, arguments={**c.arguments, "z": 1}) for c in one.calls]
+    near = LeakGuard(EVALUATION, 0.6, call_threshold=0.88).nearest(said(query, tuple(altered)))
+    assert (near.measure, near.task) == ("features", one.id)
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
+@settings(max_examples=40)
+def test_the_nearest_is_by_the_measure_that_comes_closest_to_refusing(seed, features_from, arguments_from):
+    """The similarity that decides, which lineage and the report show, against plain loops over all measures and tasks."""
+    rng = np.random.default_rng(seed)
+    evaluation, new = [random_task(f"e{i}", rng) for i in range(8)], random_task("new", rng)
+    kept = new.calls[: rng.integers(1, len(new.calls) + 1)]
+    evaluation.append(dataclasses.replace(new, id="near", turns=(Turn("In other words.", kept),)))
+    guard = LeakGuard(evaluation, features_from, call_threshold=arguments_from)
+    near = guard.nearest(new)
+    if kept == new.calls:
+        assert near == ("calls", 1.0, "near") and guard.refuses(near)
+        return
+    ratios = []
+    for measure, least, cosines in (
+        ("features", features_from, CountCosines(evaluation, features)),
+        ("arguments", arguments_from, KnownCosines(evaluation, calls)),
+    ):
+        ratios += [(float(c) / min(least, 1 - 1e-6), measure, t.id) for c, t in zip(cosines(new), evaluation)]
+    best = max(ratios)[0]
+    assert any(
+        (near.measure, near.task) == (m, t) for r, m, t in ratios if math.isclose(r, best, rel_tol=1e-5)
+    )
+    assert guard.refuses(near) == (guard.check(new) == "near_evaluation") == (best >= 1)
+
+
+def test_ngrams_are_of_each_query_and_pass_over_case_and_blanks():
+    turns = lambda *queries: Task("x", "bfcl", {}, tuple(Turn(query) for query in queries))
+    assert ngrams(turns("a b")) == Counter([" a ", "a b", " b ", " a b", "a b ", " a b "])
+    assert ngrams(turns("  A\n B")) == ngrams(turns("a b"))
+    assert ngrams(turns("a b", "a b")) == ngrams(turns("a b")) + ngrams(turns("a b"))
+    assert ngrams(Task("x", "bfcl", {})) == Counter()
+
+
+def test_ngrams_that_no_evaluation_task_has_do_not_count():
+    evaluation, new = EVALUATION[:20], [random_task("new", np.random.default_rng(i)) for i in (7, 8)]
+    cosines, counts = KnownCosines(evaluation, ngrams), [ngrams(t) for t in evaluation]
+    frequency = Counter(g for count in counts for g in count)
+    vector = lambda count: np.array([count[g] * math.log(21 / (n + 0.5)) for g, n in frequency.items()])
+    unit = lambda count: vector(count) / np.linalg.norm(vector(count))
+    for task in (*evaluation[:3], *new):
+        np.testing.assert_allclose(cosines(task), [unit(ngrams(task)) @ unit(c) for c in counts], atol=1e-5)
+        longer = dataclasses.replace(task, turns=(*task.turns, Turn("ZZZZ!?!?")))
+        np.testing.assert_allclose(cosines(longer), cosines(task), atol=1e-5)
+    assert not cosines(Task("z", "bfcl", {}, (Turn("0000"),))).any()
+
+
+def test_calls_count_with_all_their_arguments_and_in_any_order():
+    call = lambda **arguments: Call("mv", arguments)
+    asks = lambda *own: Task("x", "bfcl", {}, (Turn("Any words.", own[:1]), Turn("Others.", own[1:])))
+    assert calls(asks(call(a=1, b=2.0), call())) == calls(asks(call(), call(b=2, a=1)))
+    evaluation = [asks(call(n=i), call(n=i + 100), call()) for i in range(20)]
+    cosines = KnownCosines(evaluation, calls)
+    found = cosines(asks(call(n=103), Call("pwd", {}), call(n=3), call(), call(n=999)))
+    assert (
+        found[3] == pytest.approx(1.0) and max(np.delete(found, 3)) < 0.1
+    )  # what all call weighs next to nothing
+    assert cosines(asks(call(n=3), call())).max() < 0.75 and not cosines(asks(Call("pwd", {}))).any()
+
+
+def test_an_embedding_must_answer_with_a_vector_for_each_text():
+    for answer in (np.zeros(3), np.zeros((1, 3)), np.full((60, 3), np.nan)):
+        with pytest.raises(ValueError, match="embedding of 60 texts"):
+            LeakGuard(EVALUATION, embed=lambda texts, answer=answer: answer, embedding_threshold=0.9)
+    nothing = LeakGuard(EVALUATION, embed=lambda texts: np.zeros((len(texts), 3)), embedding_threshold=0.9)
+    assert nothing.check(random_task("new", np.random.default_rng(7))) is None
+    unasked = LeakGuard([], query_threshold=0.9, embed=lambda texts: 1 / 0, embedding_threshold=0.9)
+    assert unasked.nearest(EVALUATION[0]) == ("features", 0.0, None) and unasked.check(EVALUATION[0]) is None
+
+
+def test_thresholds_of_further_measures_are_checked():
+    for options in (
+        dict(query_threshold=1.1),
+        dict(query_threshold=-1.0),
+        dict(call_threshold=2.0),
+        dict(embed=len),
+    ):
+        with pytest.raises(ValueError, match="leak threshold of (ngrams|arguments|embedding)"):
+            LeakGuard([], **options)
+
+
+def test_the_test_split_is_guarded_while_the_development_split_is_judged_on():
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    own = {split: build.family(config).tasks(split, {}) for split in ("development", "test", "evaluation")}
+    theirs = {task.id for task in build.benchmark_tasks(config)}
+    assert theirs == {task.id for task in own["evaluation"]}
+    copy = dataclasses.replace(own["test"][0], id="copy")
+    assert leak_guard(config, []).nearest(copy).task == own["test"][0].id
+    older = configs.override(config, {"data.leak_splits": ()})
+    assert {task.id for task in build.benchmark_tasks(older)} == {task.id for task in own["development"]}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_compares_the_calls_with_their_arguments(path):
+    assert configs.load_file(path).data.leak_call_threshold == 0.88
+
+
+def test_copies_of_the_benchmark_with_an_idle_call_in_other_words_are_refused():
+    """A task of BFCL's development or test split with one more call that changes nothing, said in another way."""
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    family, copies = build.family(config), []
+    for task in build.benchmark_tasks(config):
+        offered = {tool["function"]["name"] for tool in family.tools(task)} - {c.name for c in task.calls}
+        if idle := sorted(offered & {"pwd", "ls", "message_get_login_status", "ticket_get_login_status"}):
+            calls = (*task.calls[:1], Call(idle[0], {}), *task.calls[1:])
+            copies.append(dataclasses.replace(task, id="copy", turns=(Turn("Do all of it.", calls),)))
+    assert len(copies) == 57
+    guard = leak_guard(config, [])
+    assert all(guard.check(copy) for copy in copies)
+    off = leak_guard(configs.override(config, {"data.leak_call_threshold": 0.0}), [])
+    assert not any(off.check(copy) for copy in copies)  # the features do not see them
+
+
+def test_a_run_that_began_before_a_key_was_there_goes_on_with_it_off(tmp_path):
+    new = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    new.data.leak_splits, new.data.leak_call_threshold = (), 0.0
+    old = ConfigDict(new.to_dict())
+    for key in configs.LATER:
+        section, name = key.split(".")
+        del old[section][name]
+    (tmp_path / "config.json").write_text(configs.to_json(old))
+    configs.check(configs.of_run(tmp_path))
+    assert configs.of_run(tmp_path).to_dict() == json.loads(configs.to_json(new))
+    assert configs.numbers(old.to_dict()) == configs.numbers(new.to_dict())
+    assert configs.digest(old) == configs.digest(new)
+    assert configs.digest(configs.override(new, {"data.leak_query_threshold": 0.5})) != configs.digest(new)
+
+
+def test_what_a_config_cannot_ask_of_further_measures():
+    config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    for values, why in (
+        ({"data.leak_query_threshold": 1.5}, "leak_query_threshold is 1.5: it must be a cosine"),
+        (
+            {"data.leak_embedding": "math.sqrt"},
+            "leak_embedding_threshold is 0.0: it must be a cosine above 0",
+        ),
+        ({"data.leak_embedding": "math.nothing"}, "math defines no function nothing"),
+        ({"data.leak_embedding": "no_such_module.embed"}, "cannot be imported"),
+        ({"data.leak_embedding": "embed"}, "cannot be imported"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            configs.check(configs.override(config, values))
+    asked = {"data.leak_embedding": "math.sqrt", "data.leak_embedding_threshold": 0.9}
+    configs.check(configs.override(config, asked))
+
+
+def test_histogram():
+    assert histogram([0.0, 0.05, 0.5, 0.99, 1.0], bins=10) == {
+        "edges": pytest.approx([i / 10 for i in range(11)]),
+        "counts": [2, 0, 0, 0, 0, 1, 0, 0, 0, 2],
+    }
+    assert histogram([], bins=2)["counts"] == [0, 0]
