@@ -55,7 +55,7 @@ class Evolver:
         self._pending: PendingEvolution | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
         self._before: dict | None = None  # the strategy's state when the present evolution started
-        self._owed: Mapping | None = None  # what the checkpoint had pending, where overlap is 0 now
+        self._owed: Mapping | None = None  # what the checkpoint had pending, where async_steps is 0 now
         self.given_up = False
         own = saved["strategy"] if saved else {}
         # Another method cannot read this one's state: a fork that changes the strategy leaves the evolution.

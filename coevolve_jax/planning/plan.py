@@ -229,7 +229,7 @@ def smallest_change(
     scale: a compiler's figure divided by the plan's, which corrects plans. run: as for `plan`.
     """
     axes, remat, offload = dict(mesh.shape), bool(learner.remat), learner.optimizer_offload
-    # Whether layers are computed again, whether moments are with the host, rows, times as many devices, times as many to a row.
+    # Each change: remat, whether moments are with the host, rows, and factors for the devices in all and for those of a row.
     changes = [(True, offload, rows, 1, 1)] * (not remat)
     changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]

@@ -131,8 +131,7 @@ class TaskPool:
         A pool of fewer than n tasks gives every one floor(n / size) times and draws the rest by chance. Fewer than n
         come only where apart_from leaves no more.
 
-        min_evolved_share: at least this fraction of the batch is tasks that evolution made, as far as there are so
-          many.
+        min_evolved_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
         weights: of all tasks, [N] from their `rows`; the chance to be drawn next is in proportion to it, and a task of
         weight 0 comes only where no others are left. None: all are alike. apart_from: ids of tasks that are not drawn.
 

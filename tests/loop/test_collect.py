@@ -175,7 +175,7 @@ def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
             seeds.append(sum(own, []))
             return super().rollout_groups(tasks, own, temperature)
 
-    roles = SimpleNamespace(costs=None, dialogues=None)
+    roles = SimpleNamespace(costs=None, llm_calls=None)
     for _ in range(2):
         roller = functools.partial(Roller, settings(), Seeds())
         lab = Laboratory(TaskPool(), [], SimpleNamespace(roles=roles), roller, Counter())

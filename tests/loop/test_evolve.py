@@ -27,7 +27,7 @@ SMALL = {
 class Notebook:
     """A Synthesizer that makes a task of each context and notes what it was asked."""
 
-    roles = SimpleNamespace(costs=None, dialogues=None)
+    roles = SimpleNamespace(costs=None, llm_calls=None)
 
     def __init__(self):
         self.reflected, self.grown = [], []
@@ -116,7 +116,7 @@ def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
         {"evolution.freeze_last_steps": 16},
     ],
 )
-def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(changes):
+def test_a_fork_without_async_steps_makes_up_for_the_evolution_that_was_under_way(changes):
     """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
     run = Running(override(TINY, SMALL)).until(6)
     saved = run.save()

@@ -77,7 +77,7 @@ def test_a_run_leaves_everything_that_the_docs_name(finished):
         "policy",
     ):
         assert (finished / name).exists(), name
-    assert not list(finished.glob("dialogues*")) + list(finished.glob("costs*"))  # no model was asked
+    assert not list(finished.glob("llm_calls*")) + list(finished.glob("costs*"))  # no model was asked
     summary = json.loads((finished / "summary.json").read_text())
     assert {
         "held_out_success_before",
