@@ -21,8 +21,8 @@ import numpy as np
 from absl import app, flags
 from worker_ours import make_batch, make_learner, trajectories
 
-from coevolve_jax.grpo import learner as learners
 from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.grpo.objective import microbatch
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.qwen import Qwen
 
@@ -62,8 +62,9 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
     setting = {"pack_length": _ROW.value, "rows_per_microbatch": 1, "remat": _REMAT.value}
     learner, params, config = make_learner(folder, setting)
     batch = make_batch(case, data, trajectories(data), config)
-    micros = [learners._micro(batch, i) for i in range(int(batch.used))]
-    model, c = learner._programs.model, learner._programs.model.config
+    micros = [microbatch(batch, i) for i in range(int(batch.used))]
+    model = learner._objective.model
+    c = model.config
     draw = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
     heads = [
         draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)

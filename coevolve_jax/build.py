@@ -37,7 +37,7 @@ from coevolve_jax.types import Task
 class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
-    params: None in a run that has begun and needs the policy before RL no more (`hosts.Leader`).
+    params: None where a run has a state and needs the policy before RL no more (`loop.trainer.Trainer`).
     """
 
     config: QwenConfig

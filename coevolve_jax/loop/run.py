@@ -152,7 +152,7 @@ class Run:
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """Begins a checkpoint of the last update, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        """Begins a checkpoint of the last update, unless there is one. learner: as `leader.lead` gives it.
         strategy: as Evolver.to_json has it."""
         c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
@@ -189,7 +189,7 @@ class Run:
             "tasks": 0,
             "utilization": collected.usage.utilization,
             "serving": serving(collected.usage.counts),
-            "throughput": throughput(c, collected, samples, learned["operations"], seconds),
+            "throughput": throughput(c, collected, samples, learned["flops"], seconds),
             "groups": {
                 "rolled_out": len(groups),
                 "learned_from": len(health.taught(samples)),

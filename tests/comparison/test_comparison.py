@@ -645,7 +645,7 @@ time.sleep(60)
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with preemption.heeded():
+    with preemption.handle_signals():
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         with pytest.raises(preemption.Preempted):

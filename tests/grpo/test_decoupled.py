@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.grpo.update import learn
 from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import named
 from tests.distributed.test_sharding import start as process
@@ -243,7 +243,7 @@ class Watched:
     def __init__(self, learner):
         self.learner, self.batches = learner, []
         self.routing, self.scores, self.score = learner.routing, learner.scores, learner.score
-        self.operations = learner.operations
+        self.flops = learner.flops
 
     def update(self, state, batch, old_logprobs=None):
         self.batches.append(batch)

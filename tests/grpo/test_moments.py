@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.moments import step_by_layer
+from coevolve_jax.grpo.optimizer_offload import step_by_layer
 from coevolve_jax.planning import plan
 from coevolve_jax.planning.aot import devices, host_memory
 from coevolve_jax.planning.topologies import TOPOLOGIES

@@ -1,6 +1,6 @@
 """The loop of train.py beside reference_loop.py, over random configurations: they must agree on every step.
 
-`train` is the real one, with the real strategies, pool of tasks, roller, agent, synthesis, packing, leader, logs and
+`train` is the real one, with the real strategies, pool of tasks, roller, agent, synthesis, packing, trainer, logs and
 resume. The model, the worlds' processes, the explorer and the arrays of checkpoints are those of loop_fakes.py.
 """
 
@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from coevolve_jax import build
 from coevolve_jax import train as training
 from coevolve_jax.config import load_file, override
-from coevolve_jax.loop import hosts, run
+from coevolve_jax.loop import run
 from coevolve_jax.loop.collect import Collector
 from coevolve_jax.loop.evolve import Evolver, FirstUse
+from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import EngineError
 from tests.support import loop_fakes, reference_loop
@@ -178,7 +179,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(training, "Evolver", partial(Paced, soon, gates))
         m.setattr(checkpoint.Writer, "save", lambda self, *saved, keep: save(tell, *saved, keep=keep))
         m.setattr(checkpoint, "restore", restore)
-        m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
+        m.setattr(hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
         m.setattr(training, "versions", lambda *others: {})

@@ -160,7 +160,7 @@ def test_a_step_says_how_fast_it_was(finished):
     for m in rows(finished, "metrics.jsonl"):
         assert m["throughput"].keys() == {"rollout_tokens", "update_tokens"}  # nobody publishes a CPU's peak
         assert m["throughput"]["rollout_tokens"] > 0 and m["seconds"]["push"] > 0
-        assert (m["operations"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
+        assert (m["flops"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
 
 
 def test_sampler_and_learner_agree_on_the_logprobs(finished):

@@ -77,7 +77,7 @@ def make_learner(params, **changes) -> Learner:
 
 def programs_of(learner) -> int:
     """How many programs of the update it has compiled, for itself and for learners of equal settings."""
-    return learner._programs.update._cache_size()
+    return learner._programs.update_step._cache_size()
 
 
 def init_params():

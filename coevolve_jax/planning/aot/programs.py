@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import logprobs, losses, moments
+from coevolve_jax.grpo import logprobs, losses, optimizer_offload
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import expert_all_to_all, hf_io
@@ -172,7 +172,7 @@ def kind(path: str) -> str:
         return LAYER
     if re.search(rf"\b{logprobs.SCOPE}\)*/while$", path):
         return VOCABULARY
-    if re.search(rf"\b{moments.SCOPE}\)*/while$", path):
+    if re.search(rf"\b{optimizer_offload.SCOPE}\)*/while$", path):
         return OTHER
     if re.search(rf"\b{expert_all_to_all.SCOPE}\)*/while$", path):
         return ROUND
