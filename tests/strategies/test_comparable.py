@@ -453,7 +453,7 @@ def test_solved_since_and_probed_tasks_are_left_out():
     lab = Probed(config, tasks)
     words = [(None, 0.25), ("never_solved", 0.0), ("always_solved", 1.0), ("environment", None)]
     assert solvable(config, lab, 0, 4)(named) == [Verdict(*word) for word in words]
-    assert solvable(config, lab, 0, 0)(named) == [(None, None)] * 4
+    assert solvable(config, lab, 0, 0)(named) == [Verdict(None)] * 4
 
 
 # Blame
