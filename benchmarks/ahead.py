@@ -22,8 +22,9 @@ from ml_collections import ConfigDict
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from coevolve_jax.loop.collect import Collector
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Task, Turn
@@ -74,7 +75,7 @@ class Lognormal:
         ids = np.asarray([0x100, *loop_fakes.CHAT.stop_ids], np.int32)
         return [Completion(ids, np.zeros(2, np.float32), "stop", np.zeros(2, np.int32))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 

@@ -27,43 +27,35 @@ from coevolve_jax import build
 from coevolve_jax.loop.evaluate import evaluate, tally
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.synthesis.choice import balanced
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Task, Trajectory
+from coevolve_jax.types import Call, Group, Task
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
 ToolOf = Callable[[Call], str]  # what counts as the tool of a call
 
 
-def by_task(trajectories: Sequence[Trajectory], samples: int) -> dict[str, list[Trajectory]]:
-    """Trajectories by task id; the samples of a task stand one after the other."""
-    return {
-        trajectories[i].task_id: list(trajectories[i : i + samples])
-        for i in range(0, len(trajectories), samples)
-    }
-
-
 def print_success(
-    agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, samples: int
-) -> list[Trajectory]:
+    agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, num_rollouts: int
+) -> list[Group]:
     """Success at temperature 1 and greedy, of all tasks and of those with and without a weak tool. Returns what was
     sampled at temperature 1."""
-    kinds = {"all": tasks}
+    holds = lambda task: any(tool_of(call) in weak for call in task.calls)
+    kinds: dict[str, Callable[[Task], bool]] = {"all": lambda task: True}
     if weak:
-        holds = lambda task: any(tool_of(call) in weak for call in task.calls)
-        kinds["with a weak tool"] = [t for t in tasks if holds(t)]
-        kinds["without"] = [t for t in tasks if not holds(t)]
+        kinds |= {"with a weak tool": holds, "without": lambda task: not holds(task)}
     sampled = []
-    for temperature, n in ((1.0, samples), (0.0, 1)):
-        _, trajectories = evaluate(agent, tasks, samples=n, temperature=temperature, seed=1)
-        sampled = sampled or trajectories
-        groups = by_task(trajectories, n)
-        for kind, among in kinds.items():
-            result = tally(among, [t for task in among for t in groups[task.id]], n, temperature)
+    for temperature, n in ((1.0, num_rollouts), (0.0, 1)):
+        _, groups = evaluate(agent, tasks, num_rollouts=n, temperature=temperature, seed=1)
+        sampled = sampled or groups
+        for kind, belongs in kinds.items():
+            among = [group for group in groups if belongs(group.task)]
+            result = tally(among, n, temperature)
             by_calls = {size: f"{s / trials:.0%}" for size, (s, trials) in result.by_calls.items() if trials}
             success = "unknown" if result.success is None else f"{result.success:.1%}"
-            calls = [step.call is not None for task in among for t in groups[task.id] for step in t.steps]
+            calls = [step.call is not None for t in trajectories_of(among) for step in t.steps]
             print(
                 f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {success}, "
                 f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
@@ -74,20 +66,18 @@ def print_success(
 
 
 def print_tools(
-    tasks: Sequence[Task],
-    trajectories: Sequence[Trajectory],
+    groups: Sequence[Group],
     weak: Mapping[str, Mapping],
     tool_of: ToolOf,
     share: Mapping[str, float],
-    samples: int,
 ) -> None:
     """The table by tool. share: of exploration's tasks that hold a tool."""
-    rows = by_tool(tasks, by_task(trajectories, samples), tool_of)
+    rows = by_tool([g.task for g in groups], {g.task.id: g.trajectories for g in groups}, tool_of)
     print(table(rows, weak, share))
-    for kind, group in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):
-        if group:
-            success, made = (np.mean([rows[t][key] for t in group]) for key in ("success", "call_success"))
-            print(f"mean over {len(group)} {kind} tools: success {success:.1%}, calls {made:.1%}")
+    for kind, tools in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):
+        if tools:
+            success, made = (np.mean([rows[t][key] for t in tools]) for key in ("success", "call_success"))
+            print(f"mean over {len(tools)} {kind} tools: success {success:.1%}, calls {made:.1%}")
 
 
 def main(_) -> None:
@@ -107,17 +97,17 @@ def main(_) -> None:
             )
             return list(tasks)
 
-        tool_of, samples = family.action_pattern, c.rollout.group_size
+        tool_of, num_rollouts = family.action_pattern, c.rollout.group_size
         met = tasks = explored(e.tasks, "held_out")
-        sampled = print_success(agent, tasks, weak, tool_of, samples)
+        sampled = print_success(agent, tasks, weak, tool_of, num_rollouts)
         if e.balanced_tasks:
             met = explored(e.balanced_candidates, "balanced")
             tasks = balanced(met, e.balanced_tasks, rng_for(e.seed, "balanced choice"))
-            _, sampled = evaluate(agent, tasks, samples=samples, temperature=1.0, seed=1)
+            _, sampled = evaluate(agent, tasks, num_rollouts=num_rollouts, temperature=1.0, seed=1)
         if weak or e.balanced_tasks:
             counts = Counter(tool for task in met for tool in set(map(tool_of, task.calls)))
             share = {tool: n / len(met) for tool, n in counts.items()}
-            print_tools(tasks, sampled, weak, tool_of, share, samples)
+            print_tools(sampled, weak, tool_of, share)
 
 
 if __name__ == "__main__":

@@ -77,13 +77,13 @@ class Injecting:
         return getattr(self._pool, name)
 
     def reset(self, tasks):
-        sessions = self._pool.reset(tasks)
-        self._offered.update((s, offered_names(bfcl.tools(task))) for s, task in zip(sessions, tasks))
-        return sessions
+        env_ids = self._pool.reset(tasks)
+        self._offered.update((s, offered_names(bfcl.tools(task))) for s, task in zip(env_ids, tasks))
+        return env_ids
 
-    def step(self, sessions, calls):
-        self.unoffered += sum(c.name not in self._offered[s] for s, own in zip(sessions, calls) for c in own)
-        return [list(map(self._carry, row)) for row in self._pool.step(sessions, calls)]
+    def step(self, env_ids, calls):
+        self.unoffered += sum(c.name not in self._offered[s] for s, own in zip(env_ids, calls) for c in own)
+        return [list(map(self._carry, row)) for row in self._pool.step(env_ids, calls)]
 
     def execute(self, jobs):
         self.unoffered += sum(

@@ -59,7 +59,10 @@ MODULES = {
     "grpo": module(
         "grpo/*.py", "grpo", "losses", "streams", "packing", "logprobs", "lora", "collect", *WHOLE_LOOP
     ),
-    "agent": module("rollout/agent.py", "rollout", "comparable", *WHOLE_LOOP),
+    "agent": module(
+        "rollout/agent.py rollout/batch_scheduler.py rollout/limits.py rollout/utilization.py",
+        *("rollout", "ahead", "comparable", *WHOLE_LOOP),
+    ),
     "initial": module("loop/initial.py", *WHOLE_LOOP),
     "run": module("loop/run.py", "logs", *WHOLE_LOOP),
     "collect": module("loop/collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),

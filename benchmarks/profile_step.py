@@ -25,7 +25,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import collect_batch, credit_groups, trajectories_of
+from coevolve_jax.strategies.base import collect_batch, grpo_samples, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 
@@ -94,11 +94,11 @@ def main(_) -> None:
                 for method in ("fit", "copy", "feed", "decode"):
                     timers.wrap(engine._programs, method, f"engine: {method}")
                 timers.wrap(engine, "_advance", "engine: around its programs")
-                timers.wrap(agent, "rollouts", BETWEEN)
+                timers.wrap(agent, "rollout_groups", BETWEEN)
                 timers.wrap(learner, "_update", "update: the program")
                 started, busy = time.perf_counter(), env_pool.busy
             groups = collect_batch(c, step, tasks, Roller(c, agent, step))
-            samples, _ = credit_groups(c, groups, FilterState())
+            samples, _ = grpo_samples(c, groups, FilterState())
             state, _ = learn(c, learner, state, samples)
             engine.update_weights(learner.policy(state), step + 1)
             if started:

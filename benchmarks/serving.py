@@ -23,7 +23,7 @@ from coevolve_jax import build, event_loop
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file.", lock_config=True)
@@ -107,7 +107,9 @@ def main(argv) -> None:
         Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None).synthesize_unguided(
             tasks,
             build.scenarios(c),
-            Request(wanted=c.rollout.tasks_per_step, kind="initial", step=0, rng=rng_for(c.seed, "initial")),
+            SynthesisRequest(
+                wanted=c.rollout.tasks_per_step, kind="initial", step=0, rng=rng_for(c.seed, "initial")
+            ),
         )
         if c.engine.name == "sglang":
             prompts = [policy.chat.prompt(build.family(c).tools(task), task.turns[0].query) for task in tasks]

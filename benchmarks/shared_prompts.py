@@ -27,7 +27,7 @@ from coevolve_jax.models.packed import Segments
 from coevolve_jax.planning.aot import work
 from coevolve_jax.planning.aot.hlo import Loop
 from coevolve_jax.planning.plan import load_model
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_tiny.py", "Whose model and learner.")
 _GROUPS = flags.DEFINE_integer("groups", 3, "Prompts.", lower_bound=1)
@@ -38,7 +38,7 @@ _REPEATS = flags.DEFINE_integer(
 )
 
 
-def rollouts(vocabulary: int) -> list[Sample]:
+def rollouts(vocabulary: int) -> list[TrainingSample]:
     rng = np.random.default_rng(0)
     return [
         rollout(rng, ids)
@@ -51,7 +51,7 @@ def prompt(rng: np.random.Generator, vocabulary: int) -> np.ndarray:
     return rng.integers(3, vocabulary, int(np.clip(rng.normal(2600, 500), 1500, 3800)))
 
 
-def rollout(rng: np.random.Generator, prompt: np.ndarray) -> Sample:
+def rollout(rng: np.random.Generator, prompt: np.ndarray) -> TrainingSample:
     """Messages of 20 to 66 tokens, and 8 to 46 of tools after each but the last."""
     mask = [np.zeros(len(prompt), bool)]
     for turn in range(10):
@@ -72,7 +72,7 @@ def rollout(rng: np.random.Generator, prompt: np.ndarray) -> Sample:
         stop="done",
         outcome=Outcome(0.0, False),
     )
-    return Sample(t, np.full(len(ids), rng.normal(), np.float32))
+    return TrainingSample(t, np.full(len(ids), rng.normal(), np.float32))
 
 
 def operations(learner: Learner, batch: Batch, chunk: int) -> float:

@@ -79,9 +79,12 @@ def main(_) -> None:
 
     for step in range(_STEPS.value):
         drawn = [times(name, lambda: collect_batch(c, step, pool, roll)) for name, c in ways.items()]
-        rollouts = [made_up_rollout(rng, g.task, m, step) for g in drawn[0] for m in range(_GROUP.value)]
-        _, history = times("signals", lambda: extract(history, rollouts, step, window=10, theta=1))
-        times("note the scores", lambda: pool.record(task_scores(rollouts)))
+        groups = [
+            Group(g.task, tuple(made_up_rollout(rng, g.task, m, step) for m in range(_GROUP.value)))
+            for g in drawn[0]
+        ]
+        _, history = times("signals", lambda: extract(history, groups, step, window=10, theta=1))
+        times("note the scores", lambda: pool.record(task_scores(groups)))
         new = [task(count + step * batch + i) for i in range(batch)]
         times("append, one after the other", lambda: [pool.add([t]) for t in new[: batch // 2]])
         times("fork", pool.fork)

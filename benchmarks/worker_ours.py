@@ -21,7 +21,7 @@ from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.rollout.engine import Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from configs.bfcl_tiny import get_config
 
 
@@ -86,7 +86,7 @@ def make_batch(
 
     return pack(
         [
-            Sample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
+            TrainingSample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
             for i, (t, a) in enumerate(zip(rollouts, data["advantages"], strict=True))
         ],
         row_length=config.row_length,
@@ -125,14 +125,17 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     def generate(temperature: float) -> list:
         nonlocal served
         sampling = Sampling(temperature=temperature, max_new_tokens=case.completion)
-        sessions = range(served, served + case.rows)
+        conversation_ids = range(served, served + case.rows)
         served += case.rows
         completions = event_loop.run(
             engine.generate(
-                [Request(s, ids, sampling, seed=s) for s, ids in zip(sessions, data["prompts"], strict=True)]
+                [
+                    Request(s, ids, sampling, seed=s)
+                    for s, ids in zip(conversation_ids, data["prompts"], strict=True)
+                ]
             )
         )
-        engine.release(sessions)
+        engine.release(conversation_ids)
         return [c.ids.tolist() for c in completions]
 
     return ["coevolve_jax.rollout.native.NativeEngine.generate"], {

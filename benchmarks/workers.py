@@ -32,19 +32,19 @@ def processors(pids: Sequence[int]) -> float:
 
 
 def by_turn(pool: ProcessPool, tasks) -> None:
-    sessions = pool.reset(tasks)
+    env_ids = pool.reset(tasks)
     for turn in range(max(len(task.turns) for task in tasks)):
         on = [i for i, task in enumerate(tasks) if turn < len(task.turns)]
-        pool.step([sessions[i] for i in on], [tasks[i].turns[turn].calls for i in on])
-    pool.close(sessions)
+        pool.step([env_ids[i] for i in on], [tasks[i].turns[turn].calls for i in on])
+    pool.close(env_ids)
 
 
 def by_call(pool: ProcessPool, tasks) -> None:
-    sessions = pool.reset(tasks)
+    env_ids = pool.reset(tasks)
     for n in range(max(len(task.calls) for task in tasks)):
         on = [i for i, task in enumerate(tasks) if n < len(task.calls)]
-        pool.step([sessions[i] for i in on], [[tasks[i].calls[n]] for i in on])
-    pool.close(sessions)
+        pool.step([env_ids[i] for i in on], [[tasks[i].calls[n]] for i in on])
+    pool.close(env_ids)
 
 
 def with_fingerprints(pool: ProcessPool, tasks) -> None:

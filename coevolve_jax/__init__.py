@@ -41,7 +41,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.synthesis.task_pool": ("TaskPool",),
     "coevolve_jax.types": (
         *("Call", "Evidence", "Group", "Hint", "Lineage", "Outcome"),
-        *("Sample", "Signal", "Step", "Task", "Trajectory", "Turn"),
+        *("Signal", "Step", "Task", "TrainingSample", "Trajectory", "Turn"),
     ),
 }
 _HOME = {name: module for module, names in _OFFERED.items() for name in names or (module.rpartition(".")[2],)}

@@ -21,10 +21,10 @@ from coevolve_jax.types import Group as Group
 from coevolve_jax.types import Hint as Hint
 from coevolve_jax.types import Lineage as Lineage
 from coevolve_jax.types import Outcome as Outcome
-from coevolve_jax.types import Sample as Sample
 from coevolve_jax.types import Signal as Signal
 from coevolve_jax.types import Step as Step
 from coevolve_jax.types import Task as Task
+from coevolve_jax.types import TrainingSample as TrainingSample
 from coevolve_jax.types import Trajectory as Trajectory
 from coevolve_jax.types import Turn as Turn
 

@@ -24,9 +24,10 @@ from coevolve_jax.explorers.base import Roles
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.records.trackers.base import Tracker
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
 from coevolve_jax.rollout.engine import Engine, EngineError
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.strategies.base import Strategy
 from coevolve_jax.types import Task

@@ -133,14 +133,14 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
                         # 2. GRPO update of the policy
                         with timed(seconds, "update"):
-                            samples = strategy.credit(groups)
+                            samples = strategy.compute_advantages(groups)
                             state, learned = learn(c, learner, state, samples, step)
                         with timed(seconds, "push"):
                             engine.update_weights(learner.policy(state), step + 1)
 
                         # 3. Weakness signals from these rollouts
                         found = strategy.observe(step, groups)
-                        tasks.record(task_scores(t for group in groups for t in group.trajectories))
+                        tasks.record(task_scores(groups))
                         run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves

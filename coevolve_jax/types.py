@@ -1,4 +1,4 @@
-"""The data contract between the rooms of this code base: frozen dataclasses and nothing else.
+"""The data contract between the packages: frozen dataclasses, and what a group of rollouts says of itself.
 
 Everything that is written to disk has `to_json` / `from_json`, whose values
 are plain JSON, so that a task pool can be read without this package.
@@ -7,6 +7,7 @@ are plain JSON, so that a task pool can be read without this package.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ class Observation:
     failed. valid: False when our own infrastructure failed;
     the whole rollout is then invalid and text says why. ends: the call has ended the user turn.
     fatal: the call took too long or killed its worker, which is the caller's failure and no fault of ours. text says
-    how. Its world is gone: no later call of the session is made, and each is answered alike.
+    how. Its world is gone: no later call in it is made, and each is answered alike.
     """
 
     text: str
@@ -292,6 +293,46 @@ class Group:
         """Without the rollouts that our own infrastructure failed."""
         return tuple(t for t in self.trajectories if t.outcome.valid)
 
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The environment's own rewards of the valid rollouts, in their order."""
+        return tuple(t.outcome.reward for t in self.valid)
+
+    @property
+    def score(self) -> float | None:
+        """The task's score: the mean reward of the valid rollouts; None where no rollout is valid."""
+        rewards = self.rewards
+        # fsum rounds once, so that the order of the rollouts cannot move a score across the threshold.
+        return math.fsum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the valid rollouts hold both outcomes, success and failure."""
+        valid = self.valid
+        return mixed(sum(t.outcome.success for t in valid), len(valid))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the rewards of the valid rollouts. Exactly 0 where they are equal, or none."""
+        return spread(self.rewards)
+
+
+def mixed(successes: float, trials: float) -> bool:
+    """Whether some trials succeed and others fail. A mean score counts as the successes of one trial."""
+    return 0 < successes < trials
+
+
+def spread(rewards: Sequence[float]) -> float:
+    """Standard deviation of one group's rewards, exactly 0 where they are equal or none.
+
+    A group is a zero-variance group where this is 0, however small the differences of another group are: GRPO scales
+    those up again (grpo/advantages.py).
+    """
+    import numpy as np
+
+    # Equal rewards are asked for first: their deviation from the mean may be a rounding error instead of 0.
+    return float(np.std(np.asarray(rewards, np.float64))) if len(set(rewards)) > 1 else 0.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
@@ -307,7 +348,7 @@ class Hint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """What the learner learns from one trajectory of T tokens. Numbers at tokens that the policy did not sample do
     not count.
 

@@ -2,11 +2,11 @@
 
     python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development --output=score.json
     python experiments/evaluate.py --model=QWEN --benchmark=bfcl --category=base,miss_func,miss_param,long_context \\
-        --protocol=official --split=test --samples=4 --temperature=0.7 --max_length=32768 --max_new_tokens=4096
+        --protocol=official --split=test --num_rollouts=4 --temperature=0.7 --max_length=32768 --max_new_tokens=4096
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
 
 BFCL tasks are scored by the official checker (docs/environments/bfcl.md). What the score depends on (protocol,
-split, temperature, samples, package version) is printed and written with it, and so are avg@k and best@k.
+split, temperature, number of rollouts, package version) is printed and written with it, and so are avg@k and best@k.
 """
 
 import json
@@ -44,7 +44,7 @@ _PROTOCOL = flags.DEFINE_string(
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Rollouts per task.", lower_bound=1)
+_ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
@@ -135,16 +135,16 @@ def run() -> None:
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
-        result, trajectories = evaluate(
-            agent, tasks, samples=_SAMPLES.value, temperature=_TEMPERATURE.value, seed=_SEED.value
+        result, groups = evaluate(
+            agent, tasks, num_rollouts=_ROLLOUTS.value, temperature=_TEMPERATURE.value, seed=_SEED.value
         )
-        checked = None if held_out else family.report(tasks, trajectories, _SAMPLES.value, env_pool.judge)
+        checked = None if held_out else family.report(groups, env_pool.judge)
     counted = checked or {"alike": {t.id: t.lineage.parent or t.id for t in tasks}}
     parts, alike = counted.pop("categories", {}), counted.pop("alike", {})
     by_task = counted.get("by_task", result.by_task)
-    rows = scores(by_task, _SAMPLES.value, parts, alike)
+    rows = scores(by_task, _ROLLOUTS.value, parts, alike)
     solved, trials = (sum(count[i] for count in by_task.values()) for i in (0, 1))
-    success = base.share(solved, trials, len(trajectories) - trials)
+    success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
     if checked:  # the family may count in another way
         success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
     report = {
@@ -154,7 +154,7 @@ def run() -> None:
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": checked.pop("scoring") if checked else "the environment's own grading",
             "tasks": len(tasks),
-            "samples": _SAMPLES.value,
+            "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
             "calls": config.rollout.calls,
@@ -180,7 +180,7 @@ def run() -> None:
     print(f"{'success':>16}  {success} of {trials} rollouts; {report['invalid']} invalid ones left out")
     if "success_if_invalid_failed" in report:
         print(f"{'':>16}  {report['success_if_invalid_failed']:.1%} with these as failures")
-    print(table(rows, _SAMPLES.value))
+    print(table(rows, _ROLLOUTS.value))
     if _OUTPUT.value:
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=1))
 

@@ -59,8 +59,6 @@ def synthesize() -> None:
     from coevolve_jax import config as configs
     from coevolve_jax.loop.initial import leak_guard
     from coevolve_jax.loop.lab import Laboratory
-    from coevolve_jax.seeding import rng_for
-    from coevolve_jax.strategies.base import synthesize_for_tools
     from coevolve_jax.synthesis.pipeline import SynthesisStats, Synthesizer
     from coevolve_jax.synthesis.task_pool import TaskPool
 
@@ -86,30 +84,11 @@ def synthesize() -> None:
         synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
         lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # it rolls nothing out
         batch = 0
+        # The first batch in whole: where nobody answers the explorer, it says so at once.
         while len(tasks) < _TASKS.value and not end:
             wanted = min(AT_ONCE, _TASKS.value - len(tasks))
             before = len(tasks)
-            how = {"wanted": wanted, "step": batch, "rng": rng_for(c.seed, "synthesize", batch)}
-            try:
-                if _TOOLS.value:
-                    first = batch * AT_ONCE
-                    tools = [_TOOLS.value[(first + n) % len(_TOOLS.value)] for n in range(wanted)]
-                    stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
-                    end = (
-                        "" if stats.added else f"No scenario gave a task that calls {', '.join(set(tools))}."
-                    )
-                else:
-                    # The first batch in whole: where nobody answers the explorer, it says so at once.
-                    stats = lab.synthesize_unguided(kind="initial", all_or_none=not before, **how)
-                    end = (
-                        ""
-                        if stats.added
-                        else f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): let "
-                        "config.environment offer more, widen data.min_calls..max_calls, mend the explorer, or ask for "
-                        "fewer tasks."
-                    )
-            except ValueError as error:
-                stats, end = SynthesisStats(), str(error)
+            stats, end = one_batch(c, lab, batch, wanted, all_or_none=not before)
             total.add(stats)
             for task in list(tasks)[before:]:
                 show(task, {row["context"]["id"]: row for row in stats.explored})
@@ -120,6 +99,32 @@ def synthesize() -> None:
     report(len(tasks), total, ledger, seconds, family.action_pattern)
     if end:
         sys.exit(f"Error: {end}")
+
+
+def one_batch(config, lab, batch, wanted, all_or_none):
+    """Adds `wanted` tasks. Returns their SynthesisStats, and why there will be no more of them ("": there may be).
+
+    batch: its number, from 0. all_or_none: as Laboratory.synthesize_unguided has it.
+    """
+    from coevolve_jax.seeding import rng_for
+    from coevolve_jax.strategies.base import synthesize_for_tools
+    from coevolve_jax.synthesis.pipeline import SynthesisStats
+
+    how = {"wanted": wanted, "step": batch, "rng": rng_for(config.seed, "synthesize", batch)}
+    try:
+        if _TOOLS.value:
+            tools = [_TOOLS.value[(batch * AT_ONCE + n) % len(_TOOLS.value)] for n in range(wanted)]
+            stats = synthesize_for_tools(lab, tools, "tool", kind="signal", **how)
+            end = f"No scenario gave a task that calls {', '.join(set(tools))}."
+        else:
+            stats = lab.synthesize_unguided(kind="initial", all_or_none=all_or_none, **how)
+            end = (
+                f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): let config.environment offer "
+                "more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."
+            )
+    except ValueError as error:
+        return SynthesisStats(), str(error)
+    return stats, "" if stats.added else end
 
 
 def recorder(path):

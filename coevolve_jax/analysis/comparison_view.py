@@ -1,4 +1,4 @@
-"""What the page shows of a comparison of arms over seeds, as JSON values."""
+"""The page's data on a comparison of arms over seeds, as JSON values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coevolve_jax.analysis.loading import Comparison
 
 
 def comparison_view(comparison: Comparison) -> dict:
-    """All that the page knows of a comparison; its numbers are those of comparison.json."""
+    """Returns all data of the page. Its numbers are those of comparison.json."""
     plan, result = comparison.plan, comparison.result
     tables = [result, *result.get("secondary", ())] if result else []
     return {
@@ -37,7 +37,7 @@ def comparison_view(comparison: Comparison) -> dict:
 
 
 def notes(plan: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Caveats that a reader must know before believing the numbers."""
     found = [str(note) for note in result.get("notes") or ()]
     if plan.get("reads") == "test" and not any("test" in note for note in found):
         found.insert(0, "Read on the test set.")
@@ -45,7 +45,7 @@ def notes(plan: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
 
 
 def headline(comparison: Comparison) -> dict:
-    """A sentence, and cards (title, value, note)."""
+    """Returns a sentence, facts, and cards (title, value, note)."""
     plan, result, cells = comparison.plan, comparison.result, comparison.summaries
     finished = sum(bool(summary) for summary in cells.values())
     arms, seeds = result.get("arms") or plan.get("arms") or [], plan.get("seeds") or []
@@ -62,7 +62,7 @@ def headline(comparison: Comparison) -> dict:
 
 
 def _spread(row: Mapping[str, Any]) -> str:
-    """The note under a difference: its interval, and what it would be if what is left out had failed."""
+    """Text under a difference: its interval, and its value with lost trials or diverged seeds as failures."""
     text = "one seed: no interval" if row["n"] == 1 else f"{row['n']} seeds, all alike: no interval"
     if row.get("low") is not None:
         text = f"95% interval {100 * row['low']:+.1f} to {100 * row['high']:+.1f}, {row['n']} seeds"

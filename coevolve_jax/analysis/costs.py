@@ -1,4 +1,4 @@
-"""What an explorer that is a model has spent: a ledger of its own keys, and rows of costs.jsonl, by role."""
+"""Costs of an explorer that is a model, by role. They come from its ledger or from rows of costs.jsonl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = {
 
 
 def by_role(costs: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """{role: {"requests", "tokens_in", "tokens_out", "money"}} in the order of the work."""
+    """Returns {role: {"requests", "tokens_in", "tokens_out", "money"}}, in the order of the work."""
     order = ("reflect", "explore", "abstract", "judge", "solve")
     found = {key.partition("/")[2] for key in costs if key.startswith("llm_requests/")}
     roles = sorted(found, key=lambda role: (order.index(role) if role in order else len(order), role))
@@ -22,8 +22,11 @@ def by_role(costs: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def cost_view(rows: Sequence[Mapping], config: Mapping) -> dict:
-    """Rows of costs.jsonl for the page. unasked: questions that the budget forbade. ended: the step of the first such
-    question, None before the first step; missing where there was none."""
+    """Prepares rows of costs.jsonl for the page: {"roles", "rows", "budget", "ended"}.
+
+    "unasked" in a row: questions that the budget forbade. "ended": the step of the first such question. It is
+    None before the first step, and missing where all questions were asked.
+    """
     explorer = config.get("explorer", {})
     shown = [
         {

@@ -1,4 +1,4 @@
-"""Serves a report on this machine, written anew whenever the files that it shows have changed."""
+"""Serves a report on this machine. It is written again whenever the files that it shows have changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import urllib.parse
 from collections.abc import Callable
 
-# What a page loads, and the reports of a comparison's cells that it leads to.
+# Files that may be requested: a report, its data, and the reports of a comparison's cells that it links to.
 _FILE = re.compile(r"/((?:cells/[\w+=,-][\w.+=,-]*/seed_\d+/)?(?:report\.html|report_data/part_\d+\.js))")
 _SHOWN = ("*.json", "*.jsonl", "trajectories/*.jsonl", "cells/*/*/summary.json")
 
@@ -27,18 +27,18 @@ def serve(folder: pathlib.Path, write: Callable[[], pathlib.Path], port: int) ->
             )
             sys.stdout.flush()
             found.serve_forever()
-    except (OSError, OverflowError) as error:  # taken, or no port
+    except (OSError, OverflowError) as error:  # the port is taken, or is no port
         raise ValueError(f"Port {port} cannot be served ({error}): choose another one with --port.") from None
 
 
 def server(
     folder: pathlib.Path, write: Callable[[], pathlib.Path], port: int
 ) -> http.server.ThreadingHTTPServer:
-    """A server on 127.0.0.1 that is to be run and closed by the caller. port: 0 for any that is free."""
+    """Makes a server on 127.0.0.1. The caller runs and closes it. port: 0 for any free one."""
     lock, written = threading.Lock(), {}
 
     def page() -> tuple[str, bytes]:
-        """The state of the files that the page shows, and the page."""
+        """Returns the state of the files and the page. Writes the page if the state has changed."""
         with lock:
             state = _state(folder)
             if written.get("state") != state:
@@ -52,7 +52,7 @@ def server(
             if host not in (
                 "127.0.0.1",
                 "localhost",
-            ):  # a page elsewhere must not read this one under its name
+            ):  # refuse a foreign site that points its own name at this server (DNS rebinding)
                 self.send_error(403)
             elif self.path == "/":
                 try:
@@ -87,7 +87,7 @@ def server(
 
 
 def _state(folder: pathlib.Path) -> str:
-    """Changes when a file that the page shows does."""
+    """An ETag that changes when a file that the page shows does."""
     files = sorted(path for pattern in _SHOWN for path in folder.glob(pattern))
     return f'"{hash(tuple((str(path), *_stamp(path)) for path in files)):x}"'
 
@@ -95,6 +95,6 @@ def _state(folder: pathlib.Path) -> str:
 def _stamp(path: pathlib.Path) -> tuple[int, int]:
     try:
         found = path.stat()
-    except FileNotFoundError:  # replaced at this moment
+    except FileNotFoundError:  # the run is replacing it
         return 0, 0
     return found.st_mtime_ns, found.st_size

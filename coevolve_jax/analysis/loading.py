@@ -1,4 +1,4 @@
-"""What runs have written, read back: the files of a workdir, and of a comparison, as plain values."""
+"""Reads the files of a workdir or of a comparison, as plain values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from coevolve_jax.records.logs import TRAJECTORIES
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The files of a workdir; what is not there yet is empty. failure: where and why the run diverged. rows: of
-    metrics.jsonl. trajectories: (step, rows) in order of step. dialogues: as the file packs them (dialogues.py)."""
+    """The files of a workdir. A file that does not exist yet gives an empty value.
+
+    failure: the step and the reason of a divergence.
+    rows: of metrics.jsonl.
+    trajectories: (step, rows), by step.
+    dialogues: packed as in the file (records/llm_calls.py).
+    written: the time of the newest file.
+    """
 
     name: str
     config: dict
@@ -37,7 +43,10 @@ class Run:
 
     @functools.cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase; in the middle of a run by its steps, where "environment" is a part of rollout."""
+        """Seconds by phase: the summary's, or sums over the steps so far.
+
+        The sums leave out "environment", which is a part of rollout.
+        """
         total = Counter()
         for row in self.rows:
             total.update({k: v for k, v in row["seconds"].items() if k not in ("environment", "step") and v})
@@ -45,7 +54,7 @@ class Run:
 
     @functools.cached_property
     def fate(self) -> list[tuple[str, int]]:
-        """What became of proposed tasks: (name, count) lines, reasons of refusal last, the frequent first."""
+        """Counts of proposed tasks by their fate, as the function `fate` orders them."""
         evolutions = [row["evolution"] for row in self.rows if row["evolution"]]
         return fate(
             self.summary.get("tasks")
@@ -57,9 +66,9 @@ class Run:
 
 
 def load_run(workdir: str | os.PathLike) -> Run:
-    """Reads a workdir, also while a run writes to it.
+    """Reads a workdir. A run may be writing to it.
 
-    Raises FileNotFoundError where workdir is no folder and ValueError where a line of its files is no JSON.
+    Raises FileNotFoundError where workdir is no folder, and ValueError where a file or a line is no JSON.
     """
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
@@ -84,8 +93,13 @@ def load_run(workdir: str | os.PathLike) -> Run:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The files of a comparison's folder. plan, result: plan.json, comparison.json. summaries: summary.json by (arm, seed) of its cells; a cell that has not
-    finished has {}. failures: failure.json of those that diverged."""
+    """The files of a comparison's folder.
+
+    plan, result: plan.json, comparison.json.
+    summaries: summary.json by (arm, seed) of the cell; {} for an unfinished cell.
+    failures: failure.json by (arm, seed) of cells that diverged.
+    written: the time of the newest JSON file in the folder itself.
+    """
 
     name: str
     plan: dict
@@ -96,7 +110,10 @@ class Comparison:
 
 
 def load_comparison(folder: str | os.PathLike) -> Comparison:
-    """Reads a folder that holds plan.json or comparison.json, also while its cells run. Raises what `load_run` does."""
+    """Reads a folder with plan.json or comparison.json. Its cells may be running.
+
+    Raises ValueError where a file is no JSON.
+    """
     folder = pathlib.Path(folder)
     cells = [path for path in sorted((folder / "cells").glob("*/seed_*")) if path.is_dir()]
     written = max(path.stat().st_mtime for path in folder.glob("*.json"))
@@ -119,17 +136,17 @@ def _cell(workdir: pathlib.Path) -> tuple[str, str]:
 
 
 def is_comparison(folder: str | os.PathLike) -> bool:
-    """Whether a folder is a comparison's, rather than one run's."""
+    """Whether the folder is a comparison's, not a run's."""
     return any((pathlib.Path(folder) / name).is_file() for name in ("plan.json", "comparison.json"))
 
 
 def is_run(folder: str | os.PathLike) -> bool:
-    """Whether a run has begun in a folder."""
+    """Whether a run has begun in the folder."""
     return any((pathlib.Path(folder) / name).is_file() for name in ("config.json", "metrics.jsonl"))
 
 
 def _values(path: pathlib.Path) -> dict:
-    """A JSON file; {} where there is none."""
+    """Reads a JSON file; {} where there is none. Raises ValueError where it is no JSON."""
     try:
         return json.loads(path.read_bytes()) if path.exists() else {}
     except ValueError as error:
@@ -137,7 +154,10 @@ def _values(path: pathlib.Path) -> dict:
 
 
 def _lines(path: pathlib.Path) -> list[dict]:
-    """Rows of a JSONL file; a last line without its newline is still being written and left out."""
+    """Reads the rows of a JSONL file. A last line without a newline is left out: it is still being written.
+
+    Raises ValueError where a line is no JSON.
+    """
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = []
     for number, line in enumerate(lines, 1):
@@ -149,12 +169,12 @@ def _lines(path: pathlib.Path) -> list[dict]:
 
 
 def fate(tasks: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Lines of a summary's "tasks": counts by verdict, then refusals by reason, the most frequent first."""
+    """Turns a summary's "tasks" into (name, count): verdicts, then refusals, the most frequent first."""
     refused = sorted(tasks["refused"].items(), key=lambda item: (-item[1], item[0]))
     verdicts = [(name, tasks[name]) for name in ("proposed", "accepted", "retained")]
     return verdicts + [(f"refused: {reason}", n) for reason, n in refused]
 
 
 def asked_for(task: Mapping) -> str:
-    """What asked for a row of tasks.jsonl: a kind of signal, "random", "initial" or "benchmark"."""
+    """The origin of a row of tasks.jsonl: a kind of signal, "random", "initial" or "benchmark"."""
     return task["lineage"]["signal"] or task["lineage"]["kind"]

@@ -1,4 +1,4 @@
-"""What lies behind a task, and behind what became none: an exploration, and the questions to a model that belong to it."""
+"""Origins of tasks and of refused proposals: an exploration, and the questions to a model that it took."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 
 def origins(run: Run) -> list[dict]:
-    """{"context": its id, "exploration": the row of explorations.jsonl, "dialogues": rows of dialogues.jsonl}, one for each time
-    that a context was explored. exploration: None for the tasks that the run begins with and is evaluated on."""
+    """Returns one origin for each time that a context was explored.
+
+    An origin is {"context": its id, "exploration": row of explorations.jsonl, "dialogues": rows of
+    dialogues.jsonl}. exploration: None where the file has no row, as for held-out tasks.
+    """
     explored, asked = defaultdict(list), by_exploration(run.dialogues)
     for row in run.explorations:
         explored[row["context"]["id"]].append(row)
@@ -24,8 +27,11 @@ def origins(run: Run) -> list[dict]:
 
 
 def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
-    """Questions by the id of their context, and there by the time that it was explored: each begins with the first step
-    of the first round; what was asked before the first one, a reflection, belongs to it."""
+    """Splits questions by the id of their context, then by exploration of it.
+
+    An exploration begins with the first step of its first round. Earlier questions, such as a reflection,
+    belong to the first exploration.
+    """
     found: dict[str, list[list[Mapping]]] = {}
     for row in dialogues:
         about = row["about"]
@@ -38,7 +44,7 @@ def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]
 
 
 def packed(run: Run, found: Sequence[Mapping]) -> Iterator[dict]:
-    """The origins as rows of the page: each has the lines of its own prompts."""
+    """Yields the origins as rows of the page. Each is packed alone, so it has all lines of its prompts."""
     lines = all_lines(run.dialogues)
     for origin in found:
         dialogues = list(Packer().pack(whole(row, lines) for row in origin["dialogues"]))
@@ -46,7 +52,7 @@ def packed(run: Run, found: Sequence[Mapping]) -> Iterator[dict]:
 
 
 def by_task(tasks: Iterable[Mapping], found: Sequence[Mapping]) -> dict[str, int]:
-    """Which of the origins each task has, by its id."""
+    """Maps the id of each task to the index of its origin. Tasks without one are left out."""
     made, contexts = {}, {}
     for place, origin in enumerate(found):
         contexts.setdefault(origin["context"], place)
@@ -57,7 +63,7 @@ def by_task(tasks: Iterable[Mapping], found: Sequence[Mapping]) -> dict[str, int
 
 
 def refused(found: Sequence[Mapping], used: Mapping[str, int]) -> list[dict]:
-    """What became no task, for lists: refused proposals, and explorations of which none came. used: `by_task`."""
+    """Rows for lists: refused proposals, and explorations that gave no proposal. used: from `by_task`."""
     fruitful, rows, named = set(used.values()), [], Counter()
     for place, origin in enumerate(found):
         explored = origin["exploration"] or {"step": 0, "proposals": [], "context": {"signal": None}}

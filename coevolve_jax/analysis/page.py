@@ -1,7 +1,7 @@
-"""One HTML page from a view: template, style, scripts and data in one file, or data beside it where it is large.
+"""Writes a view as one HTML page: template, style, scripts and data in one file. Large data lies beside it.
 
-Nothing in a view is trusted. The template escapes what it shows, data travels as base64, the scripts set text and
-never markup, and the page's own policy lets no other script run.
+A view is not trusted. The template escapes its values, and data travels as base64. The scripts set text and
+never markup. The page's content security policy lets no other script run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from markupsafe import Markup
 
 LARGEST = 5_000_000  # bytes of a page that holds all of its data
 SCRIPT = 200_000  # bytes, at most, of a page without its data
-PART = 1 << 20  # bytes of JSON, about, that are unpacked at once
+PART = 1 << 20  # bytes of JSON, about, that the page unpacks at once
 STYLES = ("vendor/uPlot.min.css", "style.css", "reader.css")
-SCRIPTS = (  # each one subject; a name of one is a name of all, those that are used first stand first
+SCRIPTS = (  # one subject each; they share one scope for names, and stand after those that they use
     "vendor/uPlot.iife.min.js",
     "dom.js",
     "data.js",
@@ -46,11 +46,12 @@ SCRIPTS = (  # each one subject; a name of one is a name of all, those that are 
 def write_page(
     path: pathlib.Path, view: Mapping[str, Any], rows: Iterable[Mapping], live: bool = False
 ) -> None:
-    """Writes the page at `path`, replacing it at once.
+    """Writes the page at `path`. The file is replaced atomically.
 
-    rows: what view["trajectories"] lists, in full and in the same order, and then what its tasks come from
-    (origins.py). Where the page would be larger than
-    LARGEST they go to path's folder, as report_data/part_000.js and so on, which must then travel with the page.
+    rows: the full trajectories that view["trajectories"] lists, in the same order, then the origins of tasks
+    (origins.py). If the page would be larger than LARGEST, they go to files beside it, such as
+    report_data/part_000.js. These files must then travel with the page.
+
     live: the page asks its server for newer versions of itself.
     """
     texts, starts = [], []
@@ -71,7 +72,7 @@ def write_page(
 
 
 def _parts(rows: Iterable[Mapping]) -> Iterator[tuple[int, bytes]]:
-    """Rows as JSON, {"rows": [...]}, in parts of about PART bytes, each with the number of its first row."""
+    """Yields (number of the first row, JSON {"rows": [...]}) for parts of about PART bytes."""
     start, part, size = 0, [], 0
     for row in rows:
         part.append(_json(row))
@@ -84,7 +85,7 @@ def _parts(rows: Iterable[Mapping]) -> Iterator[tuple[int, bytes]]:
 
 
 def _json(value: Any) -> bytes:
-    """ASCII, so that half a character of a model cannot spoil a page; NaN and infinity are null."""
+    """Encodes JSON in ASCII, so that a model's lone surrogate cannot break the page. NaN, infinity: null."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
@@ -92,12 +93,12 @@ def _json(value: Any) -> bytes:
 
 
 def _pack(text: bytes) -> str:
-    """Deflated, in base64: text that can stand anywhere in a page."""
+    """Deflates and encodes in base64, which can stand anywhere in a page."""
     return base64.b64encode(zlib.compress(text, 6)).decode()
 
 
 def _render(view: Mapping[str, Any], data: str, parts: Sequence[str], live: bool) -> str:
-    """The page. data: the packed view; parts: of the rows, where they stand in the page."""
+    """Renders the page. data: the packed view. parts: packed rows, if the page embeds them."""
     files = importlib.resources.files("coevolve_jax.analysis") / "viewer"
     read = lambda name: (files / name).read_text(encoding="utf-8")
     style, script = ("\n".join(map(read, names)) for names in (STYLES, SCRIPTS))

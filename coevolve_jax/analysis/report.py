@@ -1,4 +1,4 @@
-"""Builds report.html from the files of a run, or of a comparison, alone: at any time, also while they are written.
+"""Builds report.html from the files of a run or of a comparison alone, also while they are written.
 
 python -m coevolve_jax.analysis.report FOLDER          one page, to open from disk
 python -m coevolve_jax.analysis.report FOLDER --live   serves it on this machine and keeps it up to date
@@ -21,9 +21,9 @@ from coevolve_jax.analysis.run_view import run_view
 
 
 def write_report(workdir: str | os.PathLike, live: bool = False) -> pathlib.Path:
-    """Writes workdir/report.html and returns its path; raises what `load_run` raises.
+    """Writes workdir/report.html and returns its path. Raises what `load_run` raises.
 
-    workdir: of a run, or the folder of a comparison. live: for a page that is served and follows the run.
+    workdir: a run's, or the folder of a comparison. live: the page is served and follows the run.
     """
     path = pathlib.Path(workdir) / "report.html"
     if is_comparison(workdir):
@@ -46,7 +46,8 @@ def main(arguments: list[str]) -> None:
     try:
         if pathlib.Path(given.folder).is_dir() and not (is_comparison(given.folder) or is_run(given.folder)):
             raise ValueError(
-                f"{given.folder} holds neither a run nor a comparison: give the workdir of a run that has begun."
+                f"{given.folder} holds neither a run nor a comparison: give the workdir of a run that has "
+                "begun."
             )
         path = write_report(given.folder, given.live)
         sys.stdout.write(f"{path}\n")

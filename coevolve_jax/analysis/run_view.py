@@ -1,4 +1,4 @@
-"""What the page shows of one run, as JSON values. Statistics are done here, drawing in viewer/."""
+"""The page's data on one run, as JSON values. Statistics are computed here; viewer/ draws them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUERY = 160  # characters of a query in lists
 
 
 def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
-    """All that the page knows of a run, besides the trajectories in full and what is behind its tasks (`origins`)."""
+    """Returns the page's data, but for full trajectories and the origins of tasks. behind: from `origins`."""
     tasks, evaluation_tasks, share = task_map(run)
     places = by_task([*run.tasks, *run.held_out], behind)
     for task in (*tasks, *evaluation_tasks):
@@ -50,7 +50,7 @@ def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
 
 
 def headline(run: Run, result: stats.HeldOut | None) -> dict:
-    """What a newcomer wants to know first: a sentence, and four cards (title, value, note)."""
+    """Returns the answers for a newcomer: a sentence, facts, and four cards (title, value, note)."""
     summary, seconds = run.summary, run.seconds
     strategy = summary.get("strategy") or run.config.get("strategy", {}).get("name", "unknown")
     wanted = run.config.get("steps")
@@ -104,7 +104,7 @@ def headline(run: Run, result: stats.HeldOut | None) -> dict:
 
 
 def lost_sides(summary: Mapping) -> list[str]:
-    """Returns the trials that the held-out evaluations before and after training lost, if any."""
+    """Says how many trials the held-out evaluations before and after training lost, if any."""
     sides = (summary.get("held_out") or {}).items()
     return [
         f"{n} lost {when} {lost_text(row)}" for when, row in sides if row and (n := stats.lost_trials(row)[0])
@@ -112,7 +112,7 @@ def lost_sides(summary: Mapping) -> list[str]:
 
 
 def columns(rows: Sequence[Mapping]) -> dict[str, list]:
-    """The numbers of metrics.jsonl as columns, {"step": [T], "seconds/update": [T], ...}; null where there is none."""
+    """Turns metrics.jsonl into columns {"step": [T], "seconds/update": [T], ...}. None: no number."""
     flat = [dict(flatten(row)) for row in rows]
     names = sorted({name for row in flat for name in row})
     return {
@@ -122,8 +122,12 @@ def columns(rows: Sequence[Mapping]) -> dict[str, list]:
 
 
 def alerts(run: Run) -> list[dict]:
-    """What passed a threshold of config.health, what lasted first: {"name", "meaning", "steps": in how many, "longest":
-    in a row, "last": step, "lasting": whether it did for config.health.patience steps}."""
+    """Lists the measures that passed a threshold of config.health, the longest-lasting first.
+
+    Each is {"name", "meaning", "steps", "longest", "last", "lasting"}. "steps" is the number of steps,
+    "longest" the most in a row, "last" the last step. "lasting": whether "longest" reaches
+    config.health.patience.
+    """
     steps = defaultdict(list)
     for place, row in enumerate(run.rows):
         for name in row.get("alerts") or ():
@@ -146,7 +150,10 @@ def alerts(run: Run) -> list[dict]:
 
 
 def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
-    """Success before and after with 95% intervals, also by number of reference calls; None where not measured."""
+    """Success before and after with 95% intervals, in all and by number of reference calls.
+
+    None where it was not measured.
+    """
     if result is None:
         return None
     details = run.summary.get("held_out") or {}
@@ -166,9 +173,12 @@ def held_out(run: Run, result: stats.HeldOut | None) -> dict | None:
 
 
 def evaluations(rows: Iterable[Mapping]) -> list[dict]:
-    """Curves of evaluations.jsonl by set and split, with 95% intervals that resample scenarios: {"name", "points"}, a point
-    being {"step", "value", "low", "high"}, and "lost" and "asked" where trials were lost. Where these are many, a
-    second curve counts them as failures."""
+    """Returns a curve {"name", "points"} of evaluations.jsonl for each set and split.
+
+    A point is {"step", "value", "low", "high"} with a 95% interval that resamples scenarios. Where trials
+    were lost it also has "lost" and "asked". If more than stats.LOST were, a second curve counts them as
+    failures. A third shows weak tools, where the evaluation has them.
+    """
     curves = defaultdict(dict)
     for row in rows:
         name = ", ".join(filter(None, (row["set"], row.get("split"))))
@@ -193,7 +203,7 @@ def evaluations(rows: Iterable[Mapping]) -> list[dict]:
 
 
 def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) -> dict | None:
-    """Success of an evaluation on the tasks that are chosen by id, with its interval; None where nothing is known."""
+    """Success of an evaluation on the tasks chosen by id, with its interval. None: no trial of them."""
     counts = {task: c for task, c in (row.get("by_task") or {}).items() if c[1] and chosen(task)}
     if not counts:
         return None
@@ -203,7 +213,10 @@ def _success(row: Mapping, chosen: Callable[[str], bool] = lambda task: True) ->
 
 
 def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
-    """D_t and the evaluation tasks for lists, lineage and map, and the share that the map shows of their distances."""
+    """Returns rows of D_t and of the evaluation tasks, for lists, lineage and map.
+
+    The last result is the share of their squared distances that the map shows (0 to 1).
+    """
     from coevolve_jax.analysis.task_map import coordinates  # scipy's sparse matrices: not at a run's start
 
     rows = [*run.tasks, *run.held_out]
@@ -227,7 +240,7 @@ def task_map(run: Run) -> tuple[list[dict], list[dict], float]:
 
 
 def leak_thresholds(data: Mapping) -> dict[str, float]:
-    """Returns the cosine from which each measure of leak control refuses; those that are off are not in it."""
+    """Returns the cosine from which each measure of leak control refuses, without measures that are off."""
     keys = {
         "features": "leak_threshold",
         "arguments": "leak_call_threshold",
@@ -238,13 +251,13 @@ def leak_thresholds(data: Mapping) -> dict[str, float]:
 
 
 def _leak(born: Mapping, thresholds: Mapping[str, float]) -> float | None:
-    """Returns how near a task came to being refused as a leak: its cosine over the threshold of the measure."""
+    """Returns how near a task came to a refusal as a leak: its cosine over the threshold of its measure."""
     threshold = thresholds.get(born.get("measure", "features"))
     return _rounded(born["similarity"] / threshold) if threshold else None
 
 
 def _features(config: Mapping):
-    """What leak control of this run compares; the default where the environment family cannot be imported here."""
+    """Features that the run's leak control compares. The default, if the family cannot be imported here."""
     try:
         return family.function(family.module(config["environment"]["name"]), "features")
     except (KeyError, ValueError):
@@ -256,10 +269,10 @@ def _known(row: Mapping) -> dict:
 
 
 def _task(row: Mapping, point: Sequence[float], fired: Mapping, explored: Mapping | None) -> dict:
-    """explored: the row of explorations.jsonl that the task was made of."""
+    """A task's row of the page. explored: the row of explorations.jsonl that the task was made from."""
     born, record = row["lineage"], row.get("record") or {}
     signals = [s for s in fired.get((born["signal"], born["parent"]), ()) if s["step"] <= born["step"]]
-    # The one that the reflection names; else the last of its kind on the parent before the birth.
+    # The signal that the reflection names; else the last of its kind on the parent before the task's birth.
     named = [s for s in signals if (born["context"] or "").startswith(_signal_name(s))] or signals
     return {
         "id": row["id"],
@@ -287,12 +300,12 @@ def _explored(triplet: Mapping) -> dict:
 
 
 def _signal_name(signal: Mapping) -> str:
-    """How the scripted explorer begins the id of its reflection on a signal."""
+    """The start of the id of a context that reflects on the signal (explorers.evidence.context_id)."""
     return "/".join(str(signal[name]) for name in ("kind", "step", "task_id", "rollout_index"))
 
 
 def trajectories(run: Run) -> dict[str, list]:
-    """One entry for each logged trajectory, as columns, for lists and filters."""
+    """Columns for lists and filters, with one entry per logged trajectory."""
     fired = defaultdict(list)
     for s in run.signals:
         kind = f"{s.get('kind')}: {s['pattern']}" if s.get("pattern") else s.get("kind")
@@ -324,7 +337,7 @@ def _estimate(estimate: stats.Estimate) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """5 significant digits, which no chart can show more of; null where it is no number."""
+    """Rounds to 5 significant digits; a chart shows no more. None where it is no finite number."""
     if value is None or not math.isfinite(value):
         return None
     return int(value) if float(value).is_integer() else float(f"{value:.5g}")

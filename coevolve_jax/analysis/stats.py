@@ -1,9 +1,9 @@
-"""Interval estimates and tests. Pure functions over numpy and scipy; what is random takes a seed.
+"""Interval estimates and tests. Pure functions over numpy and scipy; random ones take a seed.
 
-scipy.stats takes half a second to import, so only what computes a test or an interval does.
+Rollouts of one task are alike, and so are tasks of one scenario (files, users, texts). So the unit of
+evidence within a run is the scenario. Over runs it is the seed.
 
-Samples of one task are alike, and so are tasks of one scenario (files, users, texts): the unit of evidence within a run is
-the scenario. Over runs it is the seed.
+scipy.stats takes half a second to import, so only functions that need it import it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ FLIPS = 40_000  # sign vectors; all of them up to 15 clusters
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A value with its confidence interval, all in the value's own unit; low and high are None where the data show no
-    spread, which is no evidence that there is none."""
+    """A value with its confidence interval, all in the value's own unit.
+
+    low and high are None where the data show no spread. This is no evidence that there is none.
+    """
 
     value: float
     low: float | None
@@ -34,7 +36,10 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Mean difference after - before over tasks, its interval, and the two-sided p value. clusters: scenarios."""
+    """Mean difference after - before over tasks, its interval, and the two-sided p value.
+
+    tasks, clusters: the numbers of tasks and of scenarios.
+    """
 
     difference: Estimate
     p: float
@@ -43,7 +48,7 @@ class Paired:
 
 
 def resample(clusters: int, rng: np.random.Generator, resamples: int = RESAMPLES) -> np.ndarray:
-    """How often each cluster comes in each bootstrap sample: int [resamples, clusters], rows sum to `clusters`."""
+    """Draws bootstrap samples: counts of each cluster, int [resamples, clusters]. Rows sum to `clusters`."""
     return rng.multinomial(clusters, np.full(clusters, 1 / clusters), size=resamples)
 
 
@@ -55,19 +60,21 @@ def clustered_ratio(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """sum(parts) / sum(wholes) over n tasks with a percentile interval that resamples clusters of them.
+    """sum(parts) / sum(wholes) over n tasks, with a percentile interval that resamples clusters of tasks.
 
-    parts: such as successes [n]. wholes: such as trials [n], all above 0. clusters: a label of each task [n]; by
-    default each is one of its own. No interval where all clusters are alike. Source: cluster bootstrap, Davison and
-    Hinkley (1997), section 3.8; Miller, "Adding Error Bars to Evals" (arXiv 2411.00640), section 2.2. Raises ValueError
-    on unequal lengths, or no task.
+    parts: such as successes [n]. wholes: such as trials [n], all above 0. clusters: a label of each task [n].
+    By default each task is its own cluster. There is no interval where all clusters are alike.
+
+    Raises ValueError for unequal lengths, for no task, and for a whole that is not above 0. Source: cluster
+    bootstrap, Davison and Hinkley (1997), section 3.8; Miller, "Adding Error Bars to Evals" (arXiv
+    2411.00640), section 2.2.
     """
     p, w = np.asarray(parts, np.float64), np.asarray(wholes, np.float64)
     labels = range(p.size) if clusters is None else clusters
     if p.shape != w.shape or p.ndim != 1 or not p.size or not (w > 0).all() or len(labels) != p.size:
         raise ValueError(
-            f"Expected parts, wholes and clusters of as many tasks, at least one, all wholes > 0; got {p.shape}, "
-            f"{w.shape} and {len(labels)} clusters."
+            f"Expected parts, wholes and clusters of as many tasks, at least one, all wholes > 0; got "
+            f"{p.shape}, {w.shape} and {len(labels)} clusters."
         )
     p, w = by_cluster(p, labels), by_cluster(w, labels)
     value = float(p.sum() / w.sum())
@@ -80,15 +87,18 @@ def clustered_ratio(
 
 
 def alike(values: ArrayLike) -> bool:
-    """Whether all values are the same, but for rounding."""
+    """Whether all values are equal up to rounding."""
     x = np.asarray(values, np.float64)
     return bool(np.ptp(x) <= 1e-12 * max(1.0, float(np.abs(x).max())))
 
 
 def share(parts: ArrayLike, wholes: ArrayLike, clusters: Sequence[object] | None = None) -> Estimate:
-    """clustered_ratio of successes and trials; where all clusters are alike, so that resampling shows no spread, the
-    exact interval of as many independent trials as there are clusters (Clopper and Pearson, Biometrika 26, 1934, by
-    quantiles of the beta distribution, which also take a fraction of a success): 0 of 100 is 0 to 3.6%."""
+    """clustered_ratio of successes and trials, with an exact interval where all clusters are alike.
+
+    Resampling shows no spread then. The exact interval takes each cluster for one independent trial: 0 of 100
+    is 0 to 3.6%. Source: Clopper and Pearson, Biometrika 26, 1934. Quantiles of the beta distribution give it
+    for fractions of a success too.
+    """
     found = clustered_ratio(parts, wholes, clusters)
     if found.low is not None:
         return found
@@ -102,7 +112,7 @@ def share(parts: ArrayLike, wholes: ArrayLike, clusters: Sequence[object] | None
 
 
 def by_cluster(values: ArrayLike, clusters: Sequence[object]) -> np.ndarray:
-    """Sums of values [n] over the tasks of each cluster, in order of its first task: [C]."""
+    """Sums values [n] over the tasks of each cluster: [C], in the order of the clusters' first tasks."""
     place = {label: i for i, label in enumerate(dict.fromkeys(clusters))}
     return np.bincount([place[label] for label in clusters], np.asarray(values, np.float64), len(place))
 
@@ -110,9 +120,11 @@ def by_cluster(values: ArrayLike, clusters: Sequence[object]) -> np.ndarray:
 def paired_by_task(
     before: ArrayLike, after: ArrayLike, clusters: Sequence[object] | None = None, *, seed: int = 0
 ) -> Paired:
-    """Mean difference between per-task means before [n] and after [n]; the tasks of a cluster stand or fall together.
+    """Mean difference between per-task means before [n] and after [n], with an interval and a test.
 
-    The test flips the sign of whole clusters (Fisher, 1935): all sign vectors where there are few, else a sample.
+    Both treat a cluster as one unit. The permutation test flips the signs of whole clusters (Fisher, 1935).
+    It takes all sign vectors if there are at most FLIPS, else a sample of FLIPS. Raises ValueError for
+    unequal lengths and for no task.
     """
     b, a = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if b.shape != a.shape or b.ndim != 1 or not b.size:
@@ -136,7 +148,10 @@ def paired_by_task(
 
 
 def over_seeds(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean over seeds [n] with Student's t interval; none where all seeds are alike. Raises ValueError below two seeds."""
+    """Mean over seeds [n] with Student's t interval. There is none where all seeds are alike.
+
+    Raises ValueError for fewer than two seeds.
+    """
     from scipy import stats
 
     x = np.asarray(values, np.float64)
@@ -157,7 +172,7 @@ def interquartile_mean(values: ArrayLike) -> float:
 
 
 def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
-    """P(a run of ours beats a run of theirs), ties half (Agarwal et al., arXiv 2108.13264)."""
+    """P(a run of ours beats a run of theirs); a tie counts half (Agarwal et al., arXiv 2108.13264)."""
     from scipy import stats
 
     x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
@@ -165,8 +180,10 @@ def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
 
 
 def paired_p(differences: ArrayLike) -> float | None:
-    """Two-sided p value of a paired t test, from the differences by seed. None where they cannot be tested: fewer than
-    three, or all alike."""
+    """Two-sided p value of a paired t test on the differences by seed.
+
+    None where there is no test: for fewer than three differences, or if all are alike.
+    """
     from scipy import stats
 
     d = np.asarray(differences, np.float64)
@@ -177,8 +194,10 @@ def paired_p(differences: ArrayLike) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p values adjusted for the family (Holm, Scandinavian Journal of Statistics 6, 1979). None, a test that could not be
-    made, stays None and counts in the size of the family."""
+    """Adjusts p values for the family of tests (Holm, Scandinavian Journal of Statistics 6, 1979).
+
+    None marks a test that could not be made. It stays None, and counts in the size of the family.
+    """
     made = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0
@@ -191,14 +210,17 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def seeds_needed(
     sd: float, effect: float, power: float = 0.8, alpha: float = 0.05, most: int = 10_000
 ) -> int:
-    """Seeds with which a two-sided paired t test finds `effect` with probability `power`, where differences by seed
-    have the standard deviation `sd` (in the unit of the effect); `most` where more would be needed."""
+    """Number of seeds with which a two-sided paired t test finds `effect` with probability `power`.
+
+    sd: the standard deviation of differences by seed, in the unit of the effect. alpha: the test's level.
+    Returns `most` where more seeds would be needed. Raises ValueError unless effect > 0 and sd is finite.
+    """
     from scipy import stats
 
     if not (effect > 0 and math.isfinite(sd)):
         raise ValueError(f"The effect is {effect}, which must be above 0, and sd {sd}, which must be finite.")
 
-    def enough(n: int) -> bool:  # from some n on
+    def enough(n: int) -> bool:  # monotone in n, so bisection works
         shift, bound = effect / max(sd, 1e-12) * math.sqrt(n), stats.t.ppf(1 - alpha / 2, n - 1)
         found = stats.nct.sf(bound, n - 1, shift)
         return bool(found >= power or not np.isfinite(found))
@@ -222,7 +244,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Held-out success before and after training, as summary.json records it; paired compares the same tasks."""
+    """Held-out success before and after training. paired: the comparison on the same tasks."""
 
     before: Estimate
     after: Estimate
@@ -230,36 +252,36 @@ class HeldOut:
 
 
 def samples_of(row: Mapping) -> int:
-    """Trials that an evaluation asked for of each task: its "samples"; where it does not say, the most that a task has."""
+    """Trials per task that an evaluation asked for: its "samples", or the most that a task has if greater."""
     return max([row.get("samples") or 0, *(n for _, n in (row.get("by_task") or {}).values())])
 
 
 def lost_trials(row: Mapping) -> tuple[int, int]:
-    """How many trials an evaluation lost (their rollouts are invalid), and how many it asked for."""
+    """Returns the number of trials that an evaluation lost to invalid rollouts, and the number asked for."""
     by_task = row.get("by_task") or {}
     asked = samples_of(row) * len(by_task)
     return asked - sum(n for _, n in by_task.values()), asked
 
 
 def lost_as_failures(row: Mapping) -> dict:
-    """An evaluation with each lost trial counted as a failure."""
+    """Returns the evaluation with each lost trial counted as a failure."""
     samples = samples_of(row)
     by_task = {task: [s, samples] for task, (s, _) in (row.get("by_task") or {}).items() if samples}
     return {**row, "by_task": by_task}
 
 
 def held_out(summary: Mapping) -> HeldOut | None:
-    """Intervals and test from a run's summary; None where it holds no held-out success.
+    """Computes intervals and the test from a run's summary; None where it holds no held-out success.
 
     `held_out.before` and `held_out.after` hold by_task {task id: [successes, trials]} and scenarios {task id:
-    scenario}, which are the clusters. A task whose every trial was lost on a side is out of both.
+    scenario}. Scenarios are the clusters. A task that lost every trial on one side is left out on both.
     """
     details = summary.get("held_out") or {}
     return before_and_after(*(details.get(when) or {} for when in ("before", "after")))
 
 
 def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
-    """`held_out` of two evaluations of the same tasks."""
+    """Computes `held_out` from two evaluations of the same tasks."""
     counts = [side.get("by_task") or {} for side in (before, after)]
     both = [
         task
@@ -275,7 +297,7 @@ def before_and_after(before: Mapping, after: Mapping) -> HeldOut | None:
 
 
 def held_out_at_worst(summary: Mapping) -> HeldOut | None:
-    """`held_out` with each lost trial counted as a failure; None where neither side lost more than LOST of its trials."""
+    """Computes `held_out` with each lost trial as a failure. None if no side lost more than LOST of them."""
     details = summary.get("held_out") or {}
     sides = [details.get(when) or {} for when in ("before", "after")]
     if all(lost <= LOST * asked for lost, asked in map(lost_trials, sides)):

@@ -1,4 +1,4 @@
-"""What a run's user sees in the terminal: progress, and the table at its end."""
+"""Output of a run on the terminal: its progress, and the table at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coevolve_jax.analysis.loading import fate
 
 
 class Progress:
-    """A bar over the steps on a terminal; elsewhere (a log file, CI) one line every `every` steps."""
+    """Shows progress: a bar on a terminal; elsewhere (a log file, CI) one line every `every` steps."""
 
     def __init__(self, total: int, initial: int = 0, stream: TextIO | None = None, every: int | None = None):
         self._stream = stream or sys.stderr
@@ -38,7 +38,7 @@ class Progress:
         """Shows a row of metrics.jsonl."""
         self._done += 1
         seconds = row["seconds"]["step"]
-        # Evolution makes some steps longer than others: the mean of about the last ten is shown.
+        # Steps with evolution take longer, so show an average over about the last ten.
         self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
         shown = (
             f"reward {_shown(row['reward'], '.2f')}, success {_shown(row['success'], '.0%')}, "
@@ -51,7 +51,7 @@ class Progress:
             self.note(f"step {self._done:>{len(str(self._total))}}/{self._total}: {shown}")
 
     def note(self, text: str) -> None:
-        """Writes a line above the bar."""
+        """Writes a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
@@ -64,7 +64,7 @@ class Progress:
 
 
 def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -> str:
-    """The end-of-run table of a summary.json, as aligned plain text. workdir prefixes the files to open."""
+    """Returns the end-of-run table of a summary.json, as aligned plain text. workdir: prefix of its files."""
     signals, seconds = summary["signals"], summary["seconds"]
     total, fired = sum(seconds.values()), sum(signals.values())
     share = summary.get("evolution_share")
@@ -100,7 +100,7 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
 
 
 def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Tokens and money of an explorer that is a model, by role; nothing of another."""
+    """Tokens and money of an explorer that is a model, by role; [] for any other."""
     roles = by_role(costs)
     if not roles:
         return []
@@ -115,7 +115,7 @@ def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, s
 
 
 def _serving_block(told: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """What the engine has computed, where it counts it."""
+    """Tokens that the engine computed; [] where it does not count them."""
     lines = [(n, f"{told[f'{n}_tokens']:>10,}", "") for n in ("prefill", "decode") if f"{n}_tokens" in told]
     if retries := told.get("slow_retries"):
         share = f"{retries / told['messages']:.1%}"
@@ -157,14 +157,17 @@ def _result_lines(result: stats.HeldOut) -> list[tuple[str, str, str]]:
 
 
 def interval(e: stats.Estimate, form: str, scale: float = 1) -> str:
-    """The interval of an estimate as text, which may have none."""
+    """Text of an estimate's interval, also where it has none."""
     if e.low is None or e.high is None:
         return "no interval: all tasks alike"
     return f"95% interval {form.format(scale * e.low)} to {form.format(scale * e.high)}"
 
 
 def lost_text(row: Mapping[str, Any]) -> str:
-    """Tells how many trials an evaluation lost; above 1%, also its success with them counted as failures."""
+    """Text that follows the number of lost trials: all trials, and the share that was lost.
+
+    Above stats.LOST, also the success with lost trials counted as failures.
+    """
     lost, asked = stats.lost_trials(row)
     text = f"of {asked} trials ({lost / asked:.1%})"
     if lost <= stats.LOST * asked:
@@ -174,7 +177,7 @@ def lost_text(row: Mapping[str, Any]) -> str:
 
 
 def _shown(value: float | None, form: str) -> str:
-    """A number as text; a batch without one valid rollout has none."""
+    """Text of a number; "none" for a batch without a valid rollout."""
     return "none" if value is None else format(value, form)
 
 
@@ -183,7 +186,7 @@ def _share(part: float, whole: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Text of a p value; below 0.001 only the bound is shown."""
+    """Text of a p value. Below 0.001 it shows only the bound."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""A map of tasks: two coordinates each, such that tasks lie close where leak control finds them similar."""
+"""A map of tasks: two coordinates each. Tasks lie close if leak control finds them similar."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from scipy.sparse.linalg import aslinearoperator, svds
 def coordinates(counts: Sequence[Counter[str]]) -> tuple[np.ndarray, float]:
     """Classical multidimensional scaling of the distances between unit TF-IDF vectors.
 
-    counts: of features, one Counter for each of n tasks (envs/base.py). The squared distance of two tasks is 2 - 2 x
-    their cosine, so the axes are the first two principal axes of the vectors.
+    counts: of features, one Counter for each of n tasks (envs/base.py). The squared distance of two tasks is
+    2 - 2 x their cosine. So the axes are the first two principal axes of the vectors.
 
-    Returns float64 [n, 2] (zeros where there are too few tasks or features), and the share of all squared distances
-    that the two axes hold, between 0 and 1. Equal counts give equal coordinates.
+    Returns float64 [n, 2], and the share of all squared distances that the two axes hold (0 to 1). The
+    coordinates are zeros where there are too few tasks or features. Equal counts give equal coordinates.
     """
     vectors = _unit_tfidf(counts)
     n, features = len(counts), len({feature for count in counts for feature in count})
     if min(n, features) < 3:
         return np.zeros((n, 2)), 0.0
     mean = np.asarray(vectors.mean(0)).ravel()
+    # A linear operator, since subtracting the mean would make the sparse matrix dense.
     centred = aslinearoperator(vectors) - aslinearoperator(np.ones((n, 1))) @ aslinearoperator(mean[None])
     total = float((vectors**2).sum() - n * (mean @ mean))  # squared norms of all centred vectors
-    if total < 1e-9:  # they are all the same
+    if total < 1e-9:  # all tasks are the same
         return np.zeros((n, 2)), 0.0
     start = np.random.default_rng(0).standard_normal(min(n, features))
     left, size, _ = svds(centred, k=2, v0=start)
-    points = np.round((left * size)[:, ::-1], 9) + 0.0  # the longest axis first; one without length is noise
+    points = np.round((left * size)[:, ::-1], 9) + 0.0  # the longest axis first; rounding removes noise
     heaviest = np.abs(points).argmax(0)
-    points = points * np.where(points[heaviest, [0, 1]] < 0, -1, 1)  # an axis may point either way
+    points = points * np.where(points[heaviest, [0, 1]] < 0, -1, 1)  # fixes the sign, which svds leaves open
     return points, float((size**2).sum() / total)
 
 
 def _unit_tfidf(counts: Sequence[Counter[str]]) -> sparse.csr_array:
-    """Count times idf, each row of length 1, as synthesis/leakage.py weighs features: [tasks, features]."""
+    """TF-IDF [tasks, features] with rows of length 1, weighed as in synthesis/leakage.py."""
     frequency = Counter(feature for count in counts for feature in count)
     column = {feature: i for i, feature in enumerate(sorted(frequency))}
     rows, columns, values = [], [], []

@@ -1,1 +1,4 @@
-"""Runs several methods on the same tasks, seeds and budget, and says what differs: plan.py, cells.py, results.py."""
+"""Runs several methods on the same tasks, seeds and budget, and tests how their results differ.
+
+Read plan.py, cells.py and results.py, in this order.
+"""

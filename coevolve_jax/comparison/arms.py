@@ -1,6 +1,7 @@
-"""The arms of a comparison by name: what of the config differs, and why one would run it.
+"""The arms of a comparison by name: their changes of the config, and the reason to run them.
 
-All arms of a seed go on from the same beginning: D_0, held-out sets and the first evaluation are the same files.
+All arms of a seed continue from the same start. They share the files of D_0, of the held-out sets and of the
+first evaluation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from coevolve_jax.types import SIGNAL_KINDS
 
 
 class Arm(NamedTuple):
-    """changes: config values by dotted key. why: the question that it answers."""
+    """A method to compare. changes: config values by dotted key. why: the question that it answers."""
 
     changes: Mapping[str, Any]
     why: str
@@ -77,12 +78,15 @@ ARMS: dict[str, Arm] = {
     ),
 }
 
-# The differences that a comparison tests, where both arms are in it; Holm's correction is over these.
+# The differences that a comparison tests by default, if both arms are in it. Holm's correction is over these.
 PLANNED = (("coevolve", "placebo"), ("coevolve", "random"), ("blame", "random"), ("random", "static"))
 
 
 def arm(name: str) -> Arm:
-    """Raises ValueError for a name that no arm has; a dotted path of a strategy's module is an arm too."""
+    """Returns the arm of that name. The dotted path of a strategy's module is an arm too.
+
+    Raises ValueError for any other name.
+    """
     if name in ARMS:
         return ARMS[name]
     if "." in name:

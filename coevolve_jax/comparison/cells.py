@@ -1,4 +1,4 @@
-"""Runs cells side by side, each in a process of its own that goes on where it was killed."""
+"""Runs cells in parallel, each in its own process. A killed cell resumes when it is run again."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Failure(NamedTuple):
 
 
 def command(workdir: Path, *flags: str) -> list[str]:
-    """What goes on with the run in `workdir`."""
+    """Returns the command that starts or resumes the run in `workdir`."""
     return [sys.executable, str(MAIN), f"--workdir={workdir}", *flags]
 
 
 def begun(start: Path) -> bool:
-    """Whether the beginning of a seed is there: a checkpoint of step 0."""
+    """Whether the start of a seed exists: a checkpoint of step 0."""
     return 0 in checkpoint.steps(start / "checkpoints")
 
 
 def prepare(folder: Path, config: ConfigDict, cell: Cell) -> None:
-    """Forks a cell from its beginning, unless it is there. ValueError where the arm does not fit the config."""
+    """Forks a cell from its start, unless it exists. Raises ValueError if the arm does not fit the config."""
     if not cell.workdir(folder).exists():
         workdirs.fork(cell.start(folder), 0, cell.workdir(folder), changes(config, cell))
 
@@ -62,11 +62,16 @@ def run_all(
     on_done: Callable[[Cell, Failure | None], object] = lambda cell, failure: None,
     retry: bool = False,
 ) -> list[Failure]:
-    """Begins each seed, then runs its cells; `jobs` processes at once, which share the processor's cores evenly.
+    """Makes the start of each seed, then runs its cells: `jobs` processes at once, on equal shares of cores.
 
-    Returns what failed; a cell whose beginning failed is not run and is among them. A cell that diverges has a result and
-    is not among them; a run that is deterministic diverges again, so it is only run again with `retry`. Where this process is asked to end
-    (`preemption.heeded`), so are the runs under way, and Preempted is raised when they have saved.
+    on_done: called with each cell that ended and its failure, if any. It is called too for a cell whose start
+    failed, which is not run.
+
+    Returns the failures, one for a failed start. A diverged cell has a result and is no failure. A
+    deterministic run would diverge again, so only `retry` runs such a cell again.
+
+    If this process is asked to end (preemption.py), so are the runs under way. Raises Preempted when they
+    have saved.
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:
@@ -114,21 +119,21 @@ def run_all(
         except preemption.Preempted:
             threads.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
-                # SIGTERM may have been sent to all of them: a second would end a run at once.
+                # Not SIGTERM: the runs may have had one already, and a second would end them unsaved.
                 process.send_signal(signal.SIGUSR1)
             raise
     return failures
 
 
 def _shares(jobs: int) -> list[set[int]]:
-    """The cores of each of `jobs` processes: all where there are fewer cores than processes."""
+    """The cores of each of `jobs` processes. With fewer cores than processes each gets all."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     each = len(cores) // jobs
     return [set(cores[i * each : (i + 1) * each] if each else cores) for i in range(jobs)]
 
 
 def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
-    """Keeps this thread, and so the processes that it starts, on cores of their own."""
+    """Pins this thread to its own cores, and so the processes that it starts."""
     with lock:
         mine = shares.pop()
     if mine:
@@ -136,12 +141,15 @@ def _take_cores(shares: list[set[int]], lock: threading.Lock) -> None:
 
 
 def _run(workdir: Path, folder: Path, running: set[subprocess.Popen], *flags: str) -> Failure | None:
-    """Runs a workdir to its end; once more where its process, and not this one, was killed or asked to end."""
+    """Runs a workdir to its end. Tries once more if its process alone was killed or asked to end.
+
+    Returns None for a run that finished or diverged.
+    """
     log = _log(workdir)
     environment = {
         "JAX_COMPILATION_CACHE_DIR": str((folder / "compiled").absolute()),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        **os.environ,  # which may name a folder that further programs share
+        **os.environ,  # comes last: it may name a folder that other programs share
     }
     status = -1
     for _ in range(2):
@@ -174,7 +182,7 @@ def _failure(workdir: Path, folder: Path, why: str) -> Failure:
 
 
 def machine() -> str:
-    """The processor and its cores that may be used, for the record."""
+    """Names the processor and counts the cores that this process may use, for the record."""
     model = "unknown processor"
     if Path("/proc/cpuinfo").exists():
         lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]

@@ -1,8 +1,8 @@
-"""Computes from the raw numbers of a comparison: each arm's mean, differences paired by seed, their tests, and curves.
+"""Statistics of a comparison from its raw numbers: means of arms, differences by seed, tests and curves.
 
-Rows are those of outcomes.csv. A lost trial is one that was asked for and whose rollout is invalid: neither a success nor
-a failure. Where an arm lost more than stats.LOST of its trials, or counting them moves its mean by more than that,
-"if_lost_failed" holds the same numbers with each lost trial counted as a failure.
+Rows are those of outcomes.csv. A lost trial was asked for, but its rollout is invalid: it is neither a
+success nor a failure. "if_lost_failed" holds the same numbers with each lost trial counted as a failure. It
+exists where an arm lost more than stats.LOST of its trials, or where counting them moves its mean that far.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ import numpy as np
 
 from coevolve_jax.analysis import stats
 
-EFFECT = 0.03  # the difference that the sizing asks for
+EFFECT = 0.03  # the difference that seeds_for_effect is computed for
 RESAMPLES = 2000
 AT_WORST = (
     "if_lost_failed",
     "if_diverged_failed",
-)  # keys of an arm or a difference: the same numbers once more
+)  # keys of an arm or a difference, with the same numbers for the worst case
 
 Row = Mapping[str, Any]
 Runs = Mapping[tuple[str, int], "Counts"]  # by (arm, seed)
 
 
 class Metric(NamedTuple):
-    """Names a success rate that is compared, of a held-out set after the last step. group: "weak": the mean over the weak tools
-    of the success on the tasks that call them; "others": on those that call none; "all"."""
+    """A success rate to compare, on a held-out set after the last step.
+
+    set: name of the held-out set.
+    group: "weak" is the mean over weak tools of the success on tasks that call the tool. "others" is the
+      success on tasks that call no weak tool, "all" that on all tasks.
+    """
 
     name: str
     set: str
@@ -47,10 +51,12 @@ METRICS = {
 
 
 class Counts(NamedTuple):
-    """Holds one run's successes, trials and lost trials, each [rows, scenarios]; a row is a weak tool, or one for all.
+    """Counts of one run by scenario. A row is a weak tool; other groups have one row.
 
-    there: whether the run's held-out set has the scenario, [scenarios]. tally: lost trials, trials asked for and tasks
-    whose every trial was lost, each task counted once, [3].
+    successes, trials, lost: [rows, scenarios]. lost: trials that were asked for and are invalid.
+    there: [scenarios], whether the run's held-out set has the scenario.
+    tally: [3], lost trials, trials asked for, and tasks that lost all trials. Each task counts once, also if
+      several rows have it.
     """
 
     successes: np.ndarray
@@ -60,8 +66,10 @@ class Counts(NamedTuple):
     tally: np.ndarray
 
     def value(self, weights: np.ndarray | None = None) -> np.ndarray | float:
-        """Mean over the rows of their success rates; NaN where no row has a trial. weights: [B, scenarios], how often
-        each scenario counts: [B]."""
+        """Mean over the rows of their success rates; NaN where no row has a trial.
+
+        weights: [B, scenarios], how often each scenario counts; the result is [B] then.
+        """
         w = np.ones((1, self.trials.shape[1])) if weights is None else weights
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = (w @ self.successes.T) / (w @ self.trials.T)
@@ -73,7 +81,7 @@ class Counts(NamedTuple):
         return self._replace(trials=self.trials + self.lost)
 
     def all_failed(self) -> Counts:
-        """The worst that a run can be."""
+        """Returns the worst case of a run: every trial failed."""
         return self._replace(
             successes=np.zeros_like(self.trials),
             trials=np.ones_like(self.trials),
@@ -98,7 +106,7 @@ class Counts(NamedTuple):
 
 
 def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict[tuple[str, int], Counts]:
-    """By (arm, seed). step: of the evaluation; None: the last of each run."""
+    """Counts the rows by (arm, seed). step: of the evaluation; None: the last one of each run."""
     rows = [r for r in rows if r["set"] == metric.set]
     last: dict[tuple[str, int], int] = {}
     for r in rows:
@@ -128,8 +136,10 @@ def counts(rows: Iterable[Row], metric: Metric, step: int | None = None) -> dict
 
 
 def samples(rows: Sequence[Row]) -> list[int]:
-    """Trials that each row's evaluation asked for of a task: its "samples"; where it has none, as published before
-    there was this column, the most trials that any row of its set and setting has."""
+    """Returns the trials per task that each row's evaluation asked for: its "samples".
+
+    Older tables lack this column. For them it is the most trials of any row of the same set and setting.
+    """
     most: dict[tuple[str, str], int] = {}
     kinds = [(r.get("set", ""), r["arm"].partition("+")[2]) for r in rows]
     for r, kind in zip(rows, kinds, strict=True):
@@ -141,7 +151,7 @@ def samples(rows: Sequence[Row]) -> list[int]:
 
 
 def lost_by_evaluation(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, tuple[int, int]]]]:
-    """{set: {arm: {step: (lost trials, trials asked for)}}}, over tasks and seeds."""
+    """Returns {set: {arm: {step: (lost trials, trials asked for)}}}, summed over tasks and seeds."""
     found: dict[str, dict[str, dict[int, tuple[int, int]]]] = {}
     for r, asked in zip(rows, samples(rows), strict=True):
         steps = found.setdefault(r["set"], {}).setdefault(r["arm"], {})
@@ -151,7 +161,7 @@ def lost_by_evaluation(rows: Sequence[Row]) -> dict[str, dict[str, dict[int, tup
 
 
 def at_worst(found: Runs, arm: str) -> dict[str, Any] | None:
-    """The numbers of an arm with its lost trials counted as failures, where this says something else (stats.LOST)."""
+    """Numbers of an arm with lost trials as failures. None where these say the same, up to stats.LOST."""
     own = {key: c for key, c in found.items() if key[0] == arm}
     worst = _values({key: c.lost_as_failures() for key, c in own.items()})
     values, told = _values(own), _lost(own.values())
@@ -160,8 +170,11 @@ def at_worst(found: Runs, arm: str) -> dict[str, Any] | None:
 
 
 def difference(found: Runs, a: str, b: str, seed: int = 0) -> dict[str, Any]:
-    """a - b, paired by seed: t interval and p value over seeds, and a bootstrap over seeds and scenarios, crossed. Seeds
-    in which one of them has no value are left out. lost, lost_share: of the trials of both."""
+    """Computes a - b, paired by seed: t interval and p value over seeds, and a bootstrap interval.
+
+    The bootstrap crosses seeds and scenarios; `seed` is its random seed. Seeds where one arm has no value are
+    left out. "lost", "lost_share": of the trials of both arms.
+    """
     own = {key: c for key, c in found.items() if key[0] in (a, b)}
     row = {**_difference(own, a, b, seed), **_lost(own.values(), tasks=False)}
     if at_worst(own, a) or at_worst(own, b):
@@ -204,10 +217,14 @@ def _difference(found: Runs, a: str, b: str, seed: int) -> dict[str, Any]:
 def _bootstrap(
     mine: Sequence[Counts], theirs: Sequence[Counts], seed: int
 ) -> tuple[float | None, float | None, float]:
-    """The interval of the mean difference over seeds and over the scenarios of these runs, crossed; none where no sample
-    differs from another. Third: the share of samples that hold no task of the metric and are left out."""
+    """Bootstraps the mean difference over seeds and over the scenarios of these runs, crossed.
+
+    Returns (low, high, empty). low and high are None where all samples are alike. empty: the share of samples
+    that hold no task of the metric and are left out.
+    """
     there = np.any([c.there for c in (*mine, *theirs)], axis=0)
     rng = np.random.default_rng(seed)
+    # Published intervals depend on the order of draws: scenarios, then seeds.
     where = stats.resample(int(there.sum()), rng, RESAMPLES)
     pairs = [(x.of_scenarios(there), y.of_scenarios(there)) for x, y in zip(mine, theirs, strict=True)]
     by_seed = np.stack([x.value(where) - y.value(where) for x, y in pairs])  # [S, B]
@@ -228,10 +245,10 @@ def compare(
     planned: Sequence[tuple[str, str]],
     diverged: Iterable[tuple[str, int]] = (),
 ) -> dict[str, Any]:
-    """Each arm's mean, and the planned differences with Holm's correction over them.
+    """Computes each arm's mean, and the planned differences with Holm's correction over them.
 
-    diverged: (arm, seed) of runs without a result; "if_diverged_failed" counts each as success 0. It is the worst case:
-    lost trials are failures in it too, where an arm has many.
+    diverged: (arm, seed) of runs that diverged. The means leave them out; "if_diverged_failed" counts each as
+    success 0. This is the worst case, so there an arm's lost trials are failures too, where they are many.
     """
     ended = [(arm, int(seed)) for arm, seed in diverged]
     found = {key: c for key, c in counts(rows, metric).items() if key not in ended}
@@ -260,8 +277,11 @@ def compare(
 
 
 def correct(family: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]] | None = None) -> None:
-    """Sets p_holm of `told` (by default of all) with Holm's correction over the family, each of whose members counts,
-    tested or not; likewise for the same differences at worst."""
+    """Sets p_holm of `told` (default: all) by Holm's correction over the family of differences.
+
+    Every member counts in the size of the family, also one without a test. The same is done for the versions
+    in AT_WORST.
+    """
     for kind in (None, *AT_WORST):
         version = lambda d, kind=kind: d.get(kind, d) if kind else d
         adjusted = stats.holm([version(d).get("p") for d in family])
@@ -271,8 +291,12 @@ def correct(family: Sequence[dict[str, Any]], told: Sequence[dict[str, Any]] | N
 
 
 def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
-    """Mean and t interval over seeds at each evaluated step, the share of lost trials, and the mean with these counted as
-    failures where that says something else: {metric: {arm: {step, mean, low, high, lost, if_lost_failed}}}."""
+    """Returns {metric: {arm: {step, mean, low, high, lost, if_lost_failed}}}: lists over evaluated steps.
+
+    low, high: the t interval over seeds.
+    lost: the share of lost trials.
+    if_lost_failed: the mean with these as failures, None where `at_worst` gives none.
+    """
     found: dict[str, Any] = {}
     keys = ("step", "mean", "low", "high", "lost", "if_lost_failed")
     for name in metrics:
@@ -292,7 +316,7 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
 
 
 def no_values(rows: Sequence[Row], metrics: Iterable[str]) -> list[str]:
-    """A sentence for each metric that is not known of a run: no task of it has a valid rollout."""
+    """Returns a sentence for each metric that some run lacks, since no task of it has a valid rollout."""
     said = []
     for name in metrics:
         lost = [key for key, c in sorted(counts(rows, METRICS[name]).items()) if not np.isfinite(c.value())]
@@ -303,7 +327,7 @@ def no_values(rows: Sequence[Row], metrics: Iterable[str]) -> list[str]:
 
 
 def _values(runs: Runs) -> dict[int, float]:
-    """By seed, of one arm; a run without a trial has none."""
+    """Values of one arm by seed, without runs that have no trial."""
     values = {seed: float(c.value()) for (_, seed), c in sorted(runs.items(), key=lambda item: item[0][1])}
     return {seed: value for seed, value in values.items() if np.isfinite(value)}
 
@@ -320,7 +344,7 @@ def _over_seeds(values: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _lost(runs: Iterable[Counts], tasks: bool = True) -> dict[str, Any]:
-    """Lost trials of runs together: how many, their share, and tasks of which no trial is left."""
+    """Sums the lost trials of runs: their number, their share, and with `tasks` the tasks without a trial."""
     lost, asked, whole = map(int, np.sum([np.zeros(3, int), *(c.tally for c in runs)], axis=0))
     told = {"lost": lost, "lost_share": lost / asked if asked else 0.0}
     return {**told, "lost_tasks": whole} if tasks else told

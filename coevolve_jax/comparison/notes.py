@@ -1,4 +1,4 @@
-"""What a reader must know before believing the tables of a comparison, as sentences."""
+"""Caveats for the reader of a comparison's tables, as sentences."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 from coevolve_jax.analysis.stats import LOST
 from coevolve_jax.comparison.arms import arm
 
-FEW = 5  # seeds, below which the spread between them is not known
-EQUAL = 0.01  # budgets that differ by no more count as equal
-HELD_OUT = ("balanced", "iid")  # sets, by the names that evaluations have
-# What arms should not differ in, of cells.csv; the rest is what they differ by.
+FEW = 5  # seeds; with fewer, the spread between them is not known
+EQUAL = 0.01  # relative difference up to which budgets count as equal
+HELD_OUT = ("balanced", "iid")  # names of the held-out sets in evaluations
+# Columns of cells.csv in which arms should not differ. The others may.
 BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
 
 
 def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
-    """What a reader must know before believing the table."""
+    """Returns caveats about the design and the budgets of a comparison.
+
+    budget: rows of cells.csv. missing: names of cells without a result.
+    """
     said = [f"Read on the {plan['reads']} set.", *_planned_later(plan)]
     if missing:
         said.append(
@@ -26,8 +29,9 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     if ended := [r for r in budget if r.get("diverged") is not None]:
         runs = ", ".join(f"{r['arm']}, seed {r['seed']} (step {r['diverged']:g})" for r in ended)
         said.append(
-            f'Diverged, which is a result: {runs}. The means leave these runs out; the rows "diverged as 0" count each '
-            "as success 0, and an arm's lost trials as failures where they are many. They are not run again, for they would end alike; --retry_diverged runs them."
+            f'Diverged, which is a result: {runs}. The means leave these runs out; the rows "diverged as 0" '
+            "count each as success 0, and an arm's lost trials as failures where they are many. They are not "
+            "run again, for they would end alike; --retry_diverged runs them."
         )
     budget = [r for r in budget if r.get("diverged") is None]
     by_arm = Counter(r["arm"] for r in {(r["arm"], r["seed"]): r for r in budget}.values())
@@ -35,8 +39,9 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     if seeds < FEW:
         which = f" ({fewest})" if len(set(by_arm.values())) > 1 else ""
         said.append(
-            f"{seeds} seeds{which}: how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to "
-            f"agree give a narrow interval, and two give no p; {FEW} or more are needed."
+            f"{seeds} seeds{which}: how far seeds differ is itself a guess, and with it the t intervals and "
+            "p. Few that happen to agree give a narrow interval, and two give no p; "
+            f"{FEW} or more are needed."
         )
     by_seed = {seed: [r for r in budget if r["seed"] == seed] for seed in sorted({r["seed"] for r in budget})}
     for key in BOUND:
@@ -69,8 +74,8 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
         if apart := [seed for seed, first in groups.items() if len(first) > 1]:
             a, b, *_ = reversed(groups[apart[0]].values())
             said.append(
-                f"The {name} held-out tasks are not the same in {_seeds(apart)}: those of {a} and {b} differ, "
-                "for one, and what is compared between them differs in its tasks too."
+                f"The {name} held-out tasks are not the same in {_seeds(apart)}: those of {a} and {b} "
+                "differ, for one, and what is compared between them differs in its tasks too."
             )
     for name in dict.fromkeys(r["arm"] for r in budget):
         shares = [
@@ -82,7 +87,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
 
 
 def lost_notes(lost: Mapping[str, Mapping[str, Mapping[int, tuple[int, int]]]]) -> list[str]:
-    """A sentence for each held-out set of which an evaluation lost trials. lost: of `lost_by_evaluation`."""
+    """Returns a sentence for each held-out set with lost trials. lost: from `lost_by_evaluation`."""
     said = []
     for name, arms in lost.items():
         told = []
@@ -101,8 +106,10 @@ def lost_notes(lost: Mapping[str, Mapping[str, Mapping[int, tuple[int, int]]]]) 
 
 
 def worst_notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Tells what lost trials hide: the means and planned differences with each of them counted as a failure. And
-    what the bootstrap leaves out."""
+    """Returns sentences on the effect of lost trials, and on bootstrap samples that are left out.
+
+    They give the means and planned differences with each lost trial counted as a failure.
+    """
     said = []
     for table in tables:
         name = table["metric"]["name"]
@@ -110,27 +117,27 @@ def worst_notes(tables: Sequence[Mapping[str, Any]]) -> list[str]:
             whole = f", of {a['lost_tasks']} tasks all" if a["lost_tasks"] else ""
             if worst := a.get("if_lost_failed"):
                 said.append(
-                    f"{a['arm']} lost {a['lost_share']:.1%} of the trials of {name}{whole}: {_rate(a)} without them, "
-                    f"{_rate(worst)} if all of them are failures."
+                    f"{a['arm']} lost {a['lost_share']:.1%} of the trials of {name}{whole}: {_rate(a)} "
+                    f"without them, {_rate(worst)} if all of them are failures."
                 )
             elif whole:
                 said.append(f"{a['arm']} lost {a['lost']} trials of {name}{whole}.")
         for d in table["planned"]:
             if (worst := d.get("if_lost_failed")) and worst["n"]:
                 said.append(
-                    f"{d['a']} - {d['b']}, {name}: {_points(d)} without the lost trials, {_points(worst)} if all of them "
-                    f"are failures{_verdict(d, worst)}."
+                    f"{d['a']} - {d['b']}, {name}: {_points(d)} without the lost trials, {_points(worst)} if "
+                    f"all of them are failures{_verdict(d, worst)}."
                 )
             if d.get("boot_empty", 0) > LOST:
                 said.append(
-                    f"{d['a']} - {d['b']}, {name}: {d['boot_empty']:.1%} of the bootstrap samples hold no task of it and "
-                    "are left out."
+                    f"{d['a']} - {d['b']}, {name}: {d['boot_empty']:.1%} of the bootstrap samples hold no "
+                    "task of it and are left out."
                 )
     return said
 
 
 def _verdict(d: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
-    """Tells what counting lost trials as failures does to the answer."""
+    """Text on how the answer changes if lost trials count as failures; "" if it does not."""
     if d["difference"] is None:
         return ""
     if d["difference"] * worst["difference"] < 0:
@@ -139,7 +146,7 @@ def _verdict(d: Mapping[str, Any], worst: Mapping[str, Any]) -> str:
 
 
 def _clear(d: Mapping[str, Any]) -> bool:
-    """Whether the t interval does not hold 0."""
+    """Whether the t interval excludes 0."""
     return d.get("low") is not None and d["low"] * d["high"] > 0
 
 
@@ -153,19 +160,20 @@ def _points(d: Mapping[str, Any]) -> str:
 
 def _planned_later(plan: Mapping[str, Any]) -> list[str]:
     added = [
-        f"Added after the run began, on {entry['date']}: {entry['what']}. Who adds seeds after having read the result "
-        "stops where it pleases, and p does not know that."
+        f"Added after the run began, on {entry['date']}: {entry['what']}. Who adds seeds after having read "
+        "the result stops where it pleases, and p does not know that."
         for entry in plan.get("extended", ())
     ]
     return added + [
-        f"Planned after the run began, on {entry['date']}: {', '.join(f'{a} - {b}' for a, b in entry['planned'])}. Holm's "
+        f"Planned after the run began, on {entry['date']}: "
+        f"{', '.join(f'{a} - {b}' for a, b in entry['planned'])}. Holm's "
         "correction of these is over those planned before as well."
         for entry in plan.get("planned_later", ())
     ]
 
 
 def _static(column: str) -> bool:
-    """Whether an arm has no new tasks by what it is."""
+    """Whether a column's arm never adds tasks: its strategy is static."""
     return arm(column.partition("+")[0]).changes["strategy.name"] == "static"
 
 

@@ -1,4 +1,4 @@
-"""What a comparison runs: a cell for each arm, setting and seed, and the beginning that the arms of a seed share."""
+"""The runs of a comparison: a cell for each arm, setting and seed. The arms of a seed share a start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coevolve_jax.comparison.arms import PLANNED, arm
 
 
 class Cell(NamedTuple):
-    """One run. setting: values of the config that a grid or a search varies, the same in its beginning."""
+    """One run of a comparison. setting: config values that a grid or a search varies."""
 
     arm: str
     seed: int
@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 
     @property
     def column(self) -> str:
-        """What is averaged over seeds: the arm with its setting."""
+        """Name of the arm with its setting. Results are averaged over the seeds of a column."""
         return "+".join([self.arm, *(f"{key}={_text(value)}" for key, value in self.setting)])
 
     def workdir(self, folder: Path) -> Path:
@@ -34,11 +34,11 @@ class Cell(NamedTuple):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What of the setting is its beginning's too: all but settings of the strategy, which begins after it."""
+        """The part of the setting that holds for the start too: all but values of the later strategy."""
         return {key: value for key, value in self.setting if not key.startswith("strategy.")}
 
     def start(self, folder: Path) -> Path:
-        """Workdir of the beginning that it shares with the other arms."""
+        """Workdir of the start that the cell shares with the other arms."""
         setting = "+".join(f"{key}={_text(value)}" for key, value in self.shared.items()) or "common"
         return folder / "starts" / setting.replace("/", "_") / f"seed_{self.seed}"
 
@@ -48,7 +48,10 @@ def finished(workdir: Path) -> bool:
 
 
 def diverged(workdir: Path) -> dict[str, Any] | None:
-    """The step and why, as a run that diverged has noted it (run.py); None where it has not, or has ended well since."""
+    """The record of a run that diverged: the step and the reason (loop/run.py).
+
+    None where it did not diverge, or where it has finished since.
+    """
     path = workdir / "failure.json"
     return json.loads(path.read_text()) if path.exists() and not finished(workdir) else None
 
@@ -63,20 +66,24 @@ def ended(workdir: Path) -> bool:
 
 
 def _text(value: Any) -> str:
-    """As the command line has it."""
+    """Writes a value as the command line does."""
     return "+".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def cells(
     arms: Sequence[str], seeds: Sequence[int], settings: Sequence[Mapping[str, Any]] = ({},)
 ) -> list[Cell]:
-    """All of them, seed by seed, so that whole comparisons are there as early as can be."""
+    """Lists all cells, seed by seed, so that whole comparisons are done as early as possible.
+
+    Raises ValueError for no arm or seed, an unknown arm, or an arm that is named twice.
+    """
     for name in arms:
         arm(name)
     repeated = sorted({name for name in arms if list(arms).count(name) > 1})
     if repeated or not arms or not seeds:
         raise ValueError(
-            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, and none twice."
+            f"--arms={','.join(arms)} and --seeds={','.join(map(str, seeds))} must each name at least one, "
+            "and none twice."
         )
     return [
         Cell(name, seed, tuple(setting.items())) for seed in seeds for setting in settings for name in arms
@@ -84,7 +91,7 @@ def cells(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """ "0:5" or "0,3,7"."""
+    """Parses "0:5" (0 to 4) or "0,3,7". Raises ValueError for anything else, and for a repeated seed."""
     try:
         if ":" in text:
             first, last = text.split(":")
@@ -101,7 +108,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """ "0/4" is the first of four parts. Raises ValueError where it is no such part."""
+    """Parses "0/4", the first of four parts, into (0, 4). Raises ValueError for anything else."""
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise ValueError(f"--shard={text!r} is no part such as 0/4, 1/4, 2/4 or 3/4.")
@@ -109,7 +116,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def parse_value(config: ConfigDict, key: str, text: str) -> Any:
-    """A value from its text, of the type that config.<key> has. Raises ValueError where it is none."""
+    """Parses a value of the type of config.<key>. Raises ValueError for an unknown key or a bad value."""
     if key in ("seed", "strategy.name"):
         flag = "--seeds" if key == "seed" else "--arms"
         raise ValueError(f"config.{key} is what {flag} varies: name {text!r} there.")
@@ -117,8 +124,8 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     for part in key.split("."):
         if not isinstance(present, ConfigDict) or part not in present:
             raise ValueError(
-                f"The config has no key {key!r}: the keys and their meaning stand in the config file, and a "
-                "strategy's come with its name in the file's argument (--config=FILE:strategy=NAME)."
+                f"The config has no key {key!r}: take one from the config file, or choose the strategy "
+                "that has it (--config=FILE:strategy=NAME)."
             )
         present = present[part]
     if isinstance(present, ConfigDict):
@@ -137,7 +144,7 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """A number or the like; what is none is itself."""
+    """Parses a Python literal, such as a number. Other text is returned as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -145,7 +152,7 @@ def _literal(text: str) -> Any:
 
 
 def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Settings from "evolution.every=2,5,10", ...: all combinations."""
+    """Makes settings from texts such as "evolution.every=2,5,10": all combinations of their values."""
     axes = []
     for text in texts:
         key, _, values = text.partition("=")
@@ -154,14 +161,17 @@ def grid(config: ConfigDict, texts: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _distinct(settings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each once: cells of one setting would share a workdir."""
+    """Removes repeated settings: their cells would share a workdir."""
     return list({tuple(setting.items()): setting for setting in settings}.values())
 
 
 def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) -> list[dict[str, Any]]:
-    """`samples` settings spread over ranges, by a Latin hypercube; fewer where rounding makes some the same. texts:
-    "learner.learning_rate=1e-4:1e-3:log", ...; without :log the values are spread evenly, and rounded where the
-    config has an integer."""
+    """Spreads `samples` settings over ranges by a Latin hypercube. Rounding may merge some.
+
+    texts: such as "learner.learning_rate=1e-4:1e-3:log". Values are spread evenly, with :log in the
+    logarithm. They are rounded to 4 significant digits, or to an integer where the config has one. Raises
+    ValueError for a text that is no such range.
+    """
     import numpy as np
     from scipy.stats import qmc
 
@@ -176,8 +186,8 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
                 raise ValueError("no such range")
         except ValueError:
             raise ValueError(
-                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log, the lower end first, "
-                "and above 0 with :log."
+                f"--search={text!r} is no range such as learner.learning_rate=1e-4:1e-3:log, the lower end "
+                "first, and above 0 with :log."
             ) from None
     points = qmc.LatinHypercube(len(axes), rng=np.random.default_rng(seed)).random(samples)
     settings = []
@@ -194,8 +204,11 @@ def search(config: ConfigDict, texts: Sequence[str], samples: int, seed: int) ->
 
 
 def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """The columns to compare: "oracle-random" names two columns, or two arms, which are paired within each setting.
-    Without any those of PLANNED. Raises ValueError where a text names no two."""
+    """Lists the pairs of columns to compare; without texts those of PLANNED.
+
+    A text such as "oracle-random" names two columns, or two arms that are paired within each setting. Raises
+    ValueError for a text that names no two, and for a difference that is named twice.
+    """
     arms, settings = (list(dict.fromkeys(values)) for values in zip(*((c.arm, c.setting) for c in cells)))
     within = lambda a, b: [(Cell(a, 0, setting).column, Cell(b, 0, setting).column) for setting in settings]
     if not texts:
@@ -206,30 +219,32 @@ def pairs(texts: Sequence[str], cells: Sequence[Cell]) -> list[tuple[str, str]]:
         of_arms = [within(*pair) for pair in itertools.permutations(arms, 2) if "-".join(pair) == text]
         if not (named or of_arms):
             raise ValueError(
-                f"--planned={text!r} names no two columns of this comparison: join two of {', '.join(columns)} "
-                "with a hyphen."
+                f"--planned={text!r} names no two columns of this comparison: join two of "
+                f"{', '.join(columns)} with a hyphen."
             )
         found += named or of_arms[0]
     for a, b in found:
         if (b, a) in found or found.count((a, b)) > 1:
             raise ValueError(
-                f"--planned names {a} and {b} twice: name a difference once, in one direction, since each counts in Holm's "
-                "correction."
+                f"--planned names {a} and {b} twice: name a difference once, in one direction, since each "
+                "counts in Holm's correction."
             )
     return found
 
 
 def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[str, Any]:
-    """ "extended": what later commands added to the arms, seeds and settings of the first one, with date and command.
-    The date, machine and command of the plan stay those of the first.
+    """Records additions of later commands to the arms, seeds and settings of the first command.
 
-    theirs: the plan that the folder has. made: the new command's.
+    theirs: the plan in the folder; None: there is none. made: the new command's plan.
+
+    Returns entries for the plan. "extended" lists each addition with its date and command. The date, machine
+    and command stay those of the first command.
     """
     keys = ("seeds", "arms", "settings")
     if theirs is None or not theirs.keys() >= {*keys, "date", "machine", "command"}:
         return {"extended": []}
     told = {key: theirs[key] for key in ("date", "machine", "command")}
-    ours = json.loads(json.dumps({key: made[key] for key in keys}))  # as they are read back
+    ours = json.loads(json.dumps({key: made[key] for key in keys}))  # tuples become lists, as in `theirs`
     new = {key: [value for value in ours[key] if value not in theirs[key]] for key in keys}
     what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
     entry = {"what": what, "date": made["date"], "command": made["command"]}
@@ -237,11 +252,12 @@ def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[
 
 
 def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool) -> dict[str, Any]:
-    """The planned differences, which stand from the first command on: "planned", and "planned_later" with the date and
-    command of each change since.
+    """Keeps the planned differences of the first command, and records those that came later.
 
-    theirs: the plan that the folder has. made: the new command's. asked: whether it names differences itself; else it adds
-    only the usual ones of columns that were not there.
+    theirs: the plan in the folder; None: there is none. made: the new command's plan. asked: whether that
+    command names differences itself. If not, it adds only the usual ones of new columns.
+
+    Returns entries for the plan: "planned", and "planned_later" with the date and command of each change.
     """
     pairs = [list(pair) for pair in made["planned"]]
     if theirs is None or "planned" not in theirs:
@@ -256,7 +272,7 @@ def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool
 
 
 def primary(config: ConfigDict) -> str:
-    """Name of the metric that comes first (differences.METRICS), known before any run."""
+    """Name of the primary metric (differences.METRICS). The config fixes it before any run."""
     known = (
         bool(config.get("testbed", {}).get("weak_tools", ()))
         and config.evaluation.get("balanced_tasks", 0) > 0
@@ -265,17 +281,24 @@ def primary(config: ConfigDict) -> str:
 
 
 def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
-    """Of the beginning: no arm's own. ValueError where all would share one folder of checkpoints."""
+    """Returns the config of a cell's start, which no arm changes.
+
+    Raises ValueError where all runs would share one folder of checkpoints.
+    """
     if folder := config.checkpoint.get("folder"):
         raise ValueError(
-            f"config.checkpoint.folder is {folder!r}, of one run: leave it empty where several are compared."
+            f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty to compare "
+            "several."
         )
     return configs.override(config, {**cell.shared, "seed": cell.seed, "strategy.name": "static"})
 
 
 def changes(config: ConfigDict, cell: Cell) -> dict[str, Any]:
-    """What a cell changes in its beginning: the arm's strategy, those of its settings that the config or the cell's
-    own setting gives, and what the arm itself is, which comes last."""
+    """Returns the changes that a cell makes to the config of its start.
+
+    First the arm's strategy, then its settings in the config and in the cell. The arm's own changes come
+    last, so that they win.
+    """
     own = arm(cell.arm).changes
     known = configs.strategy(own["strategy.name"])
     given = {f"strategy.{key}": value for key, value in _strategy_settings(config).items() if key in known}
@@ -284,18 +307,18 @@ def changes(config: ConfigDict, cell: Cell) -> dict[str, Any]:
 
 
 def cell_config(config: ConfigDict, cell: Cell) -> ConfigDict:
-    """Of the whole cell."""
+    """Returns the whole config of a cell."""
     return configs.override(start_config(config, cell), changes(config, cell))
 
 
 def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[str] = ()) -> None:
-    """Raises ValueError for a value that cannot be, an arm whose training set never grows, and a key that is set or varied
-    without effect in all arms: that would compare equal runs. Where one arm heeds a key, those that do not are what it is compared
-    with at that setting.
+    """Checks the configs of all cells before any runs. given: keys set for all cells (--set).
 
-    given: keys set for all cells (--set).
+    Raises ValueError for a bad value, and for an evolving arm whose training set would never grow. Raises it
+    too for a key, set or varied, that has no effect in any arm of a setting. That would compare equal runs.
+    An effect in one arm is enough, since the other arms are what it is compared with.
     """
-    once = {(c.arm, c.setting): c for c in reversed(cells)}  # the seed is none of their matters
+    once = {(c.arm, c.setting): c for c in reversed(cells)}  # no check depends on the seed
     without: dict[tuple, list[dict[str, str]]] = {}
     for c in reversed(once.values()):
         made = cell_config(config, c)
@@ -310,32 +333,37 @@ def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[s
             if all(key in idle for idle in arms):
                 at = ", ".join(f"{k}={_text(v)}" for k, v in setting if k != key)
                 raise ValueError(
-                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so runs with and "
-                    "without it would be equal: leave it out, or set what it needs."
+                    f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so "
+                    "runs with and without it would be equal: leave it out, or set what it needs."
                 )
 
 
 def _strategy_settings(config: ConfigDict) -> dict[str, Any]:
-    """The settings of the config's strategy that are not that strategy's defaults."""
+    """The settings of the config's strategy that differ from that strategy's defaults."""
     defaults = configs.strategy(config.strategy.name)
     return {key: value for key, value in config.strategy.items() if value != defaults.get(key)}
 
 
 def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
-    """Raises ValueError for a value that no cell would have, and for a run that is there and is of another config."""
+    """Checks that each setting reaches a cell, and that existing runs have the same config.
+
+    Raises ValueError for a strategy's setting that no arm has, and for an existing run of another config.
+    Raises it too for a varied key that an arm sets itself or lacks.
+    """
     strategies = {c.arm: configs.strategy(arm(c.arm).changes["strategy.name"]) for c in cells}
     for key, value in _strategy_settings(config).items():
         if not any(key in own for own in strategies.values()):
             raise ValueError(
-                f"config.strategy.{key} is {value!r}, which none of the arms {', '.join(strategies)} has: leave it "
-                "out, or name an arm whose strategy has it."
+                f"config.strategy.{key} is {value!r}, which none of the arms {', '.join(strategies)} has: "
+                "leave it out, or name an arm whose strategy has it."
             )
     for name, own in strategies.items():
         for key in {key for c in cells if c.arm == name for key, _ in c.setting}:
             section, _, setting = key.partition(".")
             if key in arm(name).changes or (section == "strategy" and setting not in own):
                 raise ValueError(
-                    f"The arm {name!r} sets {key} itself, or has none: leave the arm or the key out of the grid."
+                    f"The arm {name!r} sets {key} itself, or has none: leave the arm or the key out of the "
+                    "grid."
                 )
     runs = {c.start(folder): start_config(config, c) for c in cells}
     runs |= {c.workdir(folder): cell_config(config, c) for c in cells}
@@ -345,20 +373,24 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
             ours = configs.numbers(json.loads(configs.to_json(asked)))
             if theirs != ours:
                 raise ValueError(
-                    f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose another "
-                    "--workdir, or delete this run to have it again."
+                    f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose "
+                    "another --workdir, or delete this run to repeat it."
                 )
 
 
 def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The plan that a folder has; None where it is new. ValueError where it is of another config, or has none."""
-    path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # as it is read back
+    """Reads the plan in a folder; None for a folder that is new or empty.
+
+    Raises ValueError for a plan of another config, and for files without a plan.
+    """
+    path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # tuples become lists, as in the file
     if path.exists():
         theirs = json.loads(path.read_text())
-        theirs["config"] = configs.numbers(theirs["config"])  # of keys that came since
+        theirs["config"] = configs.numbers(theirs["config"])  # without newer keys at their defaults
         if theirs["config"] != plan["config"]:
             raise ValueError(
-                f"{folder} holds a comparison of another config ({configs.difference(theirs['config'], plan['config'])}): "
+                f"{folder} holds a comparison of another config "
+                f"({configs.difference(theirs['config'], plan['config'])}): "
                 "choose another --workdir."
             )
         return theirs
@@ -370,7 +402,7 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def write(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Raises ValueError where it cannot be written."""
+    """Writes plan.json into the folder. Raises ValueError where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.json").write_text(json.dumps(plan, indent=1))

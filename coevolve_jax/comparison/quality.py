@@ -1,7 +1,7 @@
-"""What signals are worth: do they point at what the policy fails, and do the tasks born of them mend it?
+"""Quality of signals: do they point at tools that the policy fails with, and do their tasks improve it?
 
-A query over the lineage of new tasks. What a signal points at is its task's `focus`, the tools that its context asked
-to explore. The comparison is with the arm of free exploration, at the same seed and setting.
+A query over the lineage of new tasks answers this. A signal points at its task's `focus`: the tools that its
+context asked to explore. The comparison is with the arm of free exploration, at the same seed and setting.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ AGAINST = "random"
 def quality(
     folder: Path, cells: Sequence[Cell], outcomes: Iterable[Mapping[str, Any]], against: str = AGAINST
 ) -> list[dict[str, Any]]:
-    """A row for each arm and kind of signal of it.
+    """Returns a row for each arm and each kind of its signals.
 
-    precision: how often the policy fails a task born of the signal when it meets it first, the mean of 1 - first score.
-    matched_precision: the same over those tasks of it that have a match: of the arm `against`, at the same seed and
-    setting, born at the same step, with as many calls. against_precision: that of these matches.
-    gain: on held-out tasks that call a tool of the focus, success after the last step less success at the latest
-    evaluation up to the birth, the mean over new tasks and their tools. against_gain: the same tools and steps in the run of `against`.
-    None where nothing matches.
+    precision: mean of 1 - first score over tasks born of the signal, the failure rate at first visit.
+    matched_precision: the same over the tasks that have a match. A match is a trained task of the arm
+      `against`, at the same seed and setting, with the same step of birth and number of calls.
+    against_precision: the same over these matches.
+    gain: mean over new tasks and tools of their focus, on held-out tasks that call the tool. It is the
+      success after the last step minus that at the latest evaluation up to the birth.
+    against_gain: the same for equal tools and steps in the run of `against`.
+
+    A mean over nothing is None.
     """
     rate = _by_tool(outcomes)
     new = {(c.column, c.seed): _new_tasks(c.workdir(folder)) for c in cells}
@@ -92,8 +95,10 @@ def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def _by_tool(outcomes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], dict[int, float]]:
-    """(arm, seed, tool) -> evaluated step -> success on the held-out tasks, of all sets, that call it;
-    lost trials are failures here."""
+    """Maps (arm, seed, tool) to {evaluated step: success on held-out tasks that call the tool}.
+
+    It covers the tasks of all held-out sets. Lost trials are failures here.
+    """
     outcomes, counts = list(outcomes), {}
     for r, asked in zip(outcomes, samples(outcomes), strict=True):
         for tool in r["calls"].split(";"):
@@ -105,6 +110,9 @@ def _by_tool(outcomes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str]
 
 
 def _gain(rates: Mapping[int, float], born: int) -> float | None:
-    """born: the GRPO step, counted from 0, after which the task joined."""
+    """Returns the gain in success since a task's birth; None without an evaluation on both sides of it.
+
+    rates: by evaluated step. born: the GRPO step, from 0, after which the task joined.
+    """
     before = [step for step in rates if step <= born + 1]
     return rates[max(rates)] - rates[max(before)] if before and max(rates) > max(before) else None

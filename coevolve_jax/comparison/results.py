@@ -1,4 +1,4 @@
-"""Reads the cells of a comparison: every raw number as CSV, and what they say as comparison.json."""
+"""Reads the cells of a comparison: all raw numbers as CSV, and their statistics as comparison.json."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ from coevolve_jax.comparison.differences import (
 from coevolve_jax.comparison.notes import HELD_OUT, lost_notes, notes, worst_notes
 from coevolve_jax.comparison.plan import Cell, diverged, ended, finished
 from coevolve_jax.comparison.quality import quality
+from coevolve_jax.types import mixed
 
 __all__ = (
-    "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves", "difference", "no_values",
-    "outcomes", "read", "read_csv", "summarise",
+    "EFFECT", "METRICS", "OUTCOMES", "Counts", "Metric", "budgets", "compare", "counts", "curves",
+    "difference", "no_values", "outcomes", "read", "read_csv", "summarise",
 )  # fmt: skip
 
 OUTCOMES = (
-    "arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials", "samples",
+    "arm", "seed", "set", "split", "step", "task", "scenario", "calls", "weak", "successes", "trials",
+    "samples",
 )  # fmt: skip
 
 
 def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """A row for each evaluation of each held-out task: OUTCOMES. calls, weak: names joined by ";". samples: trials asked
-    for; those that were lost are not among "trials"."""
+    """Returns a row with the keys OUTCOMES for each evaluation of each held-out task.
+
+    calls, weak: names of tools, joined by ";". samples: trials asked for. trials: those that were not lost.
+    """
     rows = []
     for cell in cells:
         workdir = cell.workdir(folder)
@@ -55,15 +59,19 @@ def outcomes(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
             for task, (successes, trials) in row["by_task"].items():
                 names = sorted(called[task])
                 values = (
-                    cell.column, cell.seed, row["set"], row["split"], row["step"], task, row["scenarios"][task],
-                    ";".join(names), ";".join(n for n in names if n in weak), successes, trials, row.get("samples", ""),
+                    cell.column, cell.seed, row["set"], row["split"], row["step"], task,
+                    row["scenarios"][task], ";".join(names), ";".join(n for n in names if n in weak),
+                    successes, trials, row.get("samples", ""),
                 )  # fmt: skip
                 rows.append(dict(zip(OUTCOMES, values, strict=True)))
     return rows
 
 
 def budgets(folder: Path, cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """A row for each cell: what it has cost and what the learner saw; of one that diverged only the step where it did."""
+    """Returns a row for each cell: its costs and the data that the learner saw.
+
+    The row of a diverged cell holds only the step where it diverged.
+    """
     rows = []
     for cell in cells:
         workdir, name = cell.workdir(folder), {"arm": cell.column, "seed": cell.seed}
@@ -102,7 +110,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "new_share_of_visits": sum(t["record"]["trained"] for t in new) / visits if visits else 0.0,
         "calls_per_new_task": _mean(sum(len(turn["calls"]) for turn in t["turns"]) for t in new),
         "live_groups": _mean(row["groups"]["learned_from"] / row["groups"]["rolled_out"] for row in metrics),
-        "live_at_first_visit": _mean(0 < score < 1 for score in first),
+        "live_at_first_visit": _mean(mixed(score, 1) for score in first),
         "failed_at_first_visit": _mean(1 - score for score in first),
         "initial_digest": _digest(map(_content, initial)),
         **_held_out_digests(workdir),
@@ -111,8 +119,10 @@ def _costs(workdir: Path) -> dict[str, Any]:
 
 
 def _lost(workdir: Path, metrics: Sequence[Mapping]) -> dict[str, Any]:
-    """Share of the training rollouts that were invalid, and by held-out set the trials of the last evaluation that were
-    asked for and lost; None where a run has no such set."""
+    """Returns the share of invalid training rollouts, and the trials of the last evaluation: lost and asked.
+
+    The trials are by held-out set, None for a set that the run does not have.
+    """
     groups = [row["groups"]["rolled_out"] for row in metrics]
     lost = sum(n * (1 - row.get("valid", 1.0)) for n, row in zip(groups, metrics, strict=True))
     found: dict[str, Any] = {"rollouts_lost_share": lost / sum(groups) if sum(groups) else 0.0}
@@ -124,7 +134,10 @@ def _lost(workdir: Path, metrics: Sequence[Mapping]) -> dict[str, Any]:
 
 
 def read(folder: Path, plan: Mapping[str, Any], cells: Sequence[Cell], keep: bool = False) -> dict[str, Any]:
-    """comparison.json of the cells that are finished or diverged. keep: write it, and outcomes.csv and cells.csv."""
+    """Makes comparison.json from the cells that finished or diverged.
+
+    keep: whether to write comparison.json, outcomes.csv and cells.csv into the folder.
+    """
     done = [c for c in cells if finished(c.workdir(folder))]
     over = [c for c in cells if ended(c.workdir(folder))]
     rows, budget = outcomes(folder, done), budgets(folder, over)
@@ -143,9 +156,12 @@ def summarise(
     plan: Mapping[str, Any],
     missing: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """comparison.json from the raw numbers and the plan alone; both tables may be text, as `read_csv` gives them.
+    """Makes comparison.json from the raw numbers and the plan alone.
 
-    Holm's correction has two families: the planned differences of the primary metric, and those of all others.
+    rows, budget: tables from `outcomes` and `budgets`, or as text from `read_csv`.
+    missing: names of cells without a result.
+
+    Holm's correction has two families: planned differences of the primary metric, and those of all others.
     """
     budget = [{key: _number(key, value) for key, value in r.items()} for r in budget]
     columns = list(dict.fromkeys(r["arm"] for r in budget))
@@ -184,8 +200,10 @@ def summarise(
 def _planned(
     plan: Mapping[str, Any], columns: Sequence[str]
 ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-    """The differences planned before the run, and those planned later with their dates. A plan without any has the usual
-    ones of its columns."""
+    """Returns the differences planned before the run, and those planned later with their dates.
+
+    A plan without any has the usual ones (PLANNED) of its columns.
+    """
     chosen = [tuple(pair) for pair in plan.get("planned") or ()]
     usual = [(a, b) for a, b in PLANNED if a in columns and b in columns]
     later = {
@@ -195,7 +213,7 @@ def _planned(
 
 
 def _correct(family: Sequence[dict[str, Any]], later: Mapping[tuple[str, str], str]) -> None:
-    """Corrects what was planned later over all tests, and what was planned before over those alone."""
+    """Applies Holm's correction: over the first plan alone for its differences, over all for later ones."""
     first = [d for d in family if (d["a"], d["b"]) not in later]
     after = [d for d in family if (d["a"], d["b"]) in later]
     for d in after:
@@ -205,7 +223,10 @@ def _correct(family: Sequence[dict[str, Any]], later: Mapping[tuple[str, str], s
 
 
 def _metrics(rows: Sequence[Mapping[str, Any]], primary: str | None) -> list[str]:
-    """Names of the metrics that any run has, the primary one first, which is there in any case."""
+    """Names of the metrics that any run has. The primary one comes first, even if no run has it.
+
+    The list is empty where no run has any.
+    """
     names = [
         name
         for name, m in METRICS.items()
@@ -217,7 +238,7 @@ def _metrics(rows: Sequence[Mapping[str, Any]], primary: str | None) -> list[str
 
 
 def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Means over an arm's runs, of what these have."""
+    """Means over an arm's runs, of the budgets that they have."""
     keys = [k for k in dict.fromkeys(k for r in own for k in r) if k not in ("arm", "seed", "diverged")]
     return {
         key: _mean(r[key] for r in own if r.get(key) is not None)
@@ -227,14 +248,14 @@ def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def _number(key: str, value: Any) -> Any:
-    """A value of cells.csv as it was before it was text."""
+    """Parses a value of cells.csv. A value that is no text stays as it is."""
     if not isinstance(value, str) or key == "arm" or key.endswith("_digest"):
         return value
     return None if value == "" else int(value) if key == "seed" else float(value)
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Rows of outcomes.csv or cells.csv, also of one that gzip made smaller; all values are text."""
+    """Reads the rows of outcomes.csv or cells.csv, also compressed (.gz). All values are text."""
     read = gzip.open if path.suffix == ".gz" else open
     with read(path, "rt", encoding="utf-8", newline="") as f:
         return list(csv.DictReader(f))
@@ -253,7 +274,7 @@ def _lines(path: Path) -> list[dict]:
 
 
 def _tools(task: Mapping) -> set[str]:
-    """Names of the tools that a row of tasks.jsonl calls."""
+    """Names of the tools that a task calls. task: a row of tasks.jsonl or held_out.jsonl."""
     return {call["name"] for turn in task["turns"] for call in turn["calls"]}
 
 
@@ -263,7 +284,7 @@ def _content(task: Mapping) -> str:
 
 
 def _held_out_digests(workdir: Path) -> dict[str, str]:
-    """Of the content of each held-out set; "" where a run has none of that name."""
+    """Digests of the content of each held-out set; "" for a set that the run does not have."""
     tasks = {t["id"]: _content(t) for t in _lines(workdir / "held_out.jsonl")}
     sets = {row["set"]: sorted(row["by_task"]) for row in _lines(workdir / "evaluations.jsonl")}
     return {

@@ -9,7 +9,7 @@ from coevolve_jax.analysis.stats import LOST
 
 
 def table(comparison: Mapping[str, Any]) -> str:
-    """comparison.json as aligned text; rates in percent, differences in points."""
+    """Formats comparison.json as aligned text. Rates are in percent, differences in points."""
     if not comparison["arms"]:
         return "No run is finished yet."
     blocks = []
@@ -23,7 +23,8 @@ def table(comparison: Mapping[str, Any]) -> str:
         blocks.append("\n".join(lines))
     if comparison.get("signals"):
         lines = [
-            "signals: failed at first visit; of matched tasks (random's); gain on held-out tasks of their tools (random's)"
+            "signals: failed at first visit; of matched tasks (random's); gain on held-out tasks of their "
+            "tools (random's)"
         ]
         share = lambda x: "   -  " if x is None else f"{x:6.1%}"
         for s in comparison["signals"]:
@@ -41,7 +42,7 @@ def _arm(name: str, a: Mapping[str, Any]) -> str:
 
 
 def _arm_at_worst(a: Mapping[str, Any]) -> list[str]:
-    """Tells what an arm's mean leaves out, and the mean with it."""
+    """Lines on the trials and runs that an arm's mean leaves out, and the means with them."""
     lines = []
     if a.get("lost"):
         whole = f", all of {a['lost_tasks']} tasks" if a["lost_tasks"] else ""
@@ -86,7 +87,8 @@ def _difference(d: Mapping[str, Any]) -> str:
     p = _p(d["p"]) if d["p"] is None else f"{_p(d['p'])} (Holm {_p(d['p_holm'])})"
     needed = d["seeds_for_effect"]
     return (
-        f"{name}: {100 * d['difference']:+.1f} points, {d['n']} seeds, t interval {_span(d, '{:+.1f}', 100)}, "
+        f"{name}: {100 * d['difference']:+.1f} points, {d['n']} seeds, "
+        f"t interval {_span(d, '{:+.1f}', 100)}, "
         f"bootstrap {_span(d, '{:+.1f}', 100, 'boot_low', 'boot_high')}, p {p}, "
         f"P(better) {d['p_improvement']:.2f}; "
         + (f"3 points need {needed} seeds" if needed else "seeds for 3 points not known")

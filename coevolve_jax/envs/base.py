@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from coevolve_jax.types import Call, Observation, Outcome, Task, Trajectory
+from coevolve_jax.types import Call, Group, Observation, Outcome, Task, Trajectory
 
 # (task id, calls[turn][step][call]) of many trajectories -> a verdict on each, by the workers.
 Judge = Callable[[Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]], list[dict]]
@@ -61,8 +61,8 @@ class Execution:
 class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
-    A session is an integer handle. A call that takes too long or kills its worker
-    costs its own session and no other: it answers fatal=True from then on, and its outcome is a valid failure.
+    An env_id names an open world. A call that takes too long or kills its worker costs its own world and no other:
+    that world answers fatal=True from then on, and its outcome is a valid failure.
     Where our infrastructure fails it answers valid=False, and its outcome is invalid.
     Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
     """
@@ -72,17 +72,17 @@ class EnvPool(Protocol):
 
     def reset(self, tasks: Sequence[Task]) -> list[int]: ...
 
-    def step(self, sessions: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
+    def step(self, env_ids: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
 
-    def options(self, sessions: Sequence[int]) -> list[list[Call]]:
+    def options(self, env_ids: Sequence[int]) -> list[list[Call]]:
         """Calls that each world says it would take now; none where it does not say."""
         ...
 
-    def end_turn(self, sessions: Sequence[int]) -> None: ...
+    def end_turn(self, env_ids: Sequence[int]) -> None: ...
 
-    def score(self, sessions: Sequence[int]) -> list[Outcome]: ...
+    def score(self, env_ids: Sequence[int]) -> list[Outcome]: ...
 
-    def close(self, sessions: Sequence[int]) -> None: ...
+    def close(self, env_ids: Sequence[int]) -> None: ...
 
     def execute(self, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
         """Runs each job's calls in a fresh world of its task."""
@@ -133,47 +133,43 @@ def share_of(outcomes: Sequence[Outcome]) -> dict:
     return share(sum(valid), len(valid), len(outcomes) - len(valid))
 
 
-def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge) -> dict:
-    """The environment's own score: "benchmark", "scoring", and `share` of the trajectories."""
+def report(groups: Sequence[Group], judge: Judge) -> dict:
+    """The environment's own score: "benchmark", "scoring", and `share` of the rollouts."""
     return {
-        "benchmark": tasks[0].environment if tasks else "",
+        "benchmark": groups[0].task.environment if groups else "",
         "scoring": "the environment",
-        **share_of([t.outcome for t in trajectories]),
+        **share_of(outcomes_of(groups)),
     }
 
 
-def success_by(
-    part: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int
-) -> dict[str, dict]:
-    """`share` of the trajectories, by what the tasks have under the name `part` in their scenarios:
-    trajectories[i] belongs to tasks[i // samples]."""
-    outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    for i, t in enumerate(trajectories):
-        outcomes[str(tasks[i // samples].scenario[part])].append(t.outcome)
-    return {value: share_of(found) for value, found in sorted(outcomes.items())}
+def outcomes_of(groups: Sequence[Group]) -> list[Outcome]:
+    """Outcomes of all rollouts, group by group."""
+    return [t.outcome for group in groups for t in group.trajectories]
 
 
-def report_verdicts(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge: Judge
-) -> dict:
+def success_by(part: str, groups: Sequence[Group]) -> dict[str, dict]:
+    """`share` of the rollouts, by what their tasks have under the name `part` in their scenarios."""
+    by_value: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_value[str(group.task.scenario[part])].append(group)
+    return {value: share_of(outcomes_of(own)) for value, own in sorted(by_value.items())}
+
+
+def report_verdicts(groups: Sequence[Group], judge: Judge) -> dict:
     """The score by a family's `judge`: `share`, "failures": verdicts by error_type, "by_task": task id ->
     [successes, trials].
 
-    trajectories[i] belongs to tasks[i // samples]. A rollout that a limit ended fails ("force_terminated"), and so does
-    one that its own call ended ("call_failed"). An invalid rollout is left out, and so is one on which the workers
+    A rollout that a limit ended fails ("force_terminated"), and so does one that its own call ended ("call_failed"). An invalid rollout is left out, and so is one on which the workers
     reached no verdict ("pool:timeout" and "pool:crash" among the failures): "invalid" counts both.
     """
-    jobs, by_task, reasons = [], {task.id: [0, 0] for task in tasks}, Counter()
-    for i, t in enumerate(trajectories):
-        turns = len(tasks[i // samples].turns)
-        calls = [
-            [[s.call] for s in t.steps if s.turn == turn and s.call is not None] for turn in range(turns)
-        ]
-        by_task[t.task_id][1] += t.outcome.valid
-        if t.outcome.valid and t.stop == "done":
-            jobs.append((t.task_id, calls))
-        elif t.outcome.valid:
-            reasons["call_failed" if t.stop == "call_failed" else "force_terminated"] += 1
+    jobs, by_task, reasons = [], {group.task.id: [0, 0] for group in groups}, Counter()
+    for group in groups:
+        by_task[group.task.id][1] += len(group.valid)
+        for t in group.valid:
+            if t.stop == "done":
+                jobs.append((group.task.id, _calls_by_turn(group.task, t)))
+            else:
+                reasons["call_failed" if t.stop == "call_failed" else "force_terminated"] += 1
     verdicts = judge(jobs)
     for (task_id, _), verdict in zip(jobs, verdicts, strict=True):
         by_task[task_id][0] += verdict["valid"]
@@ -181,10 +177,16 @@ def report_verdicts(
     reasons.update(v["error_type"] for v in verdicts if not v["valid"])
     trials = sum(n for _, n in by_task.values())
     return {
-        **share(sum(v["valid"] for v in verdicts), trials, len(trajectories) - trials),
+        **share(sum(v["valid"] for v in verdicts), trials, len(outcomes_of(groups)) - trials),
         "failures": dict(sorted(reasons.items())),
         "by_task": by_task,
     }
+
+
+def _calls_by_turn(task: Task, trajectory: Trajectory) -> list[list[list[Call]]]:
+    """calls[turn][step][call], as judges take them: each call of a rollout is a step of its own."""
+    made = [(s.turn, s.call) for s in trajectory.steps if s.call is not None]
+    return [[[call] for turn, call in made if turn == own] for own in range(len(task.turns))]
 
 
 def action_pattern(call: Call) -> str:

@@ -28,7 +28,7 @@ class Family:
     come back. settings: the section config.environment.
     tasks(split, settings): the benchmark's own tasks. tools(task): function schemas, which depend on
     task.environment and task.scenario only; do not change them.
-    report(tasks, trajectories, samples, judge): the official score; judge: ProcessPool.judge.
+    report(groups, judge): the official score; judge: ProcessPool.judge.
     action_pattern, wording, task_key, features, categories, protocols: see envs/base.py.
     versions(): of PACKAGES, as far as its interpreter has them.
     """

@@ -1,7 +1,7 @@
 """Worker processes on the nodes of a Ray cluster that runs already: one actor per node holds that node's processes.
 
-Sessions and their logs stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
-anew on another node, and the sessions are replayed there.
+The logs of worlds stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
+anew on another node, and the worlds are replayed there.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class _Node:
         self._processes[number].kill()
 
     def request(
-        self, number: int, session: int, ops: Sequence[str], scale: float
+        self, number: int, env_id: int, ops: Sequence[str], scale: float
     ) -> tuple[list, Gone | Lost | None]:
         """The answers, and why there are no more: None where all are there."""
         replies = []
         try:
-            for reply in self._processes[number].request(session, ops, scale):
+            for reply in self._processes[number].request(env_id, ops, scale):
                 replies.append(reply)
         except (Gone, Lost) as lost:
             return replies, lost
@@ -119,10 +119,10 @@ class RayWorker:
     def wait_until_ready(self) -> None:
         """It is."""
 
-    def request(self, session: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
+    def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
         """Like `WorkerProcess.request`; all answers come at once. A lost node raises Gone: no call is to blame."""
         try:
-            replies, lost = ray.get(self._actor.request.remote(self._number, session, list(ops), scale))
+            replies, lost = ray.get(self._actor.request.remote(self._number, env_id, list(ops), scale))
         except exceptions.RayActorError:
             self._cluster.lose(self.node, self._actor)
             raise Gone(f"the node {self.node} is lost") from None

@@ -1,7 +1,7 @@
 """The process behind one worker: holds worlds of one environment family and answers over pipes, one JSON line at a
 time.
 
-Request: [session, processor seconds of an op, wall seconds, [op, ...]]. One line answers each op as soon as it is done:
+Request: [env_id, processor seconds of an op, wall seconds, [op, ...]]. One line answers each op as soon as it is done:
 ["ok", value]; ["refused", why] where the caller's request makes no sense (ValueError); ["broken", why] where the
 environment says that it has failed itself, which costs the world. The ops after the last two get the same answer.
 Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`, perhaps
@@ -29,15 +29,15 @@ class Broken(Exception):
     """The environment itself has failed, and says so: neither the call nor this process is to blame."""
 
 
-def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kind: str, *args: Any) -> Any:
+def answer(family: ModuleType, worlds: dict[int, Environment], env_id: int, kind: str, *args: Any) -> Any:
     """Performs one op and returns its JSON value. ValueError where the environment refuses it."""
     if kind == "reset":
         world = family.make()
         world.reset(Task.from_json(args[0]))
-        worlds[session] = world
+        worlds[env_id] = world
         return None
     if kind == "close":
-        worlds.pop(session).close()
+        worlds.pop(env_id).close()
         return None
     if kind == "ask":
         return families.ask_here(family, *args)
@@ -45,7 +45,7 @@ def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kin
         task_id, turns = args
         calls = [[[Call(**c) for c in step] for step in turn] for turn in turns]
         return families.function(family, "judge")(task_id, calls)
-    world = worlds[session]
+    world = worlds[env_id]
     if kind == "step":
         return step(world, Call(**args[0]))
     if kind == "options":
@@ -57,7 +57,7 @@ def answer(family: ModuleType, worlds: dict[int, Environment], session: int, kin
 
 
 def step(world: Environment, call: Call) -> list:
-    """An exception is a fault of the environment, not of the caller: it ends this process, which costs the session."""
+    """An exception is a fault of the environment, not of the caller: it ends this process, which costs the world."""
     try:
         observation = world.step(call)
     except ValueError as error:
@@ -72,18 +72,18 @@ def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
     later, where nobody is left to kill this process. Their default action ends it even inside a C function."""
     worlds: dict[int, Environment] = {}
     for line in requests:
-        session, seconds, wall_seconds, ops = json.loads(line)
+        env_id, seconds, wall_seconds, ops = json.loads(line)
         stopped = None
         for op in ops:
             with _limits(seconds, 2 * wall_seconds):
                 try:
-                    reply = stopped or ["ok", answer(family, worlds, session, *op)]
+                    reply = stopped or ["ok", answer(family, worlds, env_id, *op)]
                 except ValueError as error:
                     reply = stopped = ["refused", str(error)]
                 except Broken as broken:
                     reply = stopped = ["broken", str(broken)]
                     with contextlib.suppress(Exception):
-                        worlds.pop(session).close()
+                        worlds.pop(env_id).close()
                 text = json.dumps(reply)
             answers.write(text.encode() + b"\n")
             answers.flush()

@@ -1,7 +1,7 @@
-"""Many worlds in isolated worker processes: what a hanging or crashing call costs is its own session.
+"""Many worlds in isolated worker processes: a hanging or crashing call costs its own world and no other.
 
-Every session keeps the log of what changed its world. When a worker is lost, a
-new one starts and a session is replayed from its log when it is used next.
+The pool keeps a log of what changed each world. When a worker is lost, a new one starts, and a world is replayed from
+its log when it is used next.
 
 Whose failure is a lost worker? A call that uses up its processor time does so again: it is the caller's failure at once.
 A crash or a wait without end may be the machine's doing: the request is made once more in a new worker. Where
@@ -36,9 +36,9 @@ _OPTIONS, _STEP = '["options"]', '["step"'
 
 
 @dataclasses.dataclass
-class _Session:
-    """log: ops (JSON text) that lead from nothing to the present state. failure: why its world is gone, or "".
-    by_call: a call is to blame for that, not our infrastructure."""
+class _World:
+    """What the pool knows of a world. id: its env_id. log: ops (JSON text) that lead from nothing to the present state.
+    failure: why it is gone, or "". by_call: a call is to blame for that, not our infrastructure."""
 
     id: int
     worker: Worker
@@ -92,7 +92,7 @@ class ProcessPool:
         )
         self._threads = ThreadPoolExecutor(len(self._workers))
         self.shutdown = weakref.finalize(self, _shut_down, self._workers, self._threads)
-        self._sessions: dict[int, _Session] = {}
+        self._worlds: dict[int, _World] = {}
         self._ids = itertools.count()
         for worker in self._workers:
             worker.wait_until_ready()
@@ -119,41 +119,41 @@ class ProcessPool:
         return sum(worker.restarts for worker in self._workers)
 
     def reset(self, tasks: Sequence[Task]) -> list[int]:
-        """Opens a session per task, in its initial state. ValueError for a task that cannot be built."""
-        sessions = [self._new() for _ in tasks]
-        self._batch([(s, [op]) for s, op in zip(sessions, _resets(tasks))])
-        self._sessions.update({s.id: s for s in sessions})
-        return [s.id for s in sessions]
+        """Opens a world per task, in its initial state, and returns its id. ValueError where one cannot be built."""
+        worlds = [self._new() for _ in tasks]
+        self._batch([(w, [op]) for w, op in zip(worlds, _resets(tasks))])
+        self._worlds.update({w.id: w for w in worlds})
+        return [w.id for w in worlds]
 
-    def step(self, sessions: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]:
-        """Executes calls[i] one after the other in sessions[i]."""
-        opened = self._open(sessions)
-        answers = self._batch([(s, [_step(c) for c in cs]) for s, cs in zip(opened, calls, strict=True)])
-        return [_observations(s, replies, len(cs)) for s, replies, cs in zip(opened, answers, calls)]
+    def step(self, env_ids: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]:
+        """Executes calls[i] one after the other in the world env_ids[i]."""
+        opened = self._open(env_ids)
+        answers = self._batch([(w, [_step(c) for c in cs]) for w, cs in zip(opened, calls, strict=True)])
+        return [_observations(w, replies, len(cs)) for w, replies, cs in zip(opened, answers, calls)]
 
-    def options(self, sessions: Sequence[int]) -> list[list[Call]]:
+    def options(self, env_ids: Sequence[int]) -> list[list[Call]]:
         """Calls that each world says it would take now; none where it does not say, or is lost."""
-        answers = self._batch([(s, [_OPTIONS]) for s in self._open(sessions)], log=False)
+        answers = self._batch([(w, [_OPTIONS]) for w in self._open(env_ids)], log=False)
         return [[Call.from_json(call) for call in replies[0]] if replies else [] for replies in answers]
 
-    def end_turn(self, sessions: Sequence[int]) -> None:
+    def end_turn(self, env_ids: Sequence[int]) -> None:
         """Ends and grades the current user turn. ValueError where no turn is left."""
-        self._batch([(s, [_END_TURN]) for s in self._open(sessions)])
+        self._batch([(w, [_END_TURN]) for w in self._open(env_ids)])
 
-    def score(self, sessions: Sequence[int]) -> list[Outcome]:
+    def score(self, env_ids: Sequence[int]) -> list[Outcome]:
         """Outcome so far. ValueError for a bare scenario."""
-        opened = self._open(sessions)
-        answers = self._batch([(s, [_SCORE]) for s in opened], log=False)
-        return [_outcome(session, replies) for session, replies in zip(opened, answers)]
+        opened = self._open(env_ids)
+        answers = self._batch([(w, [_SCORE]) for w in opened], log=False)
+        return [_outcome(world, replies) for world, replies in zip(opened, answers)]
 
-    def close(self, sessions: Sequence[int]) -> None:
-        """Frees the worlds; the handles mean nothing afterwards."""
-        held = [s for s in self._open(sessions) if s.id in s.worker.live]
-        self._batch([(s, [_CLOSE]) for s in held], log=False)
-        for session in held:
-            session.worker.live.discard(session.id)
-        for session in sessions:
-            self._sessions.pop(session, None)
+    def close(self, env_ids: Sequence[int]) -> None:
+        """Frees the worlds; the ids mean nothing afterwards."""
+        held = [w for w in self._open(env_ids) if w.id in w.worker.live]
+        self._batch([(w, [_CLOSE]) for w in held], log=False)
+        for world in held:
+            world.worker.live.discard(world.id)
+        for env_id in env_ids:
+            self._worlds.pop(env_id, None)
 
     def execute(self, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> list[Execution]:
         """Runs each job's calls in a fresh world of its task."""
@@ -161,9 +161,9 @@ class ProcessPool:
             [reset, _FINGERPRINT, *(op for call in calls for op in (_step(call), _FINGERPRINT)), _CLOSE]
             for reset, (_, calls) in zip(_resets([task for task, _ in jobs]), jobs)
         ]
-        sessions = [self._new() for _ in jobs]
-        answers = self._batch(list(zip(sessions, ops)), log=False)
-        return [_execution(s, replies, len(calls)) for s, replies, (_, calls) in zip(sessions, answers, jobs)]
+        worlds = [self._new() for _ in jobs]
+        answers = self._batch(list(zip(worlds, ops)), log=False)
+        return [_execution(w, replies, len(calls)) for w, replies, (_, calls) in zip(worlds, answers, jobs)]
 
     def judge(self, jobs: Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]) -> list[dict]:
         """The family's official verdict for each (benchmark task id, calls[turn][step][call]).
@@ -182,34 +182,34 @@ class ProcessPool:
             )
             for task_id, turns in jobs
         ]
-        sessions = [self._new() for _ in jobs]
+        worlds = [self._new() for _ in jobs]
         longest = max((sum(len(step) for turn in turns for step in turn) for _, turns in jobs), default=0)
-        answers = self._batch([(s, [op]) for s, op in zip(sessions, ops)], log=False, scale=1 + longest)
+        answers = self._batch([(w, [op]) for w, op in zip(worlds, ops)], log=False, scale=1 + longest)
         return [
             replies[0]
             if replies
-            else {"valid": False, "error_type": "pool:" + s.failure.split(":")[0], "error_message": s.failure}
-            for s, replies in zip(sessions, answers)
+            else {"valid": False, "error_type": "pool:" + w.failure.split(":")[0], "error_message": w.failure}
+            for w, replies in zip(worlds, answers)
         ]
 
-    def _new(self) -> _Session:
+    def _new(self) -> _World:
         index = next(self._ids)
-        return _Session(index, self._workers[index % len(self._workers)])
+        return _World(index, self._workers[index % len(self._workers)])
 
-    def _open(self, sessions: Sequence[int]) -> list[_Session]:
-        closed = [s for s in sessions if s not in self._sessions]
+    def _open(self, env_ids: Sequence[int]) -> list[_World]:
+        closed = [i for i in env_ids if i not in self._worlds]
         if closed:
-            raise ValueError(f"Session {closed[0]} is not open: use the handles that reset returned.")
-        return [self._sessions[s] for s in sessions]
+            raise ValueError(f"Environment {closed[0]} is not open: use the ids that reset returned.")
+        return [self._worlds[i] for i in env_ids]
 
     def _batch(
-        self, jobs: Sequence[tuple[_Session, Sequence[str]]], log: bool = True, scale: float = 1.0
+        self, jobs: Sequence[tuple[_World, Sequence[str]]], log: bool = True, scale: float = 1.0
     ) -> list[list[Any]]:
-        """Values of the answers per job, fewer than its ops where the session was lost. Runs the workers in
+        """Values of the answers per job, fewer than its ops where the world was lost. Runs the workers in
         parallel. scale: of the time that one op may take."""
         groups = collections.defaultdict(list)
-        for index, (session, _) in enumerate(jobs):
-            groups[id(session.worker)].append(index)
+        for index, (world, _) in enumerate(jobs):
+            groups[id(world.worker)].append(index)
         answers: list[list[Any]] = [[] for _ in jobs]
 
         def run(indices: list[int]) -> None:
@@ -225,44 +225,42 @@ class ProcessPool:
                 raise ValueError(value[1])
         return [[value for _, value in replies] for replies in answers]
 
-    def _ask(
-        self, session: _Session, ops: Sequence[str], answers: list[list], log: bool, scale: float
-    ) -> None:
-        """Appends the answers to `ops`; when the worker is lost on the way, so is the session's world."""
-        worker, known, tried = session.worker, len(session.log), False
+    def _ask(self, world: _World, ops: Sequence[str], answers: list[list], log: bool, scale: float) -> None:
+        """Appends the answers to `ops`; when the worker is lost on the way, so is the world."""
+        worker, known, tried = world.worker, len(world.log), False
         with worker.lock, _adding_to(worker):
-            while not session.failure:
+            while not world.failure:
                 worker.wait_until_ready()
-                del answers[:], session.log[known:]
-                past = [] if session.id in worker.live else list(session.log)
+                del answers[:], world.log[known:]
+                past = [] if world.id in worker.live else list(world.log)
                 asked = [*past, *ops]
                 replies = 0
                 try:
-                    for reply in worker.request(session.id, asked, scale):
+                    for reply in worker.request(world.id, asked, scale):
                         replies += 1
                         if reply[0] == "broken":
-                            session.lose(f"environment: {reply[1]}")
+                            world.lose(f"environment: {reply[1]}")
                         elif replies > len(past):
                             answers.append(reply)
                             if log and reply[0] == "ok":
-                                session.log.append(asked[replies - 1])
+                                world.log.append(asked[replies - 1])
                 except Gone:
                     worker.restart()
                     continue
                 except Lost as lost:
                     worker.restart()
                     if lost.settled or tried:
-                        session.lose(str(lost), asked[replies] if replies >= len(past) else "")
+                        world.lose(str(lost), asked[replies] if replies >= len(past) else "")
                     tried = True
                     continue
                 except BaseException:  # Ctrl-C: what is still on its way is nobody's answer
-                    session.lose("interrupted")
+                    world.lose("interrupted")
                     worker.kill()  # who asks it next starts it anew
                     raise
-                if session.failure:
-                    worker.live.discard(session.id)
-                elif session.log:  # one that will be asked again
-                    worker.live.add(session.id)
+                if world.failure:
+                    worker.live.discard(world.id)
+                elif world.log:  # one that will be asked again
+                    worker.live.add(world.id)
                 return
 
 
@@ -295,27 +293,27 @@ def _resets(tasks: Sequence[Task]) -> list[str]:
     return [encoded[id(task)] for task in tasks]
 
 
-def _observations(session: _Session, replies: Sequence[list], count: int) -> list[Observation]:
-    said, ours = json.dumps({"error": f"{session.failure}: the world is gone"}), not session.by_call
+def _observations(world: _World, replies: Sequence[list], count: int) -> list[Observation]:
+    said, ours = json.dumps({"error": f"{world.failure}: the world is gone"}), not world.by_call
     lost = Observation(said, error=True, valid=not ours, fatal=not ours)
     return [Observation(text, error, ends=ends) for text, error, ends in replies] + [lost] * (
         count - len(replies)
     )
 
 
-def _outcome(session: _Session, replies: Sequence[list]) -> Outcome:
+def _outcome(world: _World, replies: Sequence[list]) -> Outcome:
     if not replies:
-        return Outcome(0.0, False, valid=session.by_call, reason=session.failure)
+        return Outcome(0.0, False, valid=world.by_call, reason=world.failure)
     reward, success, valid, progress, reason = replies[0]
     return Outcome(reward, success, valid, progress, reason)
 
 
-def _execution(session: _Session, replies: Sequence[Any], count: int) -> Execution:
+def _execution(world: _World, replies: Sequence[Any], count: int) -> Execution:
     """Replies: of reset, of the first fingerprint, of step and fingerprint in turn, of close."""
     fingerprints = replies[1 : 2 * count + 2 : 2]
-    observations = _observations(session, replies[2 : 2 * count + 2 : 2], count)
+    observations = _observations(world, replies[2 : 2 * count + 2 : 2], count)
     return Execution(
         tuple(observations),
         tuple(fingerprints) + ("",) * (count + 1 - len(fingerprints)),
-        valid=session.by_call or not session.failure,
+        valid=world.by_call or not world.failure,
     )

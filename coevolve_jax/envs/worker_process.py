@@ -28,7 +28,7 @@ WALL_FACTOR, WALL_SECONDS = 10.0, 60.0
 
 
 class Lost(Exception):
-    """The worker hangs or is dead; the message is the reason that the session's outcome carries.
+    """The worker hangs or is dead; the message is the reason that the world's outcome carries.
 
     settled: do not try again, since the op has used up its processor time. False: the machine may be to blame."""
 
@@ -42,7 +42,7 @@ class Gone(Exception):
 
 
 class WorkerProcess:
-    """A child process, started anew whenever it was lost. live: ids of the sessions that it holds.
+    """A child process, started anew whenever it was lost. live: ids of the worlds that it holds.
     busy: seconds for which somebody waited for its answers. restarts: how often it was started anew.
     timeout: seconds of processor time that an op may take."""
 
@@ -111,7 +111,7 @@ class WorkerProcess:
                 f"most often a package that the environment needs is not installed for {self.python}."
             ) from None
 
-    def request(self, session: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
+    def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
         """Yields the answer to each op (JSON text). Raises Lost when one takes more than scale * timeout seconds of
         processor time, or far longer by the clock, and Gone when the process had ended before."""
         if self.process.poll() is not None:
@@ -119,7 +119,7 @@ class WorkerProcess:
         seconds = scale * self.timeout
         wall_seconds = WALL_FACTOR * seconds + WALL_SECONDS
         try:
-            data = memoryview(f"[{session},{seconds},{wall_seconds},[{','.join(ops)}]]\n".encode())
+            data = memoryview(f"[{env_id},{seconds},{wall_seconds},[{','.join(ops)}]]\n".encode())
             while data:
                 data = data[self._questions.write(data) :]
         except BrokenPipeError:

@@ -1,14 +1,18 @@
-"""The four roles of an explorer, each one method over a batch, so that one over HTTP can ask for many answers at once.
+"""The four roles of an explorer. Each is one method over a batch, so one over HTTP can ask in parallel.
 
-`coevolve_jax.explorers.<name>` (or any module) is a kind of explorer: its `make(config, family) -> Roles` is what
-config.explorer.name = "<name>" (or the module's dotted path) calls. A module with ASKS_POLICY = True asks the policy of
-the run: `make(config, family, chat, engine)` (explorers/policy). One with RECORDS_MODEL = True is told who answered the
-run so far: `make(config, family, recorded)`, see Roles.served. A batch may be empty, and what a method
-returns has one entry per entry of the batch, in its order. What a role gets is shared: it changes none of it.
-All randomness comes from the generators of the episodes and explorations.
+A kind of explorer is a module: `coevolve_jax.explorers.<name>`, or any other. config.explorer.name is
+"<name>", or the dotted path of the module. The run calls its `make(config, family) -> Roles`:
 
-The environment is nowhere in here: executing calls, shortening and the environment's own score are the same for
-all explorers (synthesis/). coevolve_jax.testing.explorer checks an implementation;
+  ASKS_POLICY = True: the module asks the run's policy. It has `make(config, family, chat, engine)`
+    (explorers/policy).
+  RECORDS_MODEL = True: the run records which model answers. The module has `make(config, family, recorded)`
+    and gets the record back on resume (Roles.served).
+
+A batch may be empty. A method returns one entry per entry of the batch, in the same order. Arguments are
+shared: a role must not change them. All randomness comes from the generators in episodes and explorations.
+
+Roles never touch the environment. All explorers share synthesis/, which executes calls, shortens goals and
+scores tasks. coevolve_jax.testing.explorer checks an implementation.
 docs/guides/add_explorer.md shows one.
 """
 
@@ -25,8 +29,11 @@ from coevolve_jax.types import Call, Context, Evidence, Observation, Task, Tripl
 
 
 class Family(Protocol):
-    """What an explorer may ask the environment family (envs/family.py): the function schemas that it offers in a task,
-    what it counts as the action of a call, and what a user says to ask for one ("": nothing of its own)."""
+    """The part of an environment family (envs/family.py) that an explorer may use.
+
+    tools: the function schemas on offer in a task. action_pattern: the action that a call counts as.
+    wording: a user's words that ask for a call; "" where the family has none.
+    """
 
     @property
     def tools(self) -> Callable[[Task], list[dict]]: ...
@@ -40,7 +47,7 @@ class Family(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What is wanted of abstraction: calls and user turns of a task, and proposals per context at most."""
+    """Limits of abstraction: proposals per context, calls per task, user turns per task."""
 
     proposals: int
     min_calls: int = 2
@@ -52,8 +59,10 @@ class Limits:
 class Episode:
     """One round of exploration at one of its steps.
 
-    tools: function schemas that the environment offers; nothing else is executed. history: the steps of this
-    round so far. round: from 0. rng: the context's own generator, the same object at all its steps and rounds.
+    tools: function schemas that the environment offers; no other call is executed.
+    history: the steps of this round so far.
+    round: counts from 0.
+    rng: the context's own generator, the same object at all its steps and rounds.
     options: calls that the environment says it would take now; empty where it does not say.
     """
 
@@ -67,8 +76,11 @@ class Episode:
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """All that was done under one context. triplets[i].index is i; every round starts in the scenario's initial
-    state. rng: for what is made of it."""
+    """All steps that were taken under one context, over all rounds.
+
+    triplets[i].index is i. Every round starts in the scenario's initial state.
+    rng: for the draws of abstraction.
+    """
 
     context: Context
     tools: Sequence[dict]
@@ -78,10 +90,11 @@ class Exploration:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What some steps of one round reach: their effects and their answers. wanted: indices of these steps.
+    """The effects and answers that some steps of one round reach.
 
-    Shortening fills the other two. steps: those that the goal needs, in order. asked: positions in `steps` whose
-    answers are part of the goal.
+    wanted: indices of these steps. Shortening fills the other two fields.
+    steps: the steps that the goal needs, in order.
+    asked: positions in `steps` whose answers are part of the goal.
     """
 
     exploration: Exploration
@@ -90,21 +103,22 @@ class Goal:
     asked: tuple[int, ...] = ()
 
 
-# Re-executes goals in the real environment and finds their steps (synthesis/shorten.py). None: the goal cannot be
-# reached again.
+# Re-executes goals in the real environment and finds their steps (synthesis/shorten.py). None: re-execution
+# does not reach the goal again.
 Shorten = Callable[[Sequence[Goal]], list[Goal | None]]
 
 
-# What a fresh environment answers to the calls of each user turn.
+# The answers of a fresh environment, one tuple per user turn, one observation per call.
 Answers = tuple[tuple[Observation, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A task before validation. observations[i] is what exploration recorded for the i-th call.
+    """A task before validation.
 
-    triplets: the index of each call's exploration step. asked: positions of the
-    calls whose answers the user asks for.
+    triplets: the index of each call's exploration step.
+    observations: exploration's record of the answer to each call.
+    asked: positions of the calls whose answers the user asks for.
     """
 
     context: Context
@@ -121,17 +135,20 @@ class Proposal:
 
 class Reflector(Protocol):
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        """What each signal-annotated trajectory tells. Ids of contexts are unique in a run; task and signal are
-        the evidence's."""
+        """Turns each signal-annotated trajectory into a context for exploration.
+
+        The id of a context is unique in a run. Its task and signal are those of the evidence.
+        """
         ...
 
 
 class Explorer(Protocol):
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
-        """The next call of each episode; None ends its round, and so does a tool that it does not offer.
+        """Chooses the next call of each episode. None ends its round, and so does a tool not on offer.
 
-        With config.explorer.solve also asked for tasks to be solved: the context's signal is then "solve", its task
-        has the user's messages so far and no calls, round is the last message's, and None says that it is done.
+        With config.explorer.solve the role also solves tasks. The context's signal is then "solve". Its task
+        holds the user's messages so far and no calls. `round` is the index of the last message. None says
+        that the last message is done.
         """
         ...
 
@@ -140,11 +157,13 @@ class Abstractor(Protocol):
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
-        """Goal-directed tasks from each exploration, within the limits and different from each other.
+        """Makes goal-directed tasks from each exploration, within the limits and all different.
 
-        How they are worded and split into user turns is up to the role; what the policy must know to make
-        the calls has to stand in the queries. shorten: finds which steps a goal needs; to be called with the
-        goals of all explorations at once.
+        The role words them and splits them into user turns. The queries must say all that the policy has to
+        know for the calls.
+
+        shorten: finds the steps that a goal needs. Call it once, with the goals of all explorations, since it
+        re-executes them in one batch.
         """
         ...
 
@@ -153,11 +172,11 @@ class Validator(Protocol):
     def judge(
         self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
-        """For each user turn of each proposal why it does not meet the goal, as a reason in one word or few; None
-        where it does. None instead of a list is no opinion.
+        """Judges each user turn of each proposal: None for a good turn, else a reason in a word or a few.
 
-        Asked for what may be kept: the environment's check passed, and the answers were those that exploration
-        recorded, in the first turns at least; and for some that failed, to see whether it agrees.
+        None in place of a proposal's list means no opinion. The role sees proposals that passed the
+        environment's check and gave the recorded answers, at least in the first turns. It also sees some
+        that failed, which measures its agreement with the environment.
         """
         ...
 
@@ -166,10 +185,13 @@ class Validator(Protocol):
 class Dialogue:
     """A question that a role put to a model, and what came back.
 
-    about: what it was asked for: "context", its id, and the place there: "round" and "step" (steps done in it so far)
-    of an exploration; "triplets" of the proposal that is judged or solved, of which "turn" and "step" are at hand.
-    answers: as the model wrote them; a second one where the first was of no use and the model was told so, in
-    `complaint`. fault: the name of why there is no answer in the end; "" where there is. tokens: of all answers.
+    about: the purpose of the question. "context" is the id of its context. Exploration adds "round" and
+      "step", the steps taken so far in the round. Judging adds the "triplets" of the proposal. Solving adds
+      "triplets", "turn" and "step".
+    answers: as the model wrote them. There is a second one if the first was unusable.
+    complaint: what the model was told before its second answer.
+    fault: the name of the reason why no answer was usable; "" where one was.
+    tokens_in, tokens_out: tokens of all questions and of all answers.
     """
 
     role: str
@@ -184,14 +206,18 @@ class Dialogue:
 
 
 class Roles(NamedTuple):
-    """An explorer: who plays the four roles. name: how the lineage of its tasks calls it.
+    """An explorer: the players of the four roles. Kinds can be mixed: `a._replace(validator=b.validator)`.
 
-    Kinds can be mixed: `roles._replace(validator=other.validator)`. costs: what it has spent since it was made or
-    resumed, by key of the ledger; the roles add to it. None: nothing is spent. dialogues: what was asked of a model,
-    in order; the roles add to it, and who logs it takes it out (lab.py). None: no model is asked. initial: who makes D_0
-    and the held-out tasks; None: these as well. unanswered: given what some questions cost, says in one sentence why
-    nobody answers any, "" where that is not so; None: nobody is asked who could be away. served: names the model that
-    answers, as JSON values that a run records, and raises ValueError where it is away; None: there is none to record.
+    name: the explorer's name in the lineage of its tasks.
+    costs: spending by key of the ledger; a resumed run puts its past costs back. The roles add to it. None:
+      nothing is spent.
+    dialogues: all questions to a model, in order. The roles append, and the logger takes them out
+      (loop/lab.py). None: no model is asked.
+    initial: makes D_0 and the held-out tasks. None: these roles do.
+    unanswered: takes the costs of some questions. Returns one sentence that says why nothing answers, or ""
+      where something does. None: there is no server that could be away.
+    served: returns the model that answers, as JSON values that a run records. Raises ValueError where the
+      server is away. None: there is no model to record.
     """
 
     name: str

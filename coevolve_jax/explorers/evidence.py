@@ -1,4 +1,4 @@
-"""What a group of rollouts tells about a signal, without an opinion on who explores: for all reflectors."""
+"""Facts that a group of rollouts gives about a signal, shared by all reflectors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ def signature(call: Call) -> str:
 
 
 def context_id(evidence: Evidence) -> str:
-    """A name for what is reflected on this, which no other evidence of a run has."""
+    """Id of the context that reflects on this evidence, unique in a run."""
     signal = evidence.signal
     parts = [signal.kind, str(signal.step), evidence.task.id, str(signal.rollout_index)]
     return "/".join([*parts, signal.pattern] if signal.pattern else parts)
 
 
 def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
-    """What not to repeat: `signature(call): error`, first come first, without repetitions."""
+    """Mistakes that exploration should avoid: at most MAX_AVOIDED different lines, in order of appearance.
+
+    A line is `signature(call): error`, or `not a call: text` for a step without a call.
+    """
     lines = []
     for step in trajectory.steps:
         if step.call is not None and step.error:
@@ -36,11 +39,11 @@ def mistakes(trajectory: Trajectory) -> tuple[str, ...]:
 def divergence(
     successes: Sequence[Trajectory], failures: Sequence[Trajectory]
 ) -> tuple[int, Call | None, Call | None]:
-    """Where a failed rollout leaves the successful one that it follows longest.
+    """Finds the call at which a failed rollout leaves the successful one that it follows longest.
 
-    Returns (position, call of the success there, call of the failure there);
-    a call is None where that rollout had already ended. The latest such
-    position over all pairs is the one that separates them best.
+    Returns (position, call of the success, call of the failure), or (0, None, None) without a pair. A call is
+    None where its rollout has already ended. The latest such position over all pairs separates the two sides
+    best.
     """
     best = (-1, None, None)
     for success in successes:
@@ -57,12 +60,13 @@ def divergence(
 
 
 def focus(evidence: Evidence, action_pattern: Callable[[Call], str]) -> tuple[str, ...]:
-    """Action patterns to explore again. action_pattern: the environment family's.
+    """Action patterns to explore again, most important first. action_pattern: the environment family's.
 
-    forgetting: the operations of the task's reference, in order. rare: what
-    shows the rare pattern, then what the trajectory called just before it. boundary:
-    the calls at which successful and failed rollouts part, then the
-    operations that failed.
+    forgetting: the patterns of the task's reference calls, in order.
+    rare: those of calls that show the rare pattern, then of the calls just before them.
+    boundary: those of the calls at which successful and failed rollouts part, then of calls that failed.
+
+    Without such a pattern, the reference calls give them.
     """
     signal, task, trajectory = evidence.signal, evidence.task, evidence.trajectory
     if signal.kind == "forgetting":
@@ -81,6 +85,6 @@ def focus(evidence: Evidence, action_pattern: Callable[[Call], str]) -> tuple[st
 
 
 def split(evidence: Evidence) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The group as (successes, failures) in the order of rollout_index; invalid rollouts are neither."""
+    """Splits the group into (successes, failures), by rollout_index. Invalid rollouts are in neither."""
     members = sorted(evidence.group.valid, key=lambda t: t.rollout_index)
     return [t for t in members if t.outcome.success], [t for t in members if not t.outcome.success]

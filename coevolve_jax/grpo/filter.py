@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from coevolve_jax.grpo.advantages import live_groups
+from coevolve_jax.grpo.advantages import drop_zero_variance
 
 
 class FilterState(NamedTuple):
@@ -39,17 +39,17 @@ def filter_groups(
       decay: weight of a new group in the averages.
 
     Returns:
-      the groups kept, in the order of `spreads`, and the state after this call.
+      the active groups, in the order of `spreads`, and the state after this call.
     """
-    alive = live_groups(spreads)
+    varied = drop_zero_variance(spreads)
     threshold = state.mean - z * state.var**0.5 if state.seen >= warmup else 0.0
-    kept = {group for group in alive if spreads[group] >= threshold}
-    least = int(-(-len(alive) * keep // 1))
-    if len(kept) < least:
-        kept = set(sorted(alive, key=lambda group: -spreads[group])[:least])
-    for group in alive:
+    active = {group for group in varied if spreads[group] >= threshold}
+    least = int(-(-len(varied) * keep // 1))
+    if len(active) < least:
+        active = set(sorted(varied, key=lambda group: -spreads[group])[:least])
+    for group in varied:
         state = _observe(state, spreads[group], decay)
-    return [group for group in alive if group in kept], state
+    return [group for group in varied if group in active], state
 
 
 def _observe(state: FilterState, spread: float, decay: float) -> FilterState:

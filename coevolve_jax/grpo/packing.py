@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
 
 from coevolve_jax.grpo import layout
-from coevolve_jax.types import Sample, Trajectory
+from coevolve_jax.types import TrainingSample, Trajectory
 
 # The type of a batch's arrays: np.ndarray as packed, jax.Array on devices and in programs.
 Array = TypeVar("Array")
@@ -31,11 +31,11 @@ class Batch(NamedTuple, Generic[Array]):
       segment_ids: counted from 1 in each row; 0 is padding.
       targets: the next token of the trajectory.
       mask: True where the policy sampled the target, in a sample with advantages.
-      sampler_logprobs, advantages: of the target, as in `Sample`; 0 where mask is False.
+      sampler_logprobs, advantages: of the target, as in `TrainingSample`; 0 where mask is False.
       used: the first `used` micro-batches hold data; the rest is padding.
       routing: the experts that the sampler's A sparse layers used for the token, K per layer, -1 on padding.
         No elements where the learner replays none.
-      ce_weights, ref_logprobs: of the target, as in `Sample`. No elements where no sample has any.
+      ce_weights, ref_logprobs: of the target, as in `TrainingSample`. No elements where no sample has any.
       parents: the segment before a token's own in its trajectory: a prompt that it shares with others. A
         token without one repeats its own. No elements where every segment is a whole trajectory.
       ages: how many updates ago the target's weights were the newest; 0 where mask is False. No elements
@@ -58,7 +58,7 @@ class Batch(NamedTuple, Generic[Array]):
 
 
 def pack(
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     *,
     row_length: int,
     rows_per_microbatch: int,
@@ -145,7 +145,7 @@ def _write(
     batch: Batch[np.ndarray],
     r: int,
     here: slice,
-    sample: Sample,
+    sample: TrainingSample,
     span: layout.Span,
     segment: int,
     version: int | None,
@@ -174,7 +174,7 @@ def _write(
         batch.routing[r, here] = _routing(t, batch.routing.shape[2:])[own]
 
 
-def _check(sample: Sample) -> None:
+def _check(sample: TrainingSample) -> None:
     """Raises ValueError for a sample that no batch may hold."""
     t = sample.trajectory
     if not t.outcome.valid:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import TrainState
 from coevolve_jax.grpo.packing import Batch, pack
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 
 
 class Updates(Protocol):
@@ -37,7 +37,7 @@ def learn(
     config: ConfigDict,
     learner: Updates,
     state: TrainState,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     version: int | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """config.learner.epochs updates on the samples; without any the state stays as it is.

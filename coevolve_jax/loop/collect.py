@@ -13,8 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.rollout.agent import Agent, Job, Usage
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
+from coevolve_jax.rollout.utilization import Usage
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -43,15 +44,11 @@ class Roller:
         again = (call,) if call else ()
         rng = rng_for(self._config.seed, "rollout" if role == "policy" else role, self._step, *again)
         seeds = rng.integers(2**32, size=(len(tasks), k)).tolist()
-        jobs = [
-            Job(task, m, seeds[i][m], hints(task, m) if hints else None)
-            for i, task in enumerate(tasks)
-            for m in range(k)
-        ]
-        done = self._agent.rollouts(jobs, self._config.rollout.temperature)
+        groups = self._agent.rollout_groups(tasks, seeds, self._config.rollout.temperature, hints)
+        done = trajectories_of(groups)
         self.costs[f"rollouts/{role}"] += len(done)
         self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)
-        return [Group(task, tuple(done[i * k : (i + 1) * k])) for i, task in enumerate(tasks)]
+        return groups
 
 
 class Collected(NamedTuple):
@@ -141,9 +138,7 @@ def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None
         "success_initial": of_kind(True),
         "success_new": of_kind(False),
         "valid": len(valid) / len(trajectories),
-        "mixed_groups": mean(
-            [0 < sum(t.outcome.success for t in g.valid) < len(g.valid) for g in groups if g.valid]
-        ),
+        "mixed_groups": mean([g.mixed for g in groups if g.valid]),
         "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
         "malformed": mean([s.call is None for s in steps]),
         "length": mean([len(t.ids) for t in valid]),

@@ -14,19 +14,23 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from coevolve_jax.analysis import stats
-from coevolve_jax.rollout.agent import Agent, Job
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import check_logprobs
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.types import Task, Trajectory
+from coevolve_jax.strategies.base import trajectories_of
+from coevolve_jax.types import Group, Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """success: mean over tasks and samples, invalid rollouts left out; None where none is valid. by_task: id -> [successes, trials].
-    by_calls: number of reference calls -> the same. mixed_groups: share of tasks whose samples hold both outcomes."""
+    """Numbers of an evaluation with num_rollouts rollouts per task.
+
+    success: mean over the valid rollouts; None where none is valid. by_task: id -> [successes, trials].
+    by_calls: number of reference calls -> the same. mixed_groups: share of tasks whose rollouts hold both outcomes.
+    """
 
     temperature: float
-    samples: int
+    num_rollouts: int
     success: float | None
     invalid: int
     mixed_groups: float
@@ -35,49 +39,47 @@ class Result:
     stops: dict[str, int]
 
     def to_json(self) -> dict:
-        return dataclasses.asdict(self)
+        """A row of evaluations.jsonl, in which num_rollouts has the name that published files have: samples."""
+        return {"samples" if k == "num_rollouts" else k: v for k, v in dataclasses.asdict(self).items()}
 
 
 def evaluate(
     agent: Agent,
     tasks: Sequence[Task],
     *,
-    samples: int,
+    num_rollouts: int,
     temperature: float,
     seed: int,
     title: str = "evaluation",
-) -> tuple[Result, list[Trajectory]]:
-    """Rolls every task out `samples` times; the trajectories come task by task.
+) -> tuple[Result, list[Group]]:
+    """Rolls every task out `num_rollouts` times.
 
     The engine's noise depends on `seed`, so that equal weights and seeds give equal results. Raises FloatingPointError
     where the policy gives no probabilities: the last update of a run is seen by nothing else.
     """
-    seeds = rng_for(seed, "evaluation").integers(2**32, size=len(tasks) * samples)
-    jobs = [Job(task, m, int(seeds[i * samples + m])) for i, task in enumerate(tasks) for m in range(samples)]
-    with tqdm(total=len(jobs), desc=title, unit="rollout", leave=False) as bar:
-        trajectories = agent.rollouts(jobs, temperature, on_done=bar.update)
-    check_logprobs(trajectories)
-    return tally(tasks, trajectories, samples, temperature), trajectories
+    seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
+    with tqdm(total=len(tasks) * num_rollouts, desc=title, unit="rollout", leave=False) as bar:
+        groups = agent.rollout_groups(tasks, seeds, temperature, on_done=bar.update)
+    check_logprobs(trajectories_of(groups))
+    return tally(groups, num_rollouts, temperature), groups
 
 
-def tally(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, temperature: float
-) -> Result:
-    """Counts outcomes; trajectories[i] belongs to tasks[i // samples]."""
-    by_task = {task.id: [0, 0] for task in tasks}
-    by_calls: dict[int, list[int]] = {len(task.calls): [0, 0] for task in tasks}
-    for i, t in enumerate(trajectories):
-        if t.outcome.valid:
-            for count in (by_task[t.task_id], by_calls[len(tasks[i // samples].calls)]):
-                count[0] += int(t.outcome.success)
-                count[1] += 1
+def tally(groups: Sequence[Group], num_rollouts: int, temperature: float) -> Result:
+    """Counts the outcomes of groups that have `num_rollouts` rollouts each."""
+    by_task = {group.task.id: [0, 0] for group in groups}
+    by_calls: dict[int, list[int]] = {len(group.task.calls): [0, 0] for group in groups}
+    for group in groups:
+        for count in (by_task[group.task.id], by_calls[len(group.task.calls)]):
+            count[0] += sum(t.outcome.success for t in group.valid)
+            count[1] += len(group.valid)
+    trajectories = trajectories_of(groups)
     trials = sum(n for _, n in by_task.values())
     return Result(
         temperature=temperature,
-        samples=samples,
+        num_rollouts=num_rollouts,
         success=sum(s for s, _ in by_task.values()) / trials if trials else None,
         invalid=len(trajectories) - trials,
-        mixed_groups=float(np.mean([0 < s < n for s, n in by_task.values()])),
+        mixed_groups=float(np.mean([group.mixed for group in groups])),
         by_task=by_task,
         by_calls={str(n): by_calls[n] for n in sorted(by_calls)},
         stops=dict(sorted(Counter(t.stop for t in trajectories).items())),
@@ -86,11 +88,11 @@ def tally(
 
 def scores(
     by_task: Mapping[str, Sequence[int]],
-    samples: int,
+    num_rollouts: int,
     categories: Mapping[str, str],
     alike: Mapping[str, Any],
 ) -> list[dict]:
-    """avg@k and best@k, with k = samples, of each part of a benchmark and of all of it, with 95% intervals.
+    """avg@k and best@k, with k = num_rollouts, of each part of a benchmark and of all of it, with 95% intervals.
 
     by_task: task id -> [successes, trials]. categories: task id -> the part that it is of. alike: task id -> a label of
     what is nearly the same task; those are resampled together.
@@ -110,22 +112,22 @@ def scores(
     for name in names if len(names) == 1 else [*names, "all"]:
         asked = {t: c for t, c in by_task.items() if name in ("all", categories.get(t))}
         tried = {t: c for t, c in asked.items() if c[1]}
-        whole = {t: [s > 0, 1] for t, (s, n) in tried.items() if n == samples}
+        whole = {t: [s > 0, 1] for t, (s, n) in tried.items() if n == num_rollouts}
         trials = sum(n for _, n in tried.values())
-        invalid = samples * len(asked) - trials
+        invalid = num_rollouts * len(asked) - trials
         row = {"category": name, "tasks": len(tried), "trials": trials, "invalid": invalid}
         row |= {"avg": estimate(tried), "best": estimate(whole)}
-        if invalid > stats.LOST * samples * len(asked):
-            row["avg_if_invalid_failed"] = estimate({t: [s, samples] for t, (s, _) in asked.items()})
+        if invalid > stats.LOST * num_rollouts * len(asked):
+            row["avg_if_invalid_failed"] = estimate({t: [s, num_rollouts] for t, (s, _) in asked.items()})
             row["best_if_invalid_failed"] = estimate({t: [s > 0, 1] for t, (s, _) in asked.items()})
         rows.append(row)
     return rows
 
 
-def table(rows: Sequence[Mapping], samples: int) -> str:
+def table(rows: Sequence[Mapping], num_rollouts: int) -> str:
     """`scores` to read, with intervals. Where much is invalid, a second line counts it as failures."""
     told = lambda e: f"{e['value']:.1%} ({e['low']:.1%} to {e['high']:.1%})" if e else "no valid rollout"
-    lines = [("", "tasks", f"avg@{samples} (95% interval)", f"best@{samples} (95% interval)")]
+    lines = [("", "tasks", f"avg@{num_rollouts} (95% interval)", f"best@{num_rollouts} (95% interval)")]
     for r in rows:
         lines.append((r["category"], str(r["tasks"]), told(r["avg"]), told(r["best"])))
         if "avg_if_invalid_failed" in r:
@@ -150,7 +152,7 @@ def evaluate_held_out(
         chosen = [t for t in tasks if t.lineage.kind == kind]
         if not chosen:
             continue
-        how = dict(samples=c.samples, temperature=c.temperature, seed=c.seed)
+        how = dict(num_rollouts=c.samples, temperature=c.temperature, seed=c.seed)
         result, _ = evaluate(agent, chosen, **how, title=name)
         row = {
             "step": step,
@@ -162,7 +164,7 @@ def evaluate_held_out(
         if weak:
             row |= by_weakness(chosen, result.by_task, weak)
         if greedy and name == "iid":
-            decoded, _ = evaluate(agent, chosen, samples=1, temperature=0.0, seed=c.seed, title="greedy")
+            decoded, _ = evaluate(agent, chosen, num_rollouts=1, temperature=0.0, seed=c.seed, title="greedy")
             row |= {"greedy_success": decoded.success, "greedy_invalid": decoded.invalid}
         rows.append(row)
     return rows

@@ -185,12 +185,16 @@ class Leader:
 
     @_by_all
     def tick(
-        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+        self,
+        new: list[dict],
+        prompts: tuple[np.ndarray] | None,
+        conversation_ids: list[int],
+        released: list[int],
     ) -> list[Completion | None]:
         """As of `Lockstep`, of each process's engine."""
         assert self._lockstep
-        answers = self._lockstep.tick(new, prompts, sessions, released)
-        if sessions:  # what was sampled depends on all processes, so that all have heard what came before
+        answers = self._lockstep.tick(new, prompts, conversation_ids, released)
+        if conversation_ids:  # what was sampled depends on all processes, so all have heard what came before
             _forget()
         return answers
 

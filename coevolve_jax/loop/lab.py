@@ -45,8 +45,11 @@ class Laboratory:
     def fork(
         self, records: Mapping[str, Mapping] | None = None, roller: Callable[[int], Roller] | None = None
     ) -> Laboratory:
-        """One with D_t as it is now and empty books, to be merged or dropped. records: of the tasks, where they are to be
-        others (TaskPool.fork). roller: without it, it does no rollouts."""
+        """One with D_t as it is now and empty books, to be merged or dropped.
+
+        records: of the tasks, where they are to be others (TaskPool.fork). roller: without it, it does no rollouts.
+        """
+        # The roles are shared and count on: a fork's books begin with their totals, or it would take them back.
         spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
         tasks = self.tasks.fork(records)
         return dataclasses.replace(
@@ -54,7 +57,8 @@ class Laboratory:
         )
 
     def merge(self, fork: Laboratory) -> None:
-        """Adds what was made and booked there, since which nothing was made here."""
+        """Adds what was made and booked there; nothing was made here meanwhile."""
+        # The roles' own counts are totals, not those of the fork: they are booked once, by _book_roles.
         self.tasks.add(list(itertools.islice(fork.tasks, len(self.tasks), None)))
         self.ledger.update({key: n for key, n in fork.ledger.items() if not key.startswith(EXPLORER)})
         self._book_roles()
@@ -102,6 +106,7 @@ class Laboratory:
         return stats
 
     def _book_roles(self) -> None:
+        """Books what the roles have spent in all, and hands what they asked of a model to `record`, which a fork lacks."""
         roles = self.synthesizer.roles
         for key, value in (roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value

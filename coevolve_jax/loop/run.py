@@ -42,10 +42,10 @@ from coevolve_jax.records.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, M
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.records.workdir import checkpoints, read_lines, recorded_model, write_lines, write_text
 from coevolve_jax.rollout.chat import Chat
-from coevolve_jax.strategies.base import Findings
+from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Sample, Task
+from coevolve_jax.types import Task, TrainingSample
 
 SERVING = "serving/"  # before the names of the engine's counts in the ledger
 FAILURE = "failure.json"
@@ -166,9 +166,9 @@ class Run:
     def note(
         self,
         collected: Collected,
-        samples: Sequence[Sample],
+        samples: Sequence[TrainingSample],
         learned: Mapping[str, Any],
-        found: Findings,
+        found: StepReport,
         seconds: Mapping[str, float],
         chat: Chat,
     ) -> None:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.loop.collect import Collected
 from coevolve_jax.planning import topologies
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def slow_note(told: Mapping[str, float]) -> str:
 def throughput(
     config: ConfigDict,
     collected: Collected,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     operations: float,
     seconds: Mapping[str, float],
 ) -> dict[str, float]:

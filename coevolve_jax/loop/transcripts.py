@@ -10,13 +10,13 @@ import numpy as np
 
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import trajectories_of
-from coevolve_jax.types import Group, Sample, Trajectory
+from coevolve_jax.types import Group, TrainingSample, Trajectory
 
 FED = -2  # stands for the policy version of tokens that no policy sampled
 
 
 def readable(
-    chat: Chat, groups: Sequence[Group], samples: Sequence[Sample], step: int, most: int
+    chat: Chat, groups: Sequence[Group], samples: Sequence[TrainingSample], step: int, most: int
 ) -> list[dict]:
     """`most` trajectories as one reads them: one of each outcome of each task, failures and successes in turn.
 

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.types import Group, Sample, Trajectory
-
-DEAD = 1e-3  # a group whose rewards have no more standard deviation than this teaches nothing
+from coevolve_jax.types import Group, TrainingSample, Trajectory
 
 # Threshold in config.health -> (value, whether more than it is alarming, what it means).
 RULES: dict[str, tuple[str, bool, str]] = {
@@ -34,10 +32,11 @@ RULES: dict[str, tuple[str, bool, str]] = {
 }
 
 
-def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, Any]:
+def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, Any]:
     """Values of one step, for metrics.jsonl.
 
-    dead_groups: share of groups whose rewards have no spread. group_std: mean standard deviation within groups.
+    dead_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
+    finds no advantage. A spread above 0, however small, is not counted: the estimator group_std scales it up. group_std: mean standard deviation within groups.
     logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
     share of rollouts that a limit ended. kept_groups: share of groups that are learned from. length_reward:
     correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
@@ -47,10 +46,10 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
     """
     everything = [t for g in groups for t in g.trajectories]
     valid = [t for t in everything if t.outcome.valid]
-    spreads = [float(np.std([t.outcome.reward for t in g.valid])) for g in groups if g.valid]
+    spreads = [g.spread for g in groups if g.valid]
     written = np.concatenate([t.logprobs[t.mask] for t in valid] or [np.zeros(0)])
     return {
-        "dead_groups": _mean([s < DEAD for s in spreads]),
+        "dead_groups": _mean([s == 0 for s in spreads]),
         "group_std": _mean(spreads),
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
@@ -66,7 +65,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, An
     }
 
 
-def taught(samples: Sequence[Sample]) -> set[str]:
+def taught(samples: Sequence[TrainingSample]) -> set[str]:
     """The tasks that something is learned from: with learner.skip_dead_groups off there are samples of others too."""
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     return {s.trajectory.task_id for s in samples if teaches(s)}

@@ -1,65 +1,38 @@
-"""The multi-turn agent loop: tasks in, token-exact trajectories out."""
+"""The multi-turn agent loop: tasks in, groups of token-exact trajectories out."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import threading
-import time
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.envs.base import EnvPool, action_pattern
+from coevolve_jax.rollout.batch_scheduler import BatchScheduler
 from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
+from coevolve_jax.rollout.limits import Limits, reference_fits
 from coevolve_jax.rollout.tool_call_format import ParsedCall
-from coevolve_jax.types import Call, Hint, Observation, Outcome, Step, Task, Trajectory
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """max_length: tokens of a whole trajectory. max_new_tokens: of one assistant message.
-    max_steps: assistant messages with tool calls per user turn (BFCL: 20; one more fails the task).
-    max_observation: characters of a tool result that the policy gets to read.
-    max_messages: assistant messages of the whole conversation; 0: no bound.
-    malformed: what a tool call that cannot be read leads to: "answer", an error that the policy reads, or "end_turn",
-    nothing and no step, so that a message without any other call ends its turn (as in BFCL's own harness)."""
-
-    max_length: int
-    max_new_tokens: int
-    max_steps: int = 20
-    max_observation: int = 400
-    max_messages: int = 0
-    malformed: str = "answer"
-
-    def shown(self, answer: str) -> str:
-        """What the policy gets to read of a tool's answer."""
-        return answer if len(answer) <= self.max_observation else answer[: self.max_observation] + "..."
-
-
-class Job(NamedTuple):
-    """One rollout to do. Those of a group start from the same environment state and differ in their seed, and in
-    their hints, alone."""
-
-    task: Task
-    rollout_index: int
-    seed: int
-    hint: Hint | None = None
+from coevolve_jax.rollout.utilization import Usage, UsageMeter
+from coevolve_jax.types import Call, Group, Hint, Observation, Outcome, Step, Task, Trajectory
 
 
 class _Rollout:
-    """One conversation in progress: the lists that become a Trajectory."""
+    """One conversation: the lists that become a Trajectory.
 
-    def __init__(self, job: Job, session: int, world: int):
-        self.task, self.rollout_index, self.seed, self.hint = job
-        self.session, self.world = session, world
+    The rollouts of a group start from the same environment state; they differ in their seed and hints alone.
+    Tokens are only ever appended: text that is tokenized again may give other ids than the engine sampled.
+    """
+
+    def __init__(self, task: Task, rollout_index: int, seed: int, hint: Hint | None = None):
+        self.task, self.rollout_index, self.seed, self.hint = task, rollout_index, seed, hint
+        self.conversation_id = self.env_id = -1  # given when the conversation begins
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -96,7 +69,7 @@ class _Rollout:
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
         if completion.routing is not None:
-            # What is known stays: weights that came since may have routed the earlier tokens in another way.
+            # Known routing stays: newer weights may route the earlier tokens in another way.
             known = completion.routing[:0] if self.routing is None else self.routing
             self.routing = np.concatenate([known, completion.routing[len(known) :]])
 
@@ -122,103 +95,12 @@ class _Rollout:
         )
 
 
-class _Rounds:
-    """Asks an engine that serves batches: once every conversation that is going on waits for it. So a round is the same
-    however long the environment took."""
-
-    def __init__(
-        self, advance: Callable[[Sequence[Request]], Awaitable[Sequence[Completion | None]]], seats: int
-    ):
-        self._advance, self._seats = advance, seats
-        self._waiting: list[tuple[Request, asyncio.Future]] = []
-        self._serving: asyncio.Task | None = None
-
-    async def ask(self, request: Request) -> Completion:
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
-        self._start_if_complete()
-        return await answer
-
-    def leave(self) -> None:
-        """A conversation has ended and no other takes its seat."""
-        self._seats -= 1
-        self._start_if_complete()
-
-    def _start_if_complete(self) -> None:
-        if self._waiting and len(self._waiting) == self._seats:
-            round = sorted(
-                self._waiting, key=lambda asked: asked[0].session
-            )  # whoever came first: equal runs
-            self._waiting = []
-            self._serving = asyncio.ensure_future(self._serve(round))
-
-    async def _serve(self, round: Sequence[tuple[Request, asyncio.Future]]) -> None:
-        try:
-            completions = await self._advance([request for request, _ in round])
-            answered = list(zip(round, completions, strict=True))
-        except BaseException as error:
-            for _, answer in round:
-                if not answer.done():
-                    answer.set_exception(error)
-            return
-        for (request, answer), completion in answered:
-            if answer.done():  # it was cancelled
-                continue
-            if completion is None:
-                self._waiting.append((request, answer))
-            else:
-                answer.set_result(completion)
-        self._start_if_complete()
-
-
-class Usage(NamedTuple):
-    """utilization: "engine", requests in flight over the most that there may be, and "workers", those of the environment
-    that were busy, both averaged over the time in which rollouts ran; where the engine tells, "cached": of the tokens sent
-    to it, those that it had. All 0 to 1. counts: the engine's own (Engine.counts)."""
-
-    utilization: dict[str, float]
-    counts: Counter[str]
-
-
-class _Use:
-    """How busy engine and workers are, over the time in which rollouts run; from several threads."""
-
-    def __init__(self, pool: EnvPool):
-        self._pool, self._lock = pool, threading.Lock()
-        self._calls = self._requests = 0  # under way
-        self._seconds = self._asked = self._acted = 0.0
-        self._last = time.perf_counter(), pool.busy
-
-    @contextlib.contextmanager
-    def of(self, *, calls: int = 0, requests: int = 0) -> Iterator[None]:
-        """These are under way inside."""
-        self._count(calls, requests)
-        try:
-            yield
-        finally:
-            self._count(-calls, -requests)
-
-    def take(self) -> tuple[float, float, float]:
-        """Since the last call: seconds in which rollouts ran, request seconds, worker seconds."""
-        self._count()
-        with self._lock:
-            taken = max(self._seconds, 1e-9), self._asked, self._acted
-            self._seconds = self._asked = self._acted = 0.0
-        return taken
-
-    def _count(self, calls: int = 0, requests: int = 0) -> None:
-        with self._lock:
-            (then, acted), self._last = self._last, (time.perf_counter(), self._pool.busy)
-            if self._calls:
-                self._seconds += self._last[0] - then
-                self._acted += self._last[1] - acted
-                self._asked += self._requests * (self._last[0] - then)
-            self._calls, self._requests = self._calls + calls, self._requests + requests
-
-
 class Agent:
-    """Runs tasks in an environment with an engine. Keeps `concurrency` conversations going, each at its own
-    pace; an engine that serves batches is asked in rounds. Those of an earlier call come first."""
+    """Runs tasks in an environment with an engine.
+
+    Keeps `concurrency` conversations going, each at its own pace. An engine that serves batches is asked in
+    rounds (batch_scheduler.py). Conversations of an earlier call come first.
+    """
 
     def __init__(
         self,
@@ -234,56 +116,46 @@ class Agent:
         self._action_pattern = action_pattern
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
-        self._seats = asyncio.Semaphore(concurrency)  # first come, first served
-        self._alone = asyncio.Lock()  # of a call whose engine serves batches
+        self._slots = asyncio.Semaphore(concurrency)  # first come, first served
+        self._alone = asyncio.Lock()  # held by the one call that an engine of batches serves
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[asyncio.Task] = set()
-        self._sessions = 0
-        self._use = _Use(pool)
+        self._conversation_ids = itertools.count()
+        self._meter = UsageMeter(pool)
         self._counted: Counter[str] = Counter()  # of the engine, when it was last looked at
 
-    def rollouts(
+    def rollout_groups(
         self,
-        jobs: Sequence[Job],
+        tasks: Sequence[Task],
+        seeds: Sequence[Sequence[int]],
         temperature: float,
+        hints: Callable[[Task, int], Hint | None] | None = None,
         on_done: Callable[[], object] = lambda: None,
-    ) -> list[Trajectory]:
-        """One trajectory per job, in the order of the jobs.
+    ) -> list[Group]:
+        """A group of rollouts for each task, in the order of the tasks.
 
         Args:
-          jobs: what to roll out.
+          tasks: what to roll out.
+          seeds: a row for each task, which holds the seed of each of its rollouts.
           temperature: 0 is greedy.
-          on_done: called as each trajectory ends.
+          hints: (task, rollout_index) -> help for that rollout.
+          on_done: called as each rollout ends.
 
         Raises:
           EngineError: the engine cannot go on.
         """
-        with self._use.of(calls=1):
-            return event_loop.run(self._rollouts(jobs, temperature, on_done))
+        help = hints or (lambda task, rollout_index: None)
+        rollouts = [
+            [_Rollout(task, m, seed, help(task, m)) for m, seed in enumerate(row)]
+            for task, row in zip(tasks, seeds, strict=True)
+        ]
+        with self._meter.of(calls=1):
+            done = event_loop.run(self._rollouts(rollouts, temperature, on_done))
+        return [Group(task, tuple(row)) for task, row in zip(tasks, done)]
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
-        """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
-
-        A family without reference calls has no path to measure: True.
-        """
-        limits, chat = self._limits, self._chat
-        if 0 < limits.max_messages < len(task.calls) + len(task.turns):
-            return False
-        length, turns = len(chat.prompt(self._tools(task), task.turns[0].query)), enumerate(task.turns)
-        room = lambda: length + limits.max_new_tokens <= limits.max_length  # as of _check_limits
-        for i, turn in turns:
-            length += len(chat.user(turn.query)) if i else 0
-            if len(turn.calls) > limits.max_steps:
-                return False
-            for call, answer in zip(turn.calls, answers[i], strict=True):
-                message = len(chat.message([call]))
-                if message > limits.max_new_tokens or not room():
-                    return False
-                length += message + len(chat.observations([limits.shown(answer.text)]))
-            if not room():
-                return False
-            length += len(chat.message([]))
-        return True
+        """Whether the task's reference calls fit this agent's limits (limits.reference_fits)."""
+        return reference_fits(self._limits, self._chat, self._tools, task, answers)
 
     @property
     def batches(self) -> bool:
@@ -292,7 +164,7 @@ class Agent:
 
     def usage(self) -> Usage:
         """Of the rollouts since the last call."""
-        seconds, asked, acted = self._use.take()
+        seconds, asked, acted = self._meter.take()
         shares = {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
         now = Counter(getattr(self._engine, "counts", {}))
         counts, self._counted = now - self._counted, now
@@ -311,84 +183,92 @@ class Agent:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _rollouts(self, jobs, temperature, on_done) -> list[Trajectory]:
+    async def _rollouts(self, rollouts, temperature, on_done) -> list[list[Trajectory]]:
         running = asyncio.current_task()
         assert running is not None
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         if not self._engine.batches:
-            return await self._converse_all(jobs, temperature, on_done)
-        # Side by side one call's conversations would push the other's out of the cache, by turns, for ever.
+            return await self._converse_all(rollouts, temperature, on_done)
+        # Two calls side by side would push each other's conversations out of the cache, by turns, for ever.
         async with self._alone:
-            return await self._converse_all(jobs, temperature, on_done)
+            return await self._converse_all(rollouts, temperature, on_done)
 
-    async def _converse_all(self, jobs, temperature, on_done) -> list[Trajectory]:
-        done: dict[int, Trajectory] = {}
-        first, seats = self._sessions, min(self._concurrency, len(jobs))
-        self._sessions += len(jobs)
-        ask, free = self._ask, self._seats
-        rounds = _Rounds(partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), seats)
-        if self._engine.batches:  # a round waits for all seats of its call: none may be another call's
-            ask = rounds.ask
+    async def _converse_all(self, rollouts, temperature, on_done) -> list[list[Trajectory]]:
+        """Trajectories of rollouts[i][m], in the same places."""
+        left = sum(map(len, rollouts))
+        slots = min(self._concurrency, left)
+        ask, free = self._ask, self._slots
+        scheduler = BatchScheduler(
+            partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), slots
+        )
+        if self._engine.batches:  # a round waits for all slots of its call, so no other call may hold one
+            ask = scheduler.ask
 
-        async def converse(i: int, job: Job) -> None:
+        async def converse(r: _Rollout) -> Trajectory:
+            nonlocal left
             async with free:
-                done[i] = await self._converse(ask, job, first + i, temperature)
+                trajectory = await self._converse(ask, r, temperature)
             on_done()
-            if len(done) > len(jobs) - seats:
-                rounds.leave()
+            left -= 1
+            if left < slots:  # nobody waits for the slot that became free
+                scheduler.done()
+            return trajectory
 
-        conversations = [asyncio.ensure_future(converse(i, job)) for i, job in enumerate(jobs)]
+        for r in itertools.chain.from_iterable(rollouts):
+            r.conversation_id = next(self._conversation_ids)
+        rows = [[asyncio.ensure_future(converse(r)) for r in row] for row in rollouts]
+        conversations = list(itertools.chain.from_iterable(rows))
         try:
             await asyncio.gather(*conversations)
-        finally:  # where one fails, the others' requests and worlds are given back
+        finally:  # where one fails, the others give back their requests and worlds
             for task in conversations:
                 task.cancel()
             await asyncio.gather(*conversations, return_exceptions=True)
-        return [done[i] for i in range(len(jobs))]
+        return [[conversation.result() for conversation in row] for row in rows]
 
     async def _ask(self, request: Request) -> Completion:
         return (await self._timed(self._engine.generate, [request]))[0]
 
     async def _timed(self, call: Callable[..., Awaitable[Any]], requests: Sequence[Request]) -> Any:
-        with self._use.of(requests=len(requests)):
+        with self._meter.of(requests=len(requests)):
             return await call(requests)
 
-    async def _in_world(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_env(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         """A call of the pool, which blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
-    async def _converse(self, ask, job: Job, session: int, temperature: float) -> Trajectory:
+    async def _converse(self, ask, r: _Rollout, temperature: float) -> Trajectory:
         """One whole conversation."""
-        (world,) = await self._in_world(self._pool.reset, [job.task])
+        (r.env_id,) = await self._in_env(self._pool.reset, [r.task])
         try:
-            r = _Rollout(job, session, world)
-            query = r.hinted(job.hint.before_task if job.hint else "", job.task.turns[0].query, first=True)
-            tools = self._tools(job.task)
+            query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
+            tools = self._tools(r.task)
             r.offered = frozenset(tool_name(t) for t in tools)
             r.feed(self._chat.prompt(tools, query))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
-            self._check_limits(r)
+            self._check_limits(r)  # the prompt alone may leave no room for a message
             while r.stop is None:
-                completion = await ask(Request(session, np.asarray(r.ids, np.int32), sampling, job.seed))
+                ids = np.asarray(r.ids, np.int32)
+                completion = await ask(Request(r.conversation_id, ids, sampling, r.seed))
                 r.sampled(completion)
                 await self._react(r, completion)
                 self._check_limits(r)
-            if r.stop == "engine":
+            if r.stop == "engine":  # the policy was never heard, so its world's score says nothing about it
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
-            return r.finish((await self._in_world(self._pool.score, [world]))[0])
+            return r.finish((await self._in_env(self._pool.score, [r.env_id]))[0])
         finally:
-            self._engine.release([session])
-            await self._in_world(self._pool.close, [world])
+            self._engine.release([r.conversation_id])
+            await self._in_env(self._pool.close, [r.env_id])
 
     def _check_limits(self, r: _Rollout) -> None:
         """Ends a conversation that may not have, or has no room for, one more assistant message."""
         if r.stop is None and 0 < self._limits.max_messages == r.messages:
             r.stop = "step_limit"
-        if r.stop is None and len(r.ids) + self._limits.max_new_tokens > self._limits.max_length:
+        if r.stop is None and not self._limits.leaves_room(len(r.ids)):
             r.stop = "context_limit"
             surplus = len(r.ids) - self._limits.max_length
-            if surplus > 0:  # an observation that did not fit: its tail is never shown to anyone
+            if surplus > 0:  # an observation did not fit; a row of the learner has no room for its tail
                 for tokens in (r.ids, r.mask, r.logprobs, r.versions):
                     del tokens[-surplus:]
 
@@ -398,7 +278,7 @@ class Agent:
             r.stop = "token_limit" if completion.finish == "length" else "engine"
             return
         parsed = self._chat.parse(completion.ids)
-        if self._limits.malformed == "end_turn":
+        if self._limits.malformed == "end_turn":  # an unreadable call then counts as no call
             parsed = [p for p in parsed if p.call]
         if not parsed:
             await self._end_turn(r)
@@ -409,13 +289,16 @@ class Agent:
             await self._act(r, parsed)
 
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
-        """One call after the other: none after one that ends the turn, which is graded as it was then. One that costs the
-        world is the end of the conversation."""
+        """Executes the calls of a message one after the other.
+
+        None is made after one that ends the turn, because the turn is graded as it was then. A call that costs
+        the world ends the conversation.
+        """
         texts, ended = [], False
         for p in parsed:
             answer = Observation(f'{{"error": "{p.error}"}}', error=True)
             if p.call:
-                ((answer,),) = await self._in_world(self._pool.step, [r.world], [[p.call]])
+                ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[p.call]])
             text = self._limits.shown(answer.text)
             texts.append(text)
             r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
@@ -427,19 +310,21 @@ class Agent:
         if ended:
             await self._end_turn(r)
             return
-        if r.hint and r.hint.before_step:
+        if (
+            r.hint and r.hint.before_step
+        ):  # inside the last answer: a message of its own would start another turn
             texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
 
     def _pattern(self, r: _Rollout, call: Call | None) -> str | None:
-        """types.Step.pattern of a call."""
+        """Step.pattern of a call. None, its default, is the tool's name, so that most rows need not hold it."""
         if call is None:
             return None
         pattern = self._action_pattern(call) if call.name in r.offered else ""
         return None if pattern == call.name else pattern
 
     async def _end_turn(self, r: _Rollout) -> None:
-        await self._in_world(self._pool.end_turn, [r.world])
+        await self._in_env(self._pool.end_turn, [r.env_id])
         r.turn += 1
         r.steps_in_turn = 0
         if r.turn == len(r.task.turns):

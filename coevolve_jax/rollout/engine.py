@@ -28,11 +28,11 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """ids: int32 [T], the whole sequence so far. session: requests of one trajectory share it, and
+    """ids: int32 [T], the whole sequence so far. conversation_id: requests of one trajectory share it, and
     an engine may keep the KV cache of the common prefix. seed: names this trajectory's
     random stream; with the position it determines the noise of each token."""
 
-    session: int
+    conversation_id: int
     ids: np.ndarray
     sampling: Sampling
     seed: int = 0
@@ -56,15 +56,15 @@ def check_requests(
     constrains: bool = False,
 ) -> None:
     """Raises ValueError for a request that no engine of these sizes can serve, or that has a schema where the engine does
-    not heed it, and for two of one session: the second would have to go on with the first one's answer."""
-    sessions: set[int] = set()
+    not heed it, and for two of one conversation: the second would have to go on with the first one's answer."""
+    conversation_ids: set[int] = set()
     for r in requests:
-        if r.session in sessions:
+        if r.conversation_id in conversation_ids:
             raise ValueError(
-                f"Session {r.session} has two requests in one call: send the second when the first is answered, or give "
-                "it a session of its own."
+                f"Conversation {r.conversation_id} has two requests in one call: send the second when the first is answered, or give "
+                "it a conversation_id of its own."
             )
-        sessions.add(r.session)
+        conversation_ids.add(r.conversation_id)
         _check_request(r, vocabulary, max_length, max_new_tokens, constrains)
 
 
@@ -72,30 +72,31 @@ def _check_request(
     r: Request, vocabulary: int, max_length: int, max_new_tokens: int, constrains: bool
 ) -> None:
     if len(r.ids) == 0:
-        raise ValueError(f"Request of session {r.session} has no tokens: send at least one.")
+        raise ValueError(f"Request of conversation {r.conversation_id} has no tokens: send at least one.")
     if r.ids.min() < 0 or r.ids.max() >= vocabulary:
         raise ValueError(
-            f"Request of session {r.session} has token id {r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the "
-            f"model's vocabulary has {vocabulary}: the tokenizer does not belong to this model."
+            f"Request of conversation {r.conversation_id} has token id "
+            f"{r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the model's vocabulary has {vocabulary}: the tokenizer does not belong to this model."
         )
     if r.sampling.max_new_tokens < 1:
         raise ValueError(
-            f"Request of session {r.session} has max_new_tokens {r.sampling.max_new_tokens}: ask for at least one token."
+            f"Request of conversation {r.conversation_id} has max_new_tokens {r.sampling.max_new_tokens}: "
+            "ask for at least one token."
         )
     if r.sampling.max_new_tokens > max_new_tokens or len(r.ids) + r.sampling.max_new_tokens > max_length:
         raise ValueError(
-            f"Request of session {r.session}: {len(r.ids)} tokens plus max_new_tokens {r.sampling.max_new_tokens} "
+            f"Request of conversation {r.conversation_id}: {len(r.ids)} tokens plus max_new_tokens {r.sampling.max_new_tokens} "
             f"exceed the engine's max_length {max_length} (and max_new_tokens {max_new_tokens}): shorten the prompt or "
             "raise them in the config."
         )
     if r.sampling.json_schema is not None and not constrains:
         raise ValueError(
-            f"Request of session {r.session} has a JSON schema, and this engine does not constrain what it samples: leave "
+            f"Request of conversation {r.conversation_id} has a JSON schema, and this engine does not constrain what it samples: leave "
             "the schema out, or give the in-process engine a tokenizer."
         )
     if r.sampling.json_schema is not None and not r.sampling.stop_ids:
         raise ValueError(
-            f"Request of session {r.session} has a JSON schema and no stop id, so its answer could not end: name one."
+            f"Request of conversation {r.conversation_id} has a JSON schema and no stop id, so its answer could not end: name one."
         )
 
 
@@ -150,7 +151,7 @@ class Engine(Protocol):
 
         Raises:
           ValueError: an id outside the vocabulary, an empty prompt, one that leaves no room for its
-            max_new_tokens or asks for none, a schema that cannot be heeded, or two requests of one session; nothing has been
+            max_new_tokens or asks for none, a schema that cannot be heeded, or two requests of one conversation; nothing has been
             computed then.
           EngineError: it cannot go on.
         """
@@ -163,7 +164,7 @@ class Engine(Protocol):
         Raises ValueError for parameters of another model; the old weights are kept then.
         """
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         """Forgets the caches of finished trajectories."""
 
     def close(self) -> None: ...

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo.advantages import group_advantages, live_groups, spread
+from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict
-from coevolve_jax.types import Context, Evidence, Group, Hint, Sample, Task, Trajectory
+from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSample, Trajectory, spread
 
 SIGNALS = ("signals.window", "signals.rare_percent")
 SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
@@ -103,7 +103,7 @@ class Lab(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class StepReport:
     """What a method read from the rollouts of a step. counts: by kind, for metrics.jsonl. rows: for
     signals.jsonl, in a form of the method's own; the report links those that have a Signal's keys to tasks."""
 
@@ -114,7 +114,7 @@ class Findings:
 class Strategy(Protocol):
     """A self-evolving method; the four calls come in this order in every GRPO step.
 
-    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `credit` of step t and runs in
+    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `compute_advantages` of step t and runs in
     other threads: it must then change nothing but what it draws from `tasks`.
     """
 
@@ -122,11 +122,11 @@ class Strategy(Protocol):
         """Draws a batch of tasks from D_t and rolls it out."""
         ...
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
         ...
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         """Remembers what the rollouts tell."""
         ...
 
@@ -142,9 +142,9 @@ class Strategy(Protocol):
         ...
 
 
-def outcome_rewards(group: Group) -> list[float]:
+def outcome_rewards(group: Group) -> Sequence[float]:
     """The environment's own rewards."""
-    return [t.outcome.reward for t in group.valid]
+    return group.rewards
 
 
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -164,7 +164,7 @@ def collect_batch(
     missing = c.rollout.tasks_per_step
     for round in range(1 + c.learner.dynamic_sampling):
         again = (round,) if round else ()
-        drawn = tasks.sample(
+        drawn = tasks.draw(
             missing,
             rng_for(c.seed, "sample", step, *again),
             new_share=c.data.new_share,
@@ -175,7 +175,7 @@ def collect_batch(
             break
         groups += roll(drawn, c.rollout.group_size, **how)
         missing = c.rollout.tasks_per_step - len(
-            live_groups({i: spread(rewards(g)) for i, g in enumerate(groups)})
+            drop_zero_variance({i: spread(rewards(g)) for i, g in enumerate(groups)})
         )
         if missing <= 0:
             break
@@ -214,7 +214,7 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
             if not tried:
                 words.append(Verdict("environment"))
                 continue
-            refusal = None if 0 < solved < tried else "never_solved" if not solved else "always_solved"
+            refusal = None if group.mixed else "always_solved" if solved else "never_solved"
             words.append(Verdict(refusal, solved / tried))
         return words
 
@@ -253,9 +253,9 @@ def synthesize_for_tools(
     )  # fmt: skip
 
 
-def credit_groups(
+def grpo_samples(
     config: ConfigDict, groups: Sequence[Group], state: FilterState, rewards: Rewards = outcome_rewards
-) -> tuple[list[Sample], FilterState]:
+) -> tuple[list[TrainingSample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
 
     This alone decides which groups count: config.learner.skip_dead_groups, dynamic_sampling and group_filter.
@@ -265,16 +265,16 @@ def credit_groups(
     """
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
-    kept = {i: spread(values) for i, values in shaped.items()}
+    active_groups = {i: spread(values) for i, values in shaped.items()}
     if c.skip_dead_groups or c.dynamic_sampling:
-        kept = live_groups(kept)
+        active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
-        kept, state = filter_groups(state, kept)
-    pairs = [(i, t, r) for i in kept for t, r in zip(groups[i].valid, shaped[i], strict=True)]
-    advantages = group_advantages(
-        [r for _, _, r in pairs], [i for i, _, _ in pairs], [True] * len(pairs), estimator=c.advantage
-    )
-    samples = [
-        Sample(t, np.full(len(t.ids), a, np.float32)) for (_, t, _), a in zip(pairs, advantages, strict=True)
-    ]
+        active_groups, state = filter_groups(state, active_groups)
+    samples = []
+    for i in active_groups:
+        advantages = group_advantages(shaped[i], estimator=c.advantage)
+        samples += [
+            TrainingSample(t, np.full(len(t.ids), a, np.float32))
+            for t, a in zip(groups[i].valid, advantages, strict=True)
+        ]
     return samples, state

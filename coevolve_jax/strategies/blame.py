@@ -20,10 +20,18 @@ from coevolve_jax import schedule
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import static
-from coevolve_jax.strategies.base import SIGNALS, Findings, Lab, Roll, evolves, solvable, synthesize_for_tools
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    Roll,
+    StepReport,
+    evolves,
+    solvable,
+    synthesize_for_tools,
+)
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Group, Sample, Trajectory
+from coevolve_jax.types import Call, Group, TrainingSample, Trajectory
 
 PRIOR = 4.0  # attempts at the mean rate of all tools that each tool begins with
 
@@ -59,10 +67,10 @@ class Blame:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return self._grpo.collect(step, tasks, roll)
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
-        return self._grpo.credit(groups)
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        return self._grpo.compute_advantages(groups)
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         found, memory = self._grpo.observe(step, groups), self._config.strategy.memory
         fresh = [group for group in groups if self._counts(group)]
         tools = {tool: (memory * n, memory * missed) for tool, (n, missed) in self._tools.items()}
@@ -74,7 +82,7 @@ class Blame:
                     tools[call.name] = (n + 1, misses + missed)
                     blamed += missed
         self._tools = tools
-        return Findings({**found.counts, "blame": blamed}, found.rows)
+        return StepReport({**found.counts, "blame": blamed}, found.rows)
 
     def _counts(self, group: Group) -> bool:
         """Whether this visit to the group's task does; it is noted."""

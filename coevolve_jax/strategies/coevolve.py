@@ -18,19 +18,18 @@ from coevolve_jax.schedule import still_evolves
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
     SHARED,
-    Findings,
     Lab,
     Roll,
+    StepReport,
     collect_batch,
-    credit_groups,
     evolves,
+    grpo_samples,
     solvable,
-    trajectories_of,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Evidence, Group, Sample, Signal, Task, Trajectory
+from coevolve_jax.types import Evidence, Group, Signal, Task, TrainingSample, Trajectory
 
 READS = SHARED
 DEFAULTS = {
@@ -55,14 +54,14 @@ class CoEvolve:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return collect_batch(self._config, step, tasks, roll)
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
-        samples, self._filter = credit_groups(self._config, groups, self._filter)
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
         found, self._history = signals.extract(
-            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+            self._history, groups, step, window=c.window, theta=c.rare_percent
         )
         used = [s for s in found if s.kind in self._kinds]
         if self._config.strategy.shuffled:
@@ -70,7 +69,7 @@ class CoEvolve:
         if still_evolves(self._config, step):  # nobody reflects on what comes later
             self._evidence += join_evidence(used, groups)
         # What evolution is given goes to signals.jsonl: for the placebo that is what it was shown, not what was there.
-        return Findings(signals.count_by_kind(found), [s.to_json() for s in used])
+        return StepReport(signals.count_by_kind(found), [s.to_json() for s in used])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         c = self._config

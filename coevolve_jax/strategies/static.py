@@ -12,17 +12,16 @@ from ml_collections import ConfigDict
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
     SIGNALS,
-    Findings,
     Lab,
     Roll,
+    StepReport,
     collect_batch,
-    credit_groups,
-    trajectories_of,
+    grpo_samples,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Group, Sample
+from coevolve_jax.types import Group, TrainingSample
 
 READS = SIGNALS
 
@@ -40,16 +39,16 @@ class Static:
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
         return collect_batch(self._config, step, tasks, roll)
 
-    def credit(self, groups: Sequence[Group]) -> list[Sample]:
-        samples, self._filter = credit_groups(self._config, groups, self._filter)
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        samples, self._filter = grpo_samples(self._config, groups, self._filter)
         return samples
 
-    def observe(self, step: int, groups: Sequence[Group]) -> Findings:
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
         c = self._config.signals
         found, self._history = signals.extract(
-            self._history, trajectories_of(groups), step, window=c.window, theta=c.rare_percent
+            self._history, groups, step, window=c.window, theta=c.rare_percent
         )
-        return Findings(signals.count_by_kind(found), [s.to_json() for s in found])
+        return StepReport(signals.count_by_kind(found), [s.to_json() for s in found])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         return self._evolve(self._config, step, lab) if self._evolve else None

@@ -1,6 +1,6 @@
 """Re-exploration: an explorer acts in the real environment under contexts, R rounds of S steps.
 
-Every round starts from a fresh session of the context's scenario, so that any
+Every round starts from a fresh world of the context's scenario, so that any
 sequence of calls within a round replays from the scenario's initial state.
 """
 
@@ -61,11 +61,11 @@ def explore(
     names = [offered_names(t) for t in offered]
     triplets: list[list[Triplet]] = [[] for _ in contexts]
     for round in range(rounds):
-        sessions = env_pool.reset([c.task for c in contexts])
+        env_ids = env_pool.reset([c.task for c in contexts])
         histories: list[list[Triplet]] = [[] for _ in contexts]
         active = list(range(len(contexts)))
         for _ in range(steps):
-            options = env_pool.options([sessions[i] for i in active])
+            options = env_pool.options([env_ids[i] for i in active])
             episodes = [
                 Episode(contexts[i], offered[i], tuple(histories[i]), round, rngs[i], now)
                 for i, now in zip(active, options)
@@ -74,13 +74,13 @@ def explore(
             calls = {i: call for i, call in chosen if call is not None and call.name in names[i]}
             if not calls:
                 break
-            answers = env_pool.step([sessions[i] for i in calls], [[call] for call in calls.values()])
+            answers = env_pool.step([env_ids[i] for i in calls], [[call] for call in calls.values()])
             active = [i for i, (o,) in zip(calls, answers) if o.valid and not o.fatal]
             for i, (observation,) in zip(calls, answers):
                 if i in active:
                     index = len(triplets[i]) + len(histories[i])
                     histories[i].append(Triplet(index, round, calls[i], observation))
-        env_pool.close(sessions)
+        env_pool.close(env_ids)
         for collected, history in zip(triplets, histories):
             collected.extend(history)
     return [

@@ -7,20 +7,20 @@ no score and no count, and it carries no signal.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Group, Signal, Trajectory
+from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Group, Signal
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
     """What the signals remember of all steps so far; goes into the checkpoint.
 
-    scores: by task id, its last W scores, oldest first (bounded by the window).
+    scores: by task id, its last W scores, oldest first (bounded by the window). The records of the task pool keep the first
+    and the last score alone, and `observe` is not given the pool.
     action_counts: by action pattern, how often it was taken in valid rollouts.
     """
 
@@ -44,18 +44,13 @@ class History:
         return cls({task: tuple(s) for task, s in data["scores"].items()}, dict(data["action_counts"]))
 
 
-def task_scores(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """Mean reward of each task's valid rollouts; a task without a valid rollout has no score."""
-    rewards: dict[str, list[float]] = {}
-    for t in trajectories:
-        if t.outcome.valid:
-            rewards.setdefault(t.task_id, []).append(t.outcome.reward)
-    # fsum rounds once, so that the order of the rollouts cannot move a score across the threshold.
-    return {task: math.fsum(r) / len(r) for task, r in rewards.items()}
+def task_scores(groups: Iterable[Group]) -> dict[str, float]:
+    """Score of each task by its id (Group.score); a task without a valid rollout has none."""
+    return {group.task.id: score for group in groups if (score := group.score) is not None}
 
 
 def extract(
-    history: History, trajectories: Sequence[Trajectory], step: int, *, window: int, theta: float
+    history: History, groups: Sequence[Group], step: int, *, window: int, theta: float
 ) -> tuple[list[Signal], History]:
     """Signals of one GRPO step, and the history that includes it. `history` itself is not changed.
 
@@ -68,21 +63,21 @@ def extract(
     names the rarest such pattern, the alphabetically first of equals.
 
     Args:
-      trajectories: the K rollouts of every task of the step, in any order.
+      groups: the rollouts of the step, one group a task.
       step: the GRPO step that the signals are labelled with.
       window: W, in scores of the same task (steps that did not visit it do not count).
       theta: rare threshold in percent of all actions.
 
     Returns:
-      (signals, new history). Signals are in the order of `trajectories`, at
+      (signals, new history). Signals are in the order of the rollouts, at
       most one per kind and trajectory, kinds in the order of SIGNAL_KINDS.
 
     Raises:
       ValueError: a threshold, a reward, or two rollouts of one name.
     """
-    _check(trajectories, window, theta)
-    valid = [t for t in trajectories if t.outcome.valid]
-    now = task_scores(valid)
+    _check(groups, window, theta)
+    valid = [t for group in groups for t in group.valid]
+    now = task_scores(groups)
     counts = Counter(history.action_counts)
     for t in valid:
         counts.update(t.actions)
@@ -93,9 +88,7 @@ def extract(
         for task, score in now.items()
         if score < SUCCESS and any(s >= SUCCESS for s in history.scores.get(task, ())[-window:])
     }
-    succeeded = {t.task_id for t in valid if t.outcome.success}
-    failed = {t.task_id for t in valid if not t.outcome.success}
-    mixed = succeeded & failed
+    mixed = {group.task.id for group in groups if group.mixed}
 
     signals = []
     for t in valid:
@@ -157,13 +150,13 @@ def annotated(signals: Iterable[Signal]) -> int:
     return len({(s.step, s.task_id, s.rollout_index) for s in signals})
 
 
-def _check(trajectories: Sequence[Trajectory], window: int, theta: float) -> None:
+def _check(groups: Sequence[Group], window: int, theta: float) -> None:
     if window < 1:
         raise ValueError(f"The forgetting window is {window}; it counts scores and must be at least 1.")
     if not 0 < theta <= 100:
         raise ValueError(f"The rare threshold theta is {theta}; it is a percentage above 0 and up to 100.")
     seen = set()
-    for t in trajectories:
+    for t in (t for group in groups for t in group.trajectories):
         if t.outcome.valid and not 0 <= t.outcome.reward <= 1:
             raise ValueError(
                 f"Rollout {t.rollout_index} of task {t.task_id} has reward {t.outcome.reward}; rewards "

@@ -54,7 +54,7 @@ def _attempt(
     steps: int,
     rng: np.random.Generator,
 ) -> list[Attempt]:
-    sessions, offered = env_pool.reset(tasks), [tools(task) for task in tasks]
+    env_ids, offered = env_pool.reset(tasks), [tools(task) for task in tasks]
     histories: list[list[Triplet]] = [[] for _ in tasks]
     rngs = spawn(rng, len(tasks))
     for turn in range(max((len(task.turns) for task in tasks), default=0)):
@@ -71,13 +71,13 @@ def _attempt(
             }
             if not calls:
                 break
-            answers = env_pool.step([sessions[n] for n in calls], [[call] for call in calls.values()])
+            answers = env_pool.step([env_ids[n] for n in calls], [[call] for call in calls.values()])
             for n, (observation,) in zip(calls, answers):
                 histories[n].append(Triplet(len(histories[n]), turn, calls[n], observation))
             active = [n for n, (o,) in zip(calls, answers) if o.valid and not o.fatal]
-        env_pool.end_turn([sessions[n] for n in present])
-    outcomes = env_pool.score(sessions)
-    env_pool.close(sessions)
+        env_pool.end_turn([env_ids[n] for n in present])
+    outcomes = env_pool.score(env_ids)
+    env_pool.close(env_ids)
     return [Attempt(outcome, len(history)) for outcome, history in zip(outcomes, histories)]
 
 

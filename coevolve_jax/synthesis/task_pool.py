@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from coevolve_jax.envs.base import task_key
-from coevolve_jax.types import Task
+from coevolve_jax.types import Task, mixed
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
     """Training history of a task. born: GRPO step. trained: steps that scored it. Scores are mean rewards.
 
-    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike.
+    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike. The score tells: a mean of
+    rewards from 0 to 1 is 0 or 1 only where all of them are.
     """
 
     born: int
@@ -32,7 +33,7 @@ class Record:
     def scored(self, score: float) -> Record:
         first = score if self.first_score is None else self.first_score
         again = self.settled if score == self.last_score else 0
-        settled = again + 1 if score in (0.0, 1.0) else 0
+        settled = 0 if mixed(score, 1) else again + 1
         return Record(self.born, self.trained + 1, first, score, settled)
 
 
@@ -62,7 +63,8 @@ class TaskPool:
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
         self.max_size, self._key = max_size, key
-        # Forks share these three, which only grow. Of a pool are the first _size tasks; what lies behind is another's.
+        # Forks share these three, which only grow, so that a fork copies no task.
+        # A pool owns the first _size tasks; what lies behind belongs to a fork.
         self._tasks: list[Task] = []
         self._places: dict[str, int] = {}  # in _tasks, by id
         self._keys: dict[str, int] = {}  # and by key
@@ -115,7 +117,7 @@ class TaskPool:
                 verdicts.append(None)
         return verdicts
 
-    def sample(
+    def draw(
         self,
         n: int,
         rng: np.random.Generator,
@@ -126,7 +128,7 @@ class TaskPool:
     ) -> list[Task]:
         """A batch: n different tasks, drawn independently of all earlier batches.
 
-        A pool of fewer than n tasks gives every one floor(n / size) times and a sample of the rest; fewer than n
+        A pool of fewer than n tasks gives every one floor(n / size) times and draws the rest by chance. Fewer than n
         come only where apart_from leaves no more.
 
         new_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
@@ -137,26 +139,30 @@ class TaskPool:
           ValueError: empty pool, n < 1, or new_share outside [0, 1].
         """
         if not self._size:
-            raise ValueError("The task pool is empty; add validated tasks before sampling a batch.")
+            raise ValueError("The task pool is empty; add validated tasks before drawing a batch.")
         if n < 1 or not 0 <= new_share <= 1:
             raise ValueError(
-                f"Cannot sample a batch of {n} tasks with new_share {new_share}; "
+                f"Cannot draw a batch of {n} tasks with new_share {new_share}; "
                 "the size must be at least 1 and the share between 0 and 1."
             )
         free = np.ones(len(self), bool)
         free[[self._place(i) for i in apart_from if self._has(i)]] = False
         places = np.flatnonzero(free)
+        # With apart_from the batch replaces groups of this step, so that no task may come twice.
         rounds, rest = (0, min(n, len(places))) if apart_from else divmod(n, len(places))
         # The smallest of exponential times come first (Efraimidis and Spirakis, 2006): a draw without replacement.
         noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
             times = noise / weights(self.rows)[places] if weights else noise
-        drawn = np.isfinite(times)  # for those of weight 0 nothing is reserved
+        drawn = np.isfinite(
+            times
+        )  # a weight of 0 gives an infinite time; nothing is reserved for such a task
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
         least = math.ceil(round(new_share * rest, 9))  # 0.1 * 30 is a little above 3
         reserved = evolved[_first(least, times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]
+        # The batch comes in an order of chance: otherwise evolved tasks would always stand first.
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
@@ -193,7 +199,9 @@ class TaskPool:
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes D_t as JSON lines (a task with its lineage, and its "record"), replacing the file."""
-        temporary = f"{os.fspath(path)}.tmp"
+        temporary = (
+            f"{os.fspath(path)}.tmp"  # renamed at the end: who reads meanwhile gets the whole old file
+        )
         with open(temporary, "w", encoding="utf-8") as f:
             f.writelines(self._line(t) for t in self)
             f.flush()
@@ -241,12 +249,16 @@ class TaskPool:
 
     def _append(self, task: Task, key: str, record: Record) -> None:
         size = self._size
-        if size < len(self._tasks):  # a fork has added tasks of its own
+        if size < len(
+            self._tasks
+        ):  # a fork has added tasks of its own: from here on this pool has its own lists
             self._tasks = self._tasks[:size]
             self._places = {i: place for i, place in self._places.items() if place < size}
             self._keys = {k: place for k, place in self._keys.items() if place < size}
         if size == len(self._rows):
-            self._rows = np.resize(self._rows, 2 * size + 16)
+            self._rows = np.resize(
+                self._rows, 2 * size + 16
+            )  # doubles, so that an append costs no copy of all
         self._tasks.append(task)
         self._places[task.id] = self._keys[key] = size
         self._set(size, record)

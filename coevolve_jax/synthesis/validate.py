@@ -137,16 +137,16 @@ def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Out
 
     The outcome is invalid where the infrastructure failed in any call.
     """
-    sessions = env_pool.reset(tasks)
+    env_ids = env_pool.reset(tasks)
     answers: list[list[tuple[Observation, ...]]] = [[] for _ in tasks]
     for turn in range(max((len(t.turns) for t in tasks), default=0)):
         active = [n for n, t in enumerate(tasks) if turn < len(t.turns)]
         calls = [tasks[n].turns[turn].calls for n in active]
-        for n, observations in zip(active, env_pool.step([sessions[n] for n in active], calls)):
+        for n, observations in zip(active, env_pool.step([env_ids[n] for n in active], calls)):
             answers[n].append(tuple(observations))
-        env_pool.end_turn([sessions[n] for n in active])
-    outcomes = env_pool.score(sessions)
-    env_pool.close(sessions)
+        env_pool.end_turn([env_ids[n] for n in active])
+    outcomes = env_pool.score(env_ids)
+    env_pool.close(env_ids)
     return [
         (
             tuple(own),

@@ -76,7 +76,7 @@ def check_engine(make: Callable[[], Engine], policy: Policy, *, only: Collection
 
 
 def ask(
-    session: int,
+    conversation_id: int,
     ids: Sequence[int] | np.ndarray,
     *,
     temperature: float = 1.0,
@@ -85,7 +85,7 @@ def ask(
     stop: tuple[int, ...] = (2,),
 ) -> Request:
     """A request for at most `new` tokens."""
-    return Request(session, np.asarray(ids, np.int32), Sampling(temperature, new, stop), seed)
+    return Request(conversation_id, np.asarray(ids, np.int32), Sampling(temperature, new, stop), seed)
 
 
 def check_completion(
@@ -174,7 +174,7 @@ def _what_shares_a_batch_does_not_matter(subject: Subject) -> None:
         rng.integers(5, 900, n) for n in (3, 40, 11, 26, 9, 33)
     ]  # more than an engine of four slots has
     budgets = [8, 1, 20, 3, 16, 5]
-    greedy = lambda session, p, n: ask(session, p, temperature=0.0, new=n)
+    greedy = lambda conversation_id, p, n: ask(conversation_id, p, temperature=0.0, new=n)
     together = subject.generate([greedy(10 + i, p, n) for i, (p, n) in enumerate(zip(prompts, budgets))])
     subject.engine.release(range(10, 16))
     for i, (p, n) in enumerate(zip(prompts, budgets)):
@@ -342,7 +342,7 @@ _REFUSED = {
     "no_budget": ([5], 0, "max_new_tokens 0"),
     "a_negative_budget": ([5], -1, "max_new_tokens -1"),
 }
-_SECOND = ask(0, [5, 6, 7])  # of the session of the good request beside it
+_SECOND = ask(0, [5, 6, 7])  # of the conversation of the good request beside it
 _PLAIN = (
     _turns_reuse_the_prefix_and_stay_exact,
     _what_shares_a_batch_does_not_matter,
@@ -369,7 +369,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         )
         for name, (ids, new, why) in _REFUSED.items()
     },
-    "refused_before_anything_runs_two_requests_of_a_session": functools.partial(
+    "refused_before_anything_runs_two_requests_of_a_conversation": functools.partial(
         _what_cannot_be_served_is_refused, bad=_SECOND, why="two requests"
     ),
 }

@@ -31,7 +31,7 @@ from coevolve_jax.testing.probe import (
     require_valid,
     some,
 )
-from coevolve_jax.types import Call, Lineage, Outcome, Step, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Lineage, Outcome, Step, Task, Trajectory, Turn
 
 HEAVY = ("jax", "numpy", "torch")
 
@@ -245,10 +245,10 @@ def _check_grading(pool: ProcessPool, tasks: Sequence[Task], scenario: Task) -> 
     for task, outcome in zip(referred, play(pool, referred, [[u.calls for u in t.turns] for t in referred])):
         _require_outcome(task, outcome)
         require(outcome.success, f"The reference calls of {task.id!r} are no success: {outcome.reason!r}.")
-    sessions = pool.reset(tasks)
-    for task, outcome in zip(tasks, pool.score(sessions)):
+    env_ids = pool.reset(tasks)
+    for task, outcome in zip(tasks, pool.score(env_ids)):
         require(not outcome.success, f"{task.id!r} is a success before a turn has ended.")
-    pool.close(sessions)
+    pool.close(env_ids)
     _require_refused(pool, tasks[0], len(tasks[0].turns) + 1, "end_turn of a task whose turns have all ended")
     _require_refused(pool, scenario, 0, "score of a bare scenario")
 
@@ -276,14 +276,14 @@ def _check_grown(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]])
 def _require_refused(pool: ProcessPool, task: Task, turns: int, what: str) -> None:
     """turns: to end; 0 asks for the score."""
     restarts = pool.restarts
-    sessions = pool.reset([task])
+    env_ids = pool.reset([task])
     try:
         for _ in range(turns):
-            pool.end_turn(sessions)
+            pool.end_turn(env_ids)
         if not turns:
-            pool.score(sessions)
+            pool.score(env_ids)
     except ValueError:
-        pool.close(sessions)
+        pool.close(env_ids)
         return
     how = "ends the worker" if pool.restarts > restarts else "is accepted"
     raise AssertionError(f"{what} {how}: it must raise a ValueError.")
@@ -301,9 +301,9 @@ def _check_report(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task])
     shares = []
     for turns in ([[u.calls for u in t.turns] for t in tasks], [[()] * len(t.turns) for t in tasks]):
         outcomes = play(pool, tasks, turns)
-        played = [_trajectory(*one) for one in zip(tasks, turns, outcomes)]
+        groups = [Group(one[0], (_trajectory(*one),)) for one in zip(tasks, turns, outcomes)]
         with answering("report"):
-            found = family.report(tasks, played, 1, pool.judge)
+            found = family.report(groups, pool.judge)
             json.dumps(found)
             shares.append(float(found["success"]))
         texts = all(isinstance(found.get(k), str) for k in ("benchmark", "scoring"))
@@ -323,19 +323,19 @@ def _trajectory(task: Task, turns: Sequence[Sequence[Call]], outcome: Outcome) -
 
 
 def _check_isolation(pool: ProcessPool, task: Task, played: Sequence[Call], stopped: float) -> None:
-    """A worker that dies costs no session, nor does one that gets no processor for longer than a call may compute, and
+    """A worker that dies costs no world, nor does one that gets no processor for longer than a call may compute, and
     worlds share nothing. stopped: seconds for which one gets none."""
     (alone,) = pool.execute([(task, played)])
     expected = list(alone.observations)
-    sessions = pool.reset([task] * 6)
-    first = pool.step(sessions[:1], [played])
+    env_ids = pool.reset([task] * 6)
+    first = pool.step(env_ids[:1], [played])
     require(first == [expected], f"A world of {task.id!r} answers otherwise beside others.")
-    both = pool.step(sessions[1:3], [played[:1]] * 2)
+    both = pool.step(env_ids[1:3], [played[:1]] * 2)
     require(all(o == expected[:1] for o in both), f"Worlds of {task.id!r} share state.")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead before it is asked again
-    rest = pool.step(sessions[1:3], [played[1:]] * 2)
+    rest = pool.step(env_ids[1:3], [played[1:]] * 2)
     require(
         all(o == expected[1:] for o in rest), f"A world of {task.id!r} is another when it is built again."
     )
@@ -343,10 +343,10 @@ def _check_isolation(pool: ProcessPool, task: Task, played: Sequence[Call], stop
     os.kill(starved, signal.SIGSTOP)
     wake = threading.Timer(stopped, os.kill, (starved, signal.SIGCONT))
     wake.start()
-    answers = pool.step(sessions[3:], [played] * 3)
+    answers = pool.step(env_ids[3:], [played] * 3)
     wake.join()
     sound = all(a == expected for a in answers)
     require(sound, f"A world of {task.id!r} answers otherwise where its worker had to wait for a processor.")
-    pool.close(sessions)
+    pool.close(env_ids)
     pool.close(pool.reset([task] * 2))
     require(pool.restarts == restarts, "close ends the worker.")

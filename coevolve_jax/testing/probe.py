@@ -39,13 +39,13 @@ def play(
     pool: ProcessPool, tasks: Sequence[Task], turns: Sequence[Sequence[Sequence[Call]]]
 ) -> list[Outcome]:
     """Outcomes of tasks[i] after the calls turns[i][turn]."""
-    sessions = pool.reset(tasks)
+    env_ids = pool.reset(tasks)
     for turn in range(max(map(len, turns), default=0)):
         on = [i for i, t in enumerate(turns) if turn < len(t)]
-        pool.step([sessions[i] for i in on], [turns[i][turn] for i in on])
-        pool.end_turn([sessions[i] for i in on])
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
+        pool.step([env_ids[i] for i in on], [turns[i][turn] for i in on])
+        pool.end_turn([env_ids[i] for i in on])
+    outcomes = pool.score(env_ids)
+    pool.close(env_ids)
     return outcomes
 
 

@@ -19,7 +19,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Findings, Lab, Strategy, trajectories_of
+from coevolve_jax.strategies.base import SHARED, Lab, StepReport, Strategy, trajectories_of
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
@@ -30,9 +30,9 @@ from coevolve_jax.types import (
     Hint,
     Lineage,
     Outcome,
-    Sample,
     Step,
     Task,
+    TrainingSample,
     Trajectory,
     Turn,
 )
@@ -106,17 +106,19 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     assert len(set(numbers)) == len(numbers), f"{name}: collect returned a rollout twice at step {step}."
 
     before = [t.outcome for t in trajectories_of(groups)]
-    samples = strategy.credit(groups)
-    assert before == [t.outcome for t in trajectories_of(groups)], f"{name}: credit changed an outcome."
+    samples = strategy.compute_advantages(groups)
+    assert before == [t.outcome for t in trajectories_of(groups)], (
+        f"{name}: compute_advantages changed an outcome."
+    )
     for s in samples:
         _check_sample(name, s)
 
     found = strategy.observe(step, groups)
-    assert isinstance(found, Findings), f"{name}: observe returned {type(found).__name__}, not Findings."
+    assert isinstance(found, StepReport), f"{name}: observe returned {type(found).__name__}, not StepReport."
     assert all(isinstance(n, int) and n >= 0 for n in found.counts.values()), (
-        f"{name}: Findings.counts holds {dict(found.counts)}; counts are whole numbers from 0."
+        f"{name}: StepReport.counts holds {dict(found.counts)}; counts are whole numbers from 0."
     )
-    rows = _as_json(list(found.rows), f"{name}: Findings.rows of step {step}")
+    rows = _as_json(list(found.rows), f"{name}: StepReport.rows of step {step}")
 
     ids, states, lab = list(known), [], MadeUpLab(config, tasks)
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
@@ -137,11 +139,11 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     return numbers, roll.hints, learned, dict(found.counts), rows, [t.id for t in tasks]
 
 
-def _streams(sample: Sample) -> tuple:
+def _streams(sample: TrainingSample) -> tuple:
     return sample.advantages, sample.ce_weights, sample.ref_logprobs
 
 
-def _check_sample(name: str, sample: Sample) -> None:
+def _check_sample(name: str, sample: TrainingSample) -> None:
     t = sample.trajectory
     where = f"{name}: the sample of rollout {t.rollout_index} of task {t.task_id}"
     assert t.outcome.valid, f"{where} is of an invalid rollout; leave those out."

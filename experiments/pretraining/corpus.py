@@ -10,7 +10,7 @@ import numpy as np
 
 from coevolve_jax.grpo.layout import assign_rows
 from coevolve_jax.grpo.packing import Batch, pack
-from coevolve_jax.types import Sample, Trajectory
+from coevolve_jax.types import TrainingSample, Trajectory
 
 
 class Spelling:
@@ -110,5 +110,5 @@ def batches(
         for start in range(0, len(order) - rows + 1, rows):
             chosen = [joined[i] for i in order[start : start + rows]]
             # Some are short enough to share a row; the batch keeps its shape.
-            samples = [Sample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
+            samples = [TrainingSample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
             yield pack(samples, row_length=length, rows_per_microbatch=rows, max_rows=rows)

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Request
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.types import Task, Trajectory
 
 
 class DemonstrationEngine:
-    """Plays scripts through the agent loop: the n-th session says the n-th script. Not a policy."""
+    """Plays scripts through the agent loop: the n-th conversation says the n-th script. Not a policy."""
 
     batches = True
     constrains = False
@@ -25,8 +26,8 @@ class DemonstrationEngine:
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         out = []
         for r in requests:
-            ids = np.asarray(self._lines[r.session][self._said[r.session]], np.int32)
-            self._said[r.session] += 1
+            ids = np.asarray(self._lines[r.conversation_id][self._said[r.conversation_id]], np.int32)
+            self._said[r.conversation_id] += 1
             finish = "stop" if len(ids) <= r.sampling.max_new_tokens else "length"
             out.append(Completion(ids, np.zeros(len(ids), np.float32), finish, np.zeros(len(ids), np.int32)))
         return out
@@ -34,7 +35,7 @@ class DemonstrationEngine:
     def update_weights(self, params, version: int) -> None:
         raise NotImplementedError("A demonstrator has no weights.")
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         pass
 
     def close(self) -> None:
@@ -53,4 +54,5 @@ def demonstrate(
     chat = Chat(tokenizer)
     engine = DemonstrationEngine(chat, scripts, lambda m: tokenizer.encode(m, add_special_tokens=False))
     agent = Agent(engine, chat, pool, tools, limits, concurrency=256)
-    return agent.rollouts([Job(task, 0, 0) for task in tasks], temperature=1.0)
+    groups = agent.rollout_groups(tasks, [[0]] * len(tasks), temperature=1.0)
+    return [group.trajectories[0] for group in groups]

@@ -9,7 +9,7 @@ from coevolve_jax.analysis import stats
 from coevolve_jax.analysis.run_view import evaluations
 from coevolve_jax.envs import base
 from coevolve_jax.loop.evaluate import scores, table, tally
-from coevolve_jax.types import Outcome, Task, Trajectory
+from coevolve_jax.types import Group, Outcome, Task, Trajectory
 
 
 @settings(max_examples=40)
@@ -90,12 +90,12 @@ def test_a_table_counts_what_was_lost_and_bounds_the_score():
 def test_where_no_rollout_is_valid_success_is_unknown_and_not_nought():
     empty = np.zeros(0, np.int32)
     broken = Outcome(reward=0.0, success=False, valid=False, reason="the worker died")
-    tasks = [Task("t", "bfcl", {}, ())]
-    rolled = [Trajectory("t", m, *[empty] * 4, (), (), "environment", broken) for m in range(3)]
-    result = tally(tasks, rolled, 3, 1.0)
+    rolled = tuple(Trajectory("t", m, *[empty] * 4, (), (), "environment", broken) for m in range(3))
+    groups = [Group(Task("t", "bfcl", {}, ()), rolled)]
+    result = tally(groups, 3, 1.0)
     assert (result.success, result.invalid, result.by_task) == (None, 3, {"t": [0, 0]})
-    assert base.report(tasks, rolled, 3, base.judge)["success"] is None
-    assert base.report_verdicts(tasks, rolled, 3, lambda jobs: [])["success"] is None
+    assert base.report(groups, base.judge)["success"] is None
+    assert base.report_verdicts(groups, lambda jobs: [])["success"] is None
     rows = [{"step": n, "set": "iid", "success": s} for n, s in enumerate((0.5, None, 0.0))]
     (curve,) = evaluations(rows)
     assert [(point["step"], point["value"]) for point in curve["points"]] == [(0, 0.5), (2, 0.0)]

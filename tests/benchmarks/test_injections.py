@@ -73,11 +73,11 @@ def test_goals_and_templates_are_read_from_the_package_without_importing_it(tmp_
 def test_every_answer_carries_the_same_injection_again(worlds):
     pool = Injecting(worlds, ORDERS)
     task = bfcl.scenarios("train", {"toolsets": ("GorillaFileSystem",)})[0]
-    (session,) = pool.reset([task])
+    (env_id,) = pool.reset([task])
     calls = [Call("pwd", {}), Call("ls", {}), Call("nonsense", {})]
-    (answers,) = pool.step([session], [calls])
+    (answers,) = pool.step([env_id], [calls])
     (run,) = pool.execute([(task, calls)])
-    pool.close([session])
+    pool.close([env_id])
     assert tuple(answers) == run.observations and pool.unoffered == 2
     for o in answers:
         assert any(json.dumps(i.text)[1:-1] in o.text or i.text in o.text for i in pool.shown)

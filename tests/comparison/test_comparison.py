@@ -181,7 +181,7 @@ def test_estimates_against_known_values():
     assert stats.interquartile_mean([0, 1, 2, 3, 4, 5, 6, 100]) == 3.5
     assert stats.probability_of_improvement([3, 4], [1, 3]) == (1 + 0.5 + 1 + 1) / 4
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    # Sample sizes of the two-sided paired t test at 80% power, as in Cohen (1988), table 2.4.1 and G*Power.
+    # TrainingSample sizes of the two-sided paired t test at 80% power, as in Cohen (1988), table 2.4.1 and G*Power.
     assert [stats.seeds_needed(1.0, d) for d in (1.0, 0.5, 0.2)] == [10, 34, 199]
     e = stats.over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])  # t(4) quantile 2.7764451
     assert (e.low, e.high) == pytest.approx((3 - 2.7764451 * 0.70710678, 3 + 2.7764451 * 0.70710678))

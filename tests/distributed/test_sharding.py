@@ -20,7 +20,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from tests.support.grpo_cases import samples
 from tests.support.paths import ROOT
 
@@ -116,7 +116,9 @@ def batches(c, imitate=False):
         found = trajectories(rng)
         rollouts = samples(found, rng.normal(size=len(found)))
         if imitate:
-            rollouts[::3] = [Sample(s.trajectory, None, 0.1 * np.abs(s.advantages)) for s in rollouts[::3]]
+            rollouts[::3] = [
+                TrainingSample(s.trajectory, None, 0.1 * np.abs(s.advantages)) for s in rollouts[::3]
+            ]
         yield pack(
             rollouts,
             row_length=c.row_length,

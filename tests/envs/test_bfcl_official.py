@@ -20,11 +20,12 @@ from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark, environment, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.tool_call_format import render_call
-from coevolve_jax.types import Call, Outcome
+from coevolve_jax.types import Call, Group, Outcome
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -157,7 +158,7 @@ class Script:
         ids = np.asarray(self._lines[len(self.seen) - 1], np.int32)
         return [Completion(ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids)))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
@@ -171,7 +172,7 @@ def play(chat, policy, env_pool, task, messages, protocol="official"):
     engine = Script(chat, policy.tokenizer, messages)
     limits = Limits(max_length=10**6, max_new_tokens=10, **bfcl.PROTOCOLS.get(protocol, {}))
     agent = Agent(engine, chat, env_pool, bfcl.tools, limits, concurrency=1)
-    (trajectory,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    (trajectory,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
     return trajectory, [chat.decode(ids) for ids in engine.seen]
 
 
@@ -318,11 +319,12 @@ def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool)
     rolled = []
     for task in tasks:
         said = as_messages(task), ["Done."] * len(task.turns)
-        rolled += [play(qwen, policy, env_pool, task, messages)[0] for messages in said]
+        rolled.append([play(qwen, policy, env_pool, task, messages)[0] for messages in said])
     lost = Outcome(0.0, False, valid=False)
-    rolled[3] = dataclasses.replace(rolled[3], outcome=lost, stop="engine")
-    rolled[4] = dataclasses.replace(rolled[4], stop="step_limit")
-    report = bfcl.report(tasks, rolled, 2, env_pool.judge)
+    rolled[1][1] = dataclasses.replace(rolled[1][1], outcome=lost, stop="engine")
+    rolled[2][0] = dataclasses.replace(rolled[2][0], stop="step_limit")
+    groups = [Group(task, tuple(own)) for task, own in zip(tasks, rolled)]
+    report = bfcl.report(groups, env_pool.judge)
     names = [task.id for task in tasks]
     assert report["by_task"] == dict(zip(names, ([1, 2], [1, 1], [0, 2], [1, 2])))
     assert report["success"] == 3 / 7

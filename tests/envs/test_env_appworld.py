@@ -20,8 +20,9 @@ from coevolve_jax.envs.appworld import calls, data
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as Sizes
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.lineage import Birth
@@ -29,7 +30,7 @@ from coevolve_jax.synthesis.pipeline import run_pipeline
 from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
-from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
 from experiments import appworld_tasks
 from tests.rollout.test_rollout import Script
 from tests.support.openai_server import OpenAIServer
@@ -101,7 +102,7 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
         outcome = Outcome(float(bool(passed)), bool(passed), valid=passed is not None)
         return dataclasses.replace(EMPTY, task_id=task.id, rollout_index=n, outcome=outcome)
 
-    found = appworld.report(tasks, [played(t, n) for t in tasks for n in (0, 1)], 2, None)
+    found = appworld.report([Group(t, (played(t, 0), played(t, 1))) for t in tasks], None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
     assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
     assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
@@ -132,12 +133,12 @@ def pool():
 
 def play(pool, task, *turns):
     """Observations and outcome of turns[turn][call] in a fresh world."""
-    sessions, answers = pool.reset([task]), []
+    env_ids, answers = pool.reset([task]), []
     for turn in turns:
-        answers += pool.step(sessions, [turn])[0]
-        pool.end_turn(sessions)
-    (outcome,) = pool.score(sessions)
-    pool.close(sessions)
+        answers += pool.step(env_ids, [turn])[0]
+        pool.end_turn(env_ids)
+    (outcome,) = pool.score(env_ids)
+    pool.close(env_ids)
     return answers, outcome
 
 
@@ -299,7 +300,7 @@ def test_the_first_python_block_of_a_message_is_run_and_the_end_of_the_task_ends
     agent = Agent(
         engine, chat, pool, family.tools, Limits(4000, 600, 30), 1, action_pattern=family.action_pattern
     )
-    (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
     agent.close()
     assert t.stop == "done" and t.outcome.success and len(engine.seen) == 2
     assert [s.action for s in t.steps] == ["python", "supervisor.show_profile"]
@@ -425,9 +426,9 @@ ESCAPES = {
 @pytest.fixture(scope="module")
 def world(family, pool):
     (scenario, *_) = family.scenarios("own_train", SETTINGS)
-    (session,) = pool.reset([scenario])
-    yield session
-    pool.close([session])
+    (env_id,) = pool.reset([scenario])
+    yield env_id
+    pool.close([env_id])
 
 
 @installed

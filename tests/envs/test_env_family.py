@@ -16,12 +16,13 @@ from coevolve_jax.envs import base, bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import versions
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.synthesis.leakage import LeakGuard
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.environment import check_environment
-from coevolve_jax.types import Call, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Task, Trajectory, Turn
 from tests.rollout.test_rollout import FOLDER, Script
 
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
@@ -193,22 +194,22 @@ def test_a_rollout_of_free_text(doors, door_pool):
         1,
         family.action_pattern,
     )
-    (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+    (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
     agent.close()
     assert t.outcome.success and t.outcome.progress == 1.0 and t.stop == "done"
     assert [s.pattern for s in t.steps] == ["act:open", "act:go", "act:go", "act:take", ""]
     assert t.actions == ("act:open", "act:go", "act:go", "act:take")  # there is no tool "jump"
     assert [s.error for s in t.steps] == [False, True, False, False, True]
-    report = family.report([task], [t], 1, door_pool.judge)
+    report = family.report([Group(task, (t,))], door_pool.judge)
     counts = {"success": 1.0, "trials": 1, "invalid": 0}
     assert report == {"benchmark": "door_game", "scoring": "the environment", **counts}
 
 
 def test_a_world_that_does_not_say_what_it_would_take_offers_no_options(doors, door_pool):
     scenarios = envs.load(DOORS, doors).scenarios("train", {})[:3]
-    sessions = door_pool.reset(scenarios)
-    assert door_pool.options(sessions) == [[]] * 3
-    door_pool.close(sessions)
+    env_ids = door_pool.reset(scenarios)
+    assert door_pool.options(env_ids) == [[]] * 3
+    door_pool.close(env_ids)
 
 
 def test_exploration_sees_states_change(doors, door_pool):
@@ -218,19 +219,19 @@ def test_exploration_sees_states_change(doors, door_pool):
     assert before != opened == again == after and [o.error for o in one.observations] == [False, False, True]
 
 
-def test_a_crash_in_the_other_interpreter_costs_one_session(doors, door_pool):
+def test_a_crash_in_the_other_interpreter_costs_one_world(doors, door_pool):
     (task, *_) = envs.load(DOORS, doors).tasks("test", {})
-    sessions = door_pool.reset([task] * 6)
+    env_ids = door_pool.reset([task] * 6)
     calls = [act("open attic")] * 6
     calls[2] = act("open attic", "crash", "take rope")
-    observed = door_pool.step(sessions, calls)
+    observed = door_pool.step(env_ids, calls)
     assert [o.fatal for o in observed[2]] == [False, True, True] and "code 7" in observed[2][1].text
     assert all(o.valid for each in observed for o in each)
     assert not any(o.fatal for i in range(6) if i != 2 for o in observed[i])
-    door_pool.end_turn(sessions)
-    assert all(o.valid for o in door_pool.score(sessions))
-    assert [o.progress for o in door_pool.score(sessions)] == [0.5 * (i != 2) for i in range(6)]
-    door_pool.close(sessions)
+    door_pool.end_turn(env_ids)
+    assert all(o.valid for o in door_pool.score(env_ids))
+    assert [o.progress for o in door_pool.score(env_ids)] == [0.5 * (i != 2) for i in range(6)]
+    door_pool.close(env_ids)
 
 
 # --- What a family answers ------------------------------------------------------------------------
@@ -287,23 +288,24 @@ def test_the_default_report_and_that_by_verdicts():
         return [{"valid": t == "a", "error_type": "wrong"} for t, _ in jobs]
 
     lost_one = {"success": 1 / 3, "trials": 3, "invalid": 1, "success_if_invalid_failed": 1 / 4}
-    own = base.report(tasks, rollouts, 2, judge)
+    groups = [Group(task, tuple(rollouts[2 * i : 2 * i + 2])) for i, task in enumerate(tasks)]
+    own = base.report(groups, judge)
     assert {k: own[k] for k in lost_one} == lost_one and not asked
-    assert base.success_by("part", tasks, rollouts, 2) == {
+    assert base.success_by("part", groups) == {
         "a": {"success": 1 / 2, "trials": 2, "invalid": 0},
         "b": {"success": 0.0, "trials": 1, "invalid": 1, "success_if_invalid_failed": 0.0},
     }
-    none = base.success_by("part", tasks[:1], [rollouts[3]] * 2, 2)["a"]
+    none = base.success_by("part", [Group(tasks[0], (rollouts[3],) * 2)])["a"]
     assert none == {"success": None, "trials": 0, "invalid": 2, "success_if_invalid_failed": 0.0}
     expected = {
         **lost_one,
         "failures": {"force_terminated": 1, "wrong": 1},
         "by_task": {"a": [1, 2], "b": [0, 1]},
     }
-    assert base.report_verdicts(tasks, rollouts, 2, judge) == expected
+    assert base.report_verdicts(groups, judge) == expected
     assert asked == [("a", [[[ls]], [[cd], [ls]]]), ("b", [[], [[cd]]])]
     lost = [{"valid": True, "error_type": ""}, {"valid": False, "error_type": "pool:timeout"}]
-    assert base.report_verdicts(tasks, rollouts, 2, lambda _: lost) == {
+    assert base.report_verdicts(groups, lambda _: lost) == {
         "success": 1 / 2,
         "trials": 2,
         "invalid": 2,
@@ -311,7 +313,7 @@ def test_the_default_report_and_that_by_verdicts():
         "failures": {"force_terminated": 1, "pool:timeout": 1},
         "by_task": {"a": [1, 2], "b": [0, 0]},
     }
-    counted = base.report_verdicts(tasks, [rollouts[0], hung, *rollouts[2:]], 2, judge)
+    counted = base.report_verdicts([Group(tasks[0], (rollouts[0], hung)), groups[1]], judge)
     assert counted == {**expected, "failures": {"call_failed": 1, "wrong": 1}}
 
 

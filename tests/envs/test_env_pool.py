@@ -1,4 +1,4 @@
-"""Worker processes: what hangs, dies or tries to escape costs its own session and nothing else. What a call causes is
+"""Worker processes: what hangs, dies or tries to escape costs its own world and nothing else. What a call causes is
 the caller's failure, and what befalls the machine or the environment is ours."""
 
 import dataclasses
@@ -42,13 +42,13 @@ def impatient():
 
 def replay(pool, tasks, turns):
     """Outcomes of tasks[i] after the calls turns[i][turn]."""
-    sessions = pool.reset(tasks)
+    env_ids = pool.reset(tasks)
     for turn in range(max(map(len, turns))):
         on = [i for i, t in enumerate(turns) if turn < len(t)]
-        pool.step([sessions[i] for i in on], [turns[i][turn] for i in on])
-        pool.end_turn([sessions[i] for i in on])
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
+        pool.step([env_ids[i] for i in on], [turns[i][turn] for i in on])
+        pool.end_turn([env_ids[i] for i in on])
+    outcomes = pool.score(env_ids)
+    pool.close(env_ids)
     return outcomes
 
 
@@ -66,39 +66,39 @@ def test_reference_passes_200_of_200_and_without_its_last_call_0_of_200(pool):
     assert all(c["error_type"].startswith("multi_turn:") for c in checks)
 
 
-def test_a_hanging_call_costs_one_session(impatient):
-    sessions = impatient.reset([SUM] * 8)
-    impatient.step(sessions, [[ADD[0]]] * 8)
-    impatient.end_turn(sessions)
-    calls = [[ADD[1]] for _ in sessions]
+def test_a_hanging_call_costs_one_world(impatient):
+    env_ids = impatient.reset([SUM] * 8)
+    impatient.step(env_ids, [[ADD[0]]] * 8)
+    impatient.end_turn(env_ids)
+    calls = [[ADD[1]] for _ in env_ids]
     calls[2] = [ADD[2], HANG, ADD[1]]
-    observations = impatient.step(sessions, calls)
+    observations = impatient.step(env_ids, calls)
     assert all(o.valid for o in observations[2])
     assert [(o.fatal, o.error) for o in observations[2]] == [(False, False), (True, True), (True, True)]
     assert observations[2][0].text == '{"result": 3}'
     assert "timeout: more than 1 s of processor time" in json.loads(observations[2][1].text)["error"]
     assert all(o == Observation('{"result": 2}') for i in range(8) if i != 2 for o in observations[i])
-    impatient.end_turn(sessions)
-    outcomes = impatient.score(sessions)
+    impatient.end_turn(env_ids)
+    outcomes = impatient.score(env_ids)
     assert [o.reward for o in outcomes] == [1, 1, 0, 1, 1, 1, 1, 1]
     assert all(o.valid for o in outcomes)
     assert outcomes[2].reason.startswith("timeout: ") and "power" in outcomes[2].reason
-    ((again,),) = impatient.step([sessions[2]], [[ADD[0]]])
-    assert again == observations[2][1] and impatient.options([sessions[2]]) == [[]]
+    ((again,),) = impatient.step([env_ids[2]], [[ADD[0]]])
+    assert again == observations[2][1] and impatient.options([env_ids[2]]) == [[]]
     assert impatient.restarts == 1  # it would hang again: it is not tried again
-    impatient.close(sessions)
+    impatient.close(env_ids)
 
 
 def test_a_starved_worker_answers_rightly(impatient):
     """Two loops take the processors, and each worker is stopped for longer than its calls may compute."""
-    sessions = impatient.reset([SUM] * 4)
+    env_ids = impatient.reset([SUM] * 4)
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         for pid in impatient.pids:
             os.kill(pid, signal.SIGSTOP)
         wake = threading.Timer(2.5, lambda: [os.kill(pid, signal.SIGCONT) for pid in impatient.pids])
         wake.start()
-        observations = impatient.step(sessions, [[ADD[0], ADD[1]]] * 4)
+        observations = impatient.step(env_ids, [[ADD[0], ADD[1]]] * 4)
         wake.join()
     finally:
         for loop in loops:
@@ -106,18 +106,18 @@ def test_a_starved_worker_answers_rightly(impatient):
             loop.wait()
     assert observations == [[Observation('{"result": 1}'), Observation('{"result": 2}')]] * 4
     assert impatient.restarts == 0
-    impatient.close(sessions)
+    impatient.close(env_ids)
 
 
 def in_fragile(pool, operation, how, **more):
-    """What two calls, of which the second is fragile, and all other operations come to in one session."""
+    """What two calls, of which the second is fragile, and all other operations come to in one world."""
     task = Task("t", "fragile", {"fails_in": operation, "how": how, **more}, (Turn("do it"),))
-    sessions = pool.reset([task])
-    (observations,) = pool.step(sessions, [[Call("safe", {}), fragile.FRAGILE]])
-    options = pool.options(sessions)
-    pool.end_turn(sessions)
-    (outcome,) = pool.score(sessions)
-    pool.close(sessions)
+    env_ids = pool.reset([task])
+    (observations,) = pool.step(env_ids, [[Call("safe", {}), fragile.FRAGILE]])
+    options = pool.options(env_ids)
+    pool.end_turn(env_ids)
+    (outcome,) = pool.score(env_ids)
+    pool.close(env_ids)
     return observations, options, outcome
 
 
@@ -156,7 +156,7 @@ def test_what_is_executed_is_valid_where_a_call_fails_and_invalid_where_the_envi
         assert not dies.valid
 
 
-def test_an_environment_that_says_it_failed_costs_a_session_and_no_worker():
+def test_an_environment_that_says_it_failed_costs_a_world_and_no_worker():
     with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         (first, second), _, outcome = in_fragile(pool, "step", "broken")
         assert first == Observation("safe") and not second.valid and not second.fatal
@@ -182,17 +182,17 @@ def test_a_call_that_waits_for_ever_meets_the_clock_and_is_made_again(monkeypatc
 
 
 def test_a_worker_lost_in_the_replay_of_the_past_is_our_failure(impatient):
-    (session,) = impatient.reset([SUM])
-    log = impatient._sessions[session].log
+    (env_id,) = impatient.reset([SUM])
+    log = impatient._worlds[env_id].log
     log.append(json.dumps(["step", HANG.to_json()]))  # as if this call had once been quick
     for worker in impatient._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-    ((answer,),) = impatient.step([session], [[ADD[0]]])
+    ((answer,),) = impatient.step([env_id], [[ADD[0]]])
     assert not answer.valid and not answer.fatal
-    (outcome,) = impatient.score([session])
+    (outcome,) = impatient.score([env_id])
     assert not outcome.valid and "power" in outcome.reason
-    impatient.close([session])
+    impatient.close([env_id])
 
 
 def test_a_hang_in_execute_is_reported_and_harms_no_neighbour(impatient):
@@ -219,9 +219,9 @@ def test_a_task_that_cannot_be_built_is_refused_and_costs_no_worker(pool):
 
 
 def test_a_worker_killed_in_the_middle_of_a_batch_costs_nothing(pool):
-    sessions = pool.reset([SUM] * 8)
-    pool.step(sessions, [[ADD[0]]] * 8)
-    pool.end_turn(sessions)
+    env_ids = pool.reset([SUM] * 8)
+    pool.step(env_ids, [[ADD[0]]] * 8)
+    pool.end_turn(env_ids)
     victim = pool.pids[0]
     before = cpu_seconds(victim)
 
@@ -233,18 +233,18 @@ def test_a_worker_killed_in_the_middle_of_a_batch_costs_nothing(pool):
     killer = threading.Thread(target=kill_once_it_works)
     killer.start()
     slow = [ADD[1], Call("power", {"base": 10, "exponent": 10**6})]  # 0.1 to 0.3 s, four times
-    pool.step(sessions, [slow] * 8)
+    pool.step(env_ids, [slow] * 8)
     killer.join()
-    pool.end_turn(sessions)
-    outcomes = pool.score(sessions)
+    pool.end_turn(env_ids)
+    outcomes = pool.score(env_ids)
     assert pool.pids[0] != victim
     assert [o.reward for o in outcomes] == [1.0] * 8
-    pool.close(sessions)
+    pool.close(env_ids)
 
 
 def test_what_was_interrupted_answers_nobody_else(impatient):
     a, b = impatient.reset([ALL] * 3)[::2]  # on the same worker of two
-    worker = impatient._sessions[a].worker
+    worker = impatient._worlds[a].worker
     request = worker.request
 
     def interrupted(*asked):
@@ -255,7 +255,7 @@ def test_what_was_interrupted_answers_nobody_else(impatient):
     with pytest.raises(KeyboardInterrupt):
         impatient.step([a], [ADD])
     worker.request = request
-    assert impatient._sessions[b].worker is worker
+    assert impatient._worlds[b].worker is worker
     (answers,) = impatient.step([b], [[Call("multiply", {"a": 6, "b": 7})]])
     assert json.loads(answers[0].text) == {"result": 42} and answers[0].valid
     (outcome,) = impatient.score([a])
@@ -263,19 +263,19 @@ def test_what_was_interrupted_answers_nobody_else(impatient):
 
 
 def test_a_worker_that_died_while_idle_costs_nothing(impatient):
-    sessions = impatient.reset([SUM] * 4)
-    impatient.step(sessions, [[ADD[0]]] * 4)
-    impatient.end_turn(sessions)
+    env_ids = impatient.reset([SUM] * 4)
+    impatient.step(env_ids, [[ADD[0]]] * 4)
+    impatient.end_turn(env_ids)
     for worker in impatient._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-    impatient.step(sessions, [[ADD[1]]] * 4)
-    impatient.end_turn(sessions)
-    assert [o.reward for o in impatient.score(sessions)] == [1.0] * 4
+    impatient.step(env_ids, [[ADD[1]]] * 4)
+    impatient.end_turn(env_ids)
+    assert [o.reward for o in impatient.score(env_ids)] == [1.0] * 4
 
 
 @pytest.mark.slow
-def test_where_one_call_in_twenty_is_fatal_every_session_is_complete_or_a_failure():
+def test_where_one_call_in_twenty_is_fatal_every_world_is_complete_or_a_failure():
     """And it is known which: those that met a crash, a hang or a lack of memory. Nothing is left behind."""
     tasks = BASE[::5]
     met = [[treacherous.fault(t, n) for n in range(len(t.calls))] for t in tasks]
@@ -325,15 +325,15 @@ def test_observations_do_not_depend_on_the_number_of_workers(pool):
         assert alone.fingerprint() == execution.fingerprints[-1]
 
 
-def test_sessions_of_one_task_start_equal_and_stay_apart(pool):
+def test_worlds_of_one_task_start_equal_and_stay_apart(pool):
     files = BASE[0]
-    sessions = pool.reset([files] * 8)
+    env_ids = pool.reset([files] * 8)
     touch, ls = Call("touch", {"file_name": "new.txt"}), Call("ls", {})
-    pool.step(sessions[:1], [[touch]])
-    (first,), *others = pool.step(sessions, [[ls]] * 8)
+    pool.step(env_ids[:1], [[touch]])
+    (first,), *others = pool.step(env_ids, [[ls]] * 8)
     assert "new.txt" in first.text and all("new.txt" not in o.text for (o,) in others)
     assert len({o.text for (o,) in others}) == 1
-    pool.close(sessions)
+    pool.close(env_ids)
 
 
 ESCAPES = [
@@ -364,30 +364,30 @@ def test_escapes_run_nothing_and_come_back_as_errors(pool, tmp_path):
         nested = [nested]
     calls = [Call(c.name and c.name.replace("TRAP", trap), c.arguments) for c in ESCAPES]
     calls.append(Call("echo", {"content": nested}))
-    (session,) = pool.reset([BASE[0]])
-    (observations,) = pool.step([session], [calls])
+    (env_id,) = pool.reset([BASE[0]])
+    (observations,) = pool.step([env_id], [calls])
     assert all(o.error and o.valid and json.loads(o.text)["error"] for o in observations)
     assert all(len(o.text) < 400 for o in observations)
     world = bfcl.make()
     world.reset(BASE[0])
     assert [world.step(c) for c in calls] == observations
     code = f"__import__('os').system('touch {trap}')"
-    (said,) = pool.step([session], [[Call("echo", {"content": code})]])[0]
+    (said,) = pool.step([env_id], [[Call("echo", {"content": code})]])[0]
     assert json.loads(said.text) == {"terminal_output": code}
     pool.judge([("multi_turn_base_0", [[calls], [[Call("echo", {"content": code})]], [], []])])
     assert not os.path.exists(trap)
-    pool.close([session])
+    pool.close([env_id])
 
 
 def test_misuse_is_named(pool):
-    (session,) = pool.reset([bfcl.scenarios("train")[0]])
+    (env_id,) = pool.reset([bfcl.scenarios("train")[0]])
     with pytest.raises(ValueError, match="bare scenario"):
-        pool.score([session])
+        pool.score([env_id])
     with pytest.raises(ValueError, match="0 turns"):
-        pool.end_turn([session])
-    pool.close([session])
-    with pytest.raises(ValueError, match=f"Session {session} is not open"):
-        pool.step([session], [[]])
+        pool.end_turn([env_id])
+    pool.close([env_id])
+    with pytest.raises(ValueError, match=f"Environment {env_id} is not open"):
+        pool.step([env_id], [[]])
     with pytest.raises(ValueError, match="Unknown toolset 'os'"):
         pool.reset([dataclasses.replace(ALL, scenario=bfcl.scenario(["os"]))])
     with pytest.raises(ValueError, match="BFCL has no task"):
@@ -396,7 +396,7 @@ def test_misuse_is_named(pool):
         ProcessPool("bfcl", workers=0)
 
 
-def test_closed_sessions_leave_the_worker(pool):
+def test_closed_worlds_leave_the_worker(pool):
     before = [set(w.live) for w in pool._workers]
     pool.close(pool.reset([ALL] * 4))
     pool.execute([(ALL, ADD)] * 4)
@@ -421,10 +421,10 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
         import time
         worker_process.WALL_FACTOR, worker_process.WALL_SECONDS = 0.0, 1.0
         pool = ProcessPool("bfcl", workers=1, timeout=1000.0)
-        (session,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
+        (env_id,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
         print(pool.pids[0], flush=True)
         if {busy}:
-            pool.step([session], [[Call("power", {{"base": 10, "exponent": 10**9}})]])
+            pool.step([env_id], [[Call("power", {{"base": 10, "exponent": 10**9}})]])
         time.sleep(1000)
     """)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path if p)}
@@ -459,12 +459,12 @@ def test_64_rollouts_of_8_calls_are_quick(pool):
     best = float("inf")
     for _ in range(3):
         watch = Stopwatch()
-        sessions = pool.reset(tasks)
+        env_ids = pool.reset(tasks)
         for _ in range(8):
-            pool.step(sessions, [[Call("ls", {})]] * 64)
-        pool.end_turn(sessions)
-        pool.score(sessions)
-        pool.close(sessions)
+            pool.step(env_ids, [[Call("ls", {})]] * 64)
+        pool.end_turn(env_ids)
+        pool.score(env_ids)
+        pool.close(env_ids)
         best = min(best, watch.seconds)
     assert best < 1.0  # 0.1 s on an idle machine
 

@@ -32,7 +32,7 @@ from coevolve_jax.synthesis.settings import Settings
 from coevolve_jax.testing.environment import check_environment
 from coevolve_jax.testing.explorer import check_explorer
 from coevolve_jax.testing.probe import play
-from coevolve_jax.types import Call, Outcome, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Outcome, Task, Trajectory, Turn
 from tests.support.openai_server import OpenAIServer
 from tests.support.paths import ROOT
 
@@ -388,7 +388,7 @@ def test_the_benchmarks_tasks_carry_policy_and_protocol(family):
     ends = [dataclasses.asdict(Outcome(float(won), won)) for won in (True, False, True)]
     fields = {"rollout_index": 0, "stop": "done", "hints": [], "steps": []}
     played = [Trajectory.from_json({**fields, "task_id": t.id, "outcome": o}) for t, o in zip(tasks, ends)]
-    said = family.report(tasks, played, 1, None)
+    said = family.report([Group(task, (t,)) for task, t in zip(tasks, played)], None)
     assert {d: found["success"] for d, found in said["by_domain"].items()} == {
         "telecom": 1.0,
         "retail": 0.0,

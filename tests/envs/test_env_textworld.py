@@ -170,16 +170,16 @@ def test_a_turn_is_passed_by_the_facts_that_it_gains(train, pool):
     ]
     scenario, call = changing[0]
     task = dataclasses.replace(scenario, turns=(Turn("Do it.", (call,)), Turn("Look.", tuple(act("look")))))
-    sessions = pool.reset([task] * 3)
+    env_ids = pool.reset([task] * 3)
     shouted = [Call("act", {"command": call.arguments["command"].replace(" ", "  the ", 1)})]
     for turns in (
         (act("inventory") + shouted, [call], act("inventory")),
         (act("look"), act("look"), act("inventory")),
     ):
-        pool.step(sessions, turns)
-        pool.end_turn(sessions)
-    good, again, idle = pool.score(sessions)
-    pool.close(sessions)
+        pool.step(env_ids, turns)
+        pool.end_turn(env_ids)
+    good, again, idle = pool.score(env_ids)
+    pool.close(env_ids)
     assert good.success and again.success
     assert not idle.success and idle.progress == 0 and idle.reason == "facts_missing"
 
@@ -189,16 +189,16 @@ def test_all_that_a_game_says_it_would_take_it_takes(train, pool):
     """The facts that are tracked are those of the game: else its parser would refuse."""
     rng = np.random.default_rng(0)
     for scenario in train:
-        (session,) = pool.reset([scenario])
+        (env_id,) = pool.reset([scenario])
         played = []
         for _ in range(12):
-            (options,) = pool.options([session])
+            (options,) = pool.options([env_id])
             runs = pool.execute([(scenario, [*played, option]) for option in options])
             refused = [o for o, run in zip(options, runs) if run.observations[-1].error]
             assert options and not refused
             played.append(options[rng.integers(len(options))])
-            pool.step([session], [played[-1:]])
-        pool.close([session])
+            pool.step([env_id], [played[-1:]])
+        pool.close([env_id])
 
 
 @installed
@@ -217,11 +217,11 @@ def test_a_quest_ends_when_it_is_won(family, pool):
     (task, *_) = family.tasks("development", SETTINGS)
     (execution,) = execute(pool, [task])
     assert execution.outcome.success and execution.observations[-1][-1].text.endswith("*** The End ***")
-    sessions = pool.reset([task])
-    pool.step(sessions, [task.calls])
-    assert pool.options(sessions) == [[]]
-    ((after,),) = pool.step(sessions, [act("look")])
-    pool.close(sessions)
+    env_ids = pool.reset([task])
+    pool.step(env_ids, [task.calls])
+    assert pool.options(env_ids) == [[]]
+    ((after,),) = pool.step(env_ids, [act("look")])
+    pool.close(env_ids)
     assert after.error and json.loads(after.text) == {"error": "The game has ended."}
 
 

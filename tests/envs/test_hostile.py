@@ -75,10 +75,10 @@ def test_ten_thousand_hostile_messages(tmp_path):
     calls = errors = 0
     with ProcessPool("bfcl", workers=2, timeout=60.0) as pool:
         for _ in range(MESSAGES // 200):
-            sessions = pool.reset(rng.choices(scenarios, k=40))
-            parsed = [[parse_calls(message(rng, texts, tools)) for _ in range(5)] for _ in sessions]
-            answers = pool.step(sessions, [[p.call for m in ms for p in m if p.call] for ms in parsed])
-            pool.close(sessions)
+            env_ids = pool.reset(rng.choices(scenarios, k=40))
+            parsed = [[parse_calls(message(rng, texts, tools)) for _ in range(5)] for _ in env_ids]
+            answers = pool.step(env_ids, [[p.call for m in ms for p in m if p.call] for ms in parsed])
+            pool.close(env_ids)
             assert all(o.valid for answer in answers for o in answer)
             calls += sum(len(answer) for answer in answers)
             errors += sum(o.error for answer in answers for o in answer)

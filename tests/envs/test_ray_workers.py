@@ -58,7 +58,7 @@ def gone(pid):
     return not alive(pid)
 
 
-def test_a_hang_on_a_node_costs_one_session_and_the_rest_is_as_on_this_machine(cluster):
+def test_a_hang_on_a_node_costs_one_world_and_the_rest_is_as_on_this_machine(cluster):
     jobs = [(task, task.calls) for task in BASE[::20]]
     with (
         ProcessPool("bfcl", workers=1) as here,
@@ -66,13 +66,13 @@ def test_a_hang_on_a_node_costs_one_session_and_the_rest_is_as_on_this_machine(c
     ):
         assert len({worker.node for worker in pool._workers}) == 3
         assert pool.execute(jobs) == here.execute(jobs)
-        sessions = pool.reset([ALL] * 6)
-        observations = pool.step(sessions, [[ADD[0], HANG] if i == 1 else [ADD[0]] for i in range(6)])
+        env_ids = pool.reset([ALL] * 6)
+        observations = pool.step(env_ids, [[ADD[0], HANG] if i == 1 else [ADD[0]] for i in range(6)])
         assert all(o.valid for each in observations for o in each)
         assert [o.fatal for o in observations[1]] == [False, True] and "timeout" in observations[1][1].text
-        again = pool.step(sessions, [[ADD[1]]] * 6)
+        again = pool.step(env_ids, [[ADD[1]]] * 6)
         assert [o[0].fatal for o in again] == [i == 1 for i in range(6)]
-        (outcome,) = pool.score(sessions[1:2])
+        (outcome,) = pool.score(env_ids[1:2])
         assert outcome.valid and not outcome.reward and "processor time" in outcome.reason
         with pytest.raises(ValueError, match="'nowhere'"):
             pool.reset([dataclasses.replace(ALL, environment="nowhere")])
@@ -85,18 +85,18 @@ def test_a_call_that_kills_its_worker_on_a_node_is_the_callers_failure(cluster):
         Task("t", "fragile", {"fails_in": op, "how": "crash"}, (Turn("do"),)) for op in ("step", "score")
     ]
     with ProcessPool("tests.support.families.fragile", workers=1, backend="ray") as pool:
-        sessions = pool.reset(tasks)
-        observations = pool.step(sessions, [[fragile.FRAGILE]] * 2)
+        env_ids = pool.reset(tasks)
+        observations = pool.step(env_ids, [[fragile.FRAGILE]] * 2)
         assert [o.fatal for (o,) in observations] == [True, False] and pool.restarts == 2
-        assert [o.valid for o in pool.score(sessions)] == [True, False]
+        assert [o.valid for o in pool.score(env_ids)] == [True, False]
 
 
-def test_a_lost_node_costs_no_session(cluster):
+def test_a_lost_node_costs_no_world(cluster):
     """Its worlds begin again on another node, and are brought to where they were; the call under way is made again."""
     with ProcessPool("bfcl", workers=1, timeout=60.0, backend="ray") as pool:
-        sessions = pool.reset([SUM] * 6)
-        pool.step(sessions, [[ADD[0]]] * 6)
-        pool.end_turn(sessions)
+        env_ids = pool.reset([SUM] * 6)
+        pool.step(env_ids, [[ADD[0]]] * 6)
+        pool.end_turn(env_ids)
         head = ray.get_runtime_context().get_node_id()
         victim, pid = next((w.node, w.pid) for w in pool._workers if w.node != head)
         before = cpu_seconds(pid)
@@ -108,11 +108,11 @@ def test_a_lost_node_costs_no_session(cluster):
 
         killer = threading.Thread(target=kill_once_it_works)
         killer.start()
-        observations = pool.step(sessions, [[ADD[1], SLOW, SLOW, SLOW]] * 6)
+        observations = pool.step(env_ids, [[ADD[1], SLOW, SLOW, SLOW]] * 6)
         killer.join()
         assert all(o.valid for each in observations for o in each)
-        pool.end_turn(sessions)
-        assert [o.reward for o in pool.score(sessions)] == [1.0] * 6
+        pool.end_turn(env_ids)
+        assert [o.reward for o in pool.score(env_ids)] == [1.0] * 6
         assert pool.restarts >= 1 and victim not in {worker.node for worker in pool._workers}
         assert gone(pid)
 

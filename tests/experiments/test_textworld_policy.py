@@ -74,7 +74,8 @@ def test_it_reads_and_calls_and_errs_with_its_weak_verbs(pool, tasks, policy):
     )
     assert ROOT / c.model == FOLDER
     agent = build.agent(c, policy, build.engine(c, policy), pool)
-    result, played = evaluate(agent, tasks, samples=1, temperature=0.0, seed=0)
+    result, groups = evaluate(agent, tasks, num_rollouts=1, temperature=0.0, seed=0)
+    played = [group.trajectories[0] for group in groups]
     assert result.invalid == 0
     steps = [step for t in played for step in t.steps]
     assert np.mean([step.call is not None for step in steps]) > 0.95

@@ -515,8 +515,8 @@ def test_the_judge_is_asked_about_a_few_of_those_that_the_environment_refuses(se
         def __getattr__(self, name):
             return getattr(pool, name)
 
-        def score(self, sessions):
-            return [Outcome(0.0, False) for _ in pool.score(sessions)]
+        def score(self, env_ids):
+            return [Outcome(0.0, False) for _ in pool.score(env_ids)]
 
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(bfcl.scenarios("train")[:6])]
     for calibration in (0, 2):

@@ -28,7 +28,7 @@ from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampli
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.native.grammar import Grammars
 from coevolve_jax.synthesis.explore import unguided
-from coevolve_jax.synthesis.pipeline import Synthesizer
+from coevolve_jax.synthesis.pipeline import SynthesisRequest, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.engine import Subject
 from coevolve_jax.testing.explorer import check_explorer
@@ -67,11 +67,13 @@ def generate(engine, requests):
     try:
         return event_loop.run(engine.generate(requests))
     finally:
-        engine.release([r.session for r in requests])
+        engine.release([r.conversation_id for r in requests])
 
 
-def request(schema, seed, new=96, temperature=1.0, session=0):
-    return Request(session, PROMPT, Sampling(temperature, new, (2,), schema and json.dumps(schema)), seed)
+def request(schema, seed, new=96, temperature=1.0, conversation_id=0):
+    return Request(
+        conversation_id, PROMPT, Sampling(temperature, new, (2,), schema and json.dumps(schema)), seed
+    )
 
 
 # Constrained decoding
@@ -117,7 +119,7 @@ def test_an_answer_that_ends_fits_its_schema(policy, engine, wanted, seed, scale
     """Whatever the weights are; one that is cut is the beginning of such an answer."""
     engine.update_weights(random_weights(policy.params, seed, scale), 1)
     schema = wanted if isinstance(wanted, dict) else wanted.model_json_schema()
-    requests = [request(schema, seed + i, temperature=temperature, session=i) for i in range(4)]
+    requests = [request(schema, seed + i, temperature=temperature, conversation_id=i) for i in range(4)]
     for c in generate(engine, requests):
         text = policy.chat.decode(c.ids)
         assert c.finish in ("stop", "length") and np.isfinite(c.logprobs).all() and (c.logprobs < 1e-6).all()
@@ -147,9 +149,9 @@ def test_log_probabilities_are_those_among_what_is_allowed(policy, engine):
 
 def test_requests_without_a_schema_get_the_same_bits_beside_requests_with_one(policy, engine):
     engine.update_weights(policy.params, 0)
-    free = [request(None, 7, new=24, session=0), request(None, 8, new=40, session=1)]
+    free = [request(None, 7, new=24, conversation_id=0), request(None, 8, new=40, conversation_id=1)]
     bound = [
-        request(Action.model_json_schema(), i, new=30, session=2 + i) for i in range(4)
+        request(Action.model_json_schema(), i, new=30, conversation_id=2 + i) for i in range(4)
     ]  # more than slots
     alone, together = generate(engine, free), generate(engine, [free[0], *bound, free[1]])
     for a, b in zip(alone, (together[0], together[-1]), strict=True):
@@ -215,7 +217,7 @@ class Saying:
         ids = np.asarray(tokens if finish == "stop" else tokens[:-1], np.int32)
         return Completion(ids, np.zeros(len(ids), np.float32), finish, np.zeros(len(ids), np.int32), "why")
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
@@ -251,7 +253,7 @@ def test_books_and_what_the_engine_is_asked(policy):
     assert policy.chat.decode(r.ids) == (
         "<|im_start|>system\nYou answer.<|im_end|>\n<|im_start|>user\nAnswer with JSON.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert len({r.session for r in said.seen}) == 3 and max(r.session for r in said.seen) < 0
+    assert len({r.conversation_id for r in said.seen}) == 3 and max(r.conversation_id for r in said.seen) < 0
     costs = client.costs
     assert costs["llm_requests/explore"] == 2 and costs["llm_tokens_in/judge"] == len(r.ids)
     assert costs["llm_tokens"] == sum(n for key, n in costs.items() if key.startswith("llm_tokens_"))
@@ -379,7 +381,7 @@ def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool
     scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
     contexts = [unguided(s, f"c{n}") for n, s in enumerate(scenarios)]
     stats = made.synthesize(
-        tasks, contexts, Request(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
+        tasks, contexts, SynthesisRequest(wanted=2, kind="signal", step=4, rng=np.random.default_rng(0))
     )
     costs = made.roles.costs
     assert (stats.added, stats.proposed) == (0, 0) and costs["llm_requests/explore"] >= 9

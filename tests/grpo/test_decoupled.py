@@ -17,7 +17,7 @@ from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.grpo.update import learn
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import named
 from tests.distributed.test_sharding import start as process
 from tests.grpo.test_grpo import next_logprobs, pad, padded_logprobs
@@ -43,7 +43,7 @@ def aged(rng, params, length, ages, spread=0.5):
     sampler = np.concatenate([[0], next_logprobs(params, t)]) - rng.normal(0, spread, length)
     logprobs = np.where(t.mask, np.minimum(sampler, 0), 0).astype(np.float32)
     t = dataclasses.replace(t, versions=versions, logprobs=logprobs)
-    return Sample(t, np.full(length, rng.normal(), np.float32))
+    return TrainingSample(t, np.full(length, rng.normal(), np.float32))
 
 
 def mixed(params, seed=0):
@@ -221,7 +221,9 @@ def test_packing_keeps_the_age_of_every_token(items, version, share_prompts, see
         t = trajectory(rng, length)
         versions = np.where(t.mask, rng.integers(0, 21, length), -1).astype(np.int32)
         t = dataclasses.replace(t, ids=np.concatenate([prompt, t.ids[3:]]), versions=versions)
-        found.append(Sample(t, np.ones(length, np.float32) if learned else None, np.ones(length, np.float32)))
+        found.append(
+            TrainingSample(t, np.ones(length, np.float32) if learned else None, np.ones(length, np.float32))
+        )
     batch = packed(found, max_rows=len(items), version=version, share_prompts=share_prompts)
     got = sorted(zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.ages))))
     want = []

@@ -38,31 +38,21 @@ def params():
 
 
 def test_advantages_are_standardised_within_each_group():
-    rewards, groups = [1, 0, 0, 1, 1, 1], ["a", "a", "a", "b", "b", "b"]
-    got = group_advantages(rewards, groups, [True] * 6)
     a = np.array([1, 0, 0.0])
-    np.testing.assert_allclose(got[:3], (a - a.mean()) / a.std(), rtol=1e-4)
-    np.testing.assert_array_equal(got[3:], 0)
-
-
-def test_an_invalid_rollout_moves_nobody():
-    with_it = group_advantages([1, 0, 0.7], ["a"] * 3, [True, True, False])
-    without = group_advantages([1, 0], ["a"] * 2, [True, True])
-    np.testing.assert_array_equal(with_it, [*without, 0])
+    np.testing.assert_allclose(group_advantages([1, 0, 0]), (a - a.mean()) / a.std(), rtol=1e-4)
+    np.testing.assert_array_equal(group_advantages([1, 1, 1]), [0, 0, 0])
+    assert group_advantages([]).shape == (0,)
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.booleans()), min_size=1, max_size=40))
-def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(items):
-    rewards, groups, valid = map(list, zip(*items))
-    got = group_advantages(rewards, groups, valid)
-    assert np.isfinite(got).all()
-    for g in set(groups):
-        index = [i for i in range(len(items)) if groups[i] == g and valid[i]]
-        assert abs(got[index].sum()) < 1e-3
-        for i in index:
-            for j in index:
-                assert rewards[i] <= rewards[j] or got[i] >= got[j]
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rewards):
+    got = group_advantages(rewards)
+    assert np.isfinite(got).all() and got.dtype == np.float32
+    assert abs(got.sum()) < 1e-3
+    for r, a in zip(rewards, got):
+        for other, b in zip(rewards, got):
+            assert r <= other or a >= b
 
 
 def test_surrogate_and_kl_follow_their_formulas():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 from tests.support.grpo_cases import init_params, make_learner, moved, programs_of, samples, trajectory
 
 
@@ -133,10 +133,10 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_o
     assert programs_of(make_learner(params, kl_coef=0.0123)) == 0
 
 
-def both(rng, n: int, **changes) -> Sample:
+def both(rng, n: int, **changes) -> TrainingSample:
     """A sample with all three numbers per token."""
     numbers = rng.normal(size=(3, n)).astype(np.float32)
-    return dataclasses.replace(Sample(trajectory(rng, n), *numbers), **changes)
+    return dataclasses.replace(TrainingSample(trajectory(rng, n), *numbers), **changes)
 
 
 SIZES = dict(row_length=32, rows_per_microbatch=2, max_rows=4)

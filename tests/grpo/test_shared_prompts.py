@@ -14,7 +14,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.qwen import Qwen
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 from tests.support.grpo_cases import MODEL, learner_config, moved, trajectory
 from tests.support.update_programs import EXPERTS
 
@@ -30,7 +30,9 @@ SEEDS = st.integers(0, 2**31)
 ROWS = 20  # as many as there can be rollouts
 
 
-def rollouts(groups, seed: int, *, streams: bool = True, routing: tuple[int, int] = (0, 0)) -> list[Sample]:
+def rollouts(
+    groups, seed: int, *, streams: bool = True, routing: tuple[int, int] = (0, 0)
+) -> list[TrainingSample]:
     """Of several groups, mixed; of all streams, or with advantages only."""
     rng = np.random.default_rng(seed)
     found = []
@@ -45,7 +47,9 @@ def rollouts(groups, seed: int, *, streams: bool = True, routing: tuple[int, int
             numbers = rng.normal(size=(3, len(t.ids))).astype(np.float32)
             weights = np.where(rng.random(len(t.ids)) < 0.5, numbers[1], 0)
             found.append(
-                Sample(t, numbers[0], weights if streams else None, numbers[2] - 3 if streams else None)
+                TrainingSample(
+                    t, numbers[0], weights if streams else None, numbers[2] - 3 if streams else None
+                )
             )
     return [found[i] for i in rng.permutation(len(found))]
 

@@ -16,7 +16,7 @@ from coevolve_jax import build
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.grpo.update import learn
 from coevolve_jax.loop import hosts
-from coevolve_jax.types import Sample
+from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import first_moment
 from tests.grpo.test_grpo import pad, padded_logprobs, states_equal
 from tests.support.grpo_cases import (
@@ -73,7 +73,7 @@ def imitated(rng, length, **changes):
     t = trajectory(rng, length)
     t = dataclasses.replace(t, logprobs=np.full(length, np.nan, np.float32))
     weights = np.where(rng.random(length) < 0.7, rng.uniform(0.2, 2, length), 0).astype(np.float32)
-    return dataclasses.replace(Sample(t, None, weights), **changes)
+    return dataclasses.replace(TrainingSample(t, None, weights), **changes)
 
 
 def test_cross_entropy_alone_is_supervised_learning(params):
@@ -253,6 +253,6 @@ def test_an_update_that_is_not_finite_ends_the_run(params):
     learner = make_learner(params, **NONE)
     (sample, *_) = rollouts_of(np.random.default_rng(8))
     broken = dataclasses.replace(sample.trajectory, logprobs=np.full(20, -np.inf, np.float32))
-    sample = Sample(broken, -sample.advantages)
+    sample = TrainingSample(broken, -sample.advantages)
     with pytest.raises(FloatingPointError, match="the last checkpoint is intact.*learning_rate"):
         learn(run_config(**NONE), learner, learner.init(params), [sample])

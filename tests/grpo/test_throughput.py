@@ -17,7 +17,7 @@ from coevolve_jax.loop.collect import Collected
 from coevolve_jax.models.attention import BLOCKS
 from coevolve_jax.models.qwen import Qwen
 from coevolve_jax.planning import topologies
-from coevolve_jax.rollout.agent import Usage
+from coevolve_jax.rollout.utilization import Usage
 from tests.support.grpo_cases import MODEL, init_params, make_learner, samples, trajectory
 
 SPARSE = dataclasses.replace(

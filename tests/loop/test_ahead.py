@@ -7,7 +7,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax.loop.collect import Collector
-from coevolve_jax.rollout.agent import Agent, Limits
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.task_pool import TaskPool
 from tests.support import loop_fakes
@@ -33,18 +34,18 @@ class Served:
 
     async def generate(self, requests):
         (request,) = requests
-        if request.session not in self.known:
-            self.known.add(request.session)
+        if request.conversation_id not in self.known:
+            self.known.add(request.conversation_id)
             self.begun.append(next(step for step, seeds in SEEDS.items() if request.seed in seeds))
-            self.under_way.add(request.session)
+            self.under_way.add(request.conversation_id)
             self.most = max(self.most, len(self.under_way))
         async with asyncio.timeout(PATIENCE):
             while self.hold(self, request.seed):
                 await asyncio.sleep(0.001)
         return [loop_fakes.write(loop_fakes.START, self.version, request.ids.tolist(), request.seed, 1.0)]
 
-    def release(self, sessions):
-        self.under_way -= set(sessions)
+    def release(self, conversation_ids):
+        self.under_way -= set(conversation_ids)
 
 
 def collector(engine, staleness, concurrency):

@@ -13,13 +13,12 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
-from coevolve_jax.grpo.advantages import spread
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.strategies.base import (
     collect_batch,
-    credit_groups,
+    grpo_samples,
     outcome_rewards,
     trajectories_of,
 )
@@ -41,20 +40,17 @@ class MadeUpRewards:
     def __init__(self, period: int = 3):
         self.rolled, self.period = [], period
 
-    def rollouts(self, jobs, temperature):
-        self.rolled.append([task.id for task, rollout_index, *_ in jobs if rollout_index == 0])
+    def rollout_groups(self, tasks, seeds, temperature, hints=None):
+        self.rolled.append([task.id for task in tasks])
         return [
-            dataclasses.replace(
-                trajectory(
-                    np.random.default_rng(seed),
-                    8,
-                    reward=float(int(task.id[1:]) % self.period == 0 and rollout_index),
-                ),
-                task_id=task.id,
-                rollout_index=rollout_index,
-            )
-            for task, rollout_index, seed, _ in jobs
+            Group(task, tuple(self._made_up(task, m, seed) for m, seed in enumerate(row)))
+            for task, row in zip(tasks, seeds, strict=True)
         ]
+
+    def _made_up(self, task, rollout_index, seed):
+        reward = float(int(task.id[1:]) % self.period == 0 and rollout_index)
+        t = trajectory(np.random.default_rng(seed), 8, reward=reward)
+        return dataclasses.replace(t, task_id=task.id, rollout_index=rollout_index)
 
 
 def settings(**learner) -> ConfigDict:
@@ -72,7 +68,7 @@ def settings(**learner) -> ConfigDict:
 
 
 def alive(groups) -> int:
-    return sum(spread(outcome_rewards(g)) > 0 for g in groups)
+    return sum(g.spread > 0 for g in groups)
 
 
 def collect(agent, tasks, step, **learner):
@@ -95,7 +91,7 @@ def test_groups_without_spread_are_replaced_round_by_round():
     for drawn in more.rolled:  # each round asks for as many tasks as are missing
         assert len(drawn) == 6 - found
         found += sum(int(i[1:]) % 3 == 0 for i in drawn)
-    samples, _ = credit_groups(settings(dynamic_sampling=20), groups, FilterState())
+    samples, _ = grpo_samples(settings(dynamic_sampling=20), groups, FilterState())
     assert len(samples) == 12 and len({s.trajectory.task_id for s in samples}) == 6
 
 
@@ -116,16 +112,16 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
     groups = collect(MadeUpRewards(), pool(60), 4)
     n = alive(groups)
     assert 0 < n < 6
-    assert len(credit_groups(settings(), groups, FilterState())[0]) == 12
-    assert len(credit_groups(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
-    samples, state = credit_groups(settings(group_filter=True), groups, FilterState())
+    assert len(grpo_samples(settings(), groups, FilterState())[0]) == 12
+    assert len(grpo_samples(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
+    samples, state = grpo_samples(settings(group_filter=True), groups, FilterState())
     assert len(samples) == 2 * n and state.seen == n
 
 
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
     shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
-    samples, _ = credit_groups(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
+    samples, _ = grpo_samples(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
     assert len(samples) == 12  # what is shaped spreads everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
         t.outcome.reward for t in trajectories_of(groups)
@@ -136,24 +132,24 @@ def test_spread_and_advantages_are_those_of_the_shaped_rewards():
 
 def test_invalid_rollouts_are_no_samples_and_move_no_mean():
     groups = collect(MadeUpRewards(), pool(60), 4)
-    group = next(g for g in groups if spread(outcome_rewards(g)) > 0)
+    group = next(g for g in groups if g.spread > 0)
     lost = dataclasses.replace(
         group.trajectories[0], rollout_index=2, outcome=Outcome(0.9, True, valid=False)
     )
     with_lost = Group(group.task, (*group.trajectories, lost))
-    kept, _ = credit_groups(settings(), [group], FilterState())
-    also, _ = credit_groups(settings(), [with_lost], FilterState())
+    kept, _ = grpo_samples(settings(), [group], FilterState())
+    also, _ = grpo_samples(settings(), [with_lost], FilterState())
     assert [s.advantages[0] for s in kept] == [s.advantages[0] for s in also] and len(also) == 2
-    assert credit_groups(settings(), [Group(group.task, (lost,))], FilterState())[0] == []
+    assert grpo_samples(settings(), [Group(group.task, (lost,))], FilterState())[0] == []
 
 
 def test_every_call_of_roll_and_every_role_has_seeds_of_its_own():
     seeds = []
 
     class Seeds(MadeUpRewards):
-        def rollouts(self, jobs, temperature):
-            seeds.append([job.seed for job in jobs])
-            return super().rollouts(jobs, temperature)
+        def rollout_groups(self, tasks, own, temperature, hints=None):
+            seeds.append(sum(own, []))
+            return super().rollout_groups(tasks, own, temperature)
 
     tasks = list(pool(3))
     for _ in range(2):
@@ -170,9 +166,9 @@ def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
     seeds = []
 
     class Seeds(MadeUpRewards):
-        def rollouts(self, jobs, temperature):
-            seeds.append([job.seed for job in jobs])
-            return super().rollouts(jobs, temperature)
+        def rollout_groups(self, tasks, own, temperature, hints=None):
+            seeds.append(sum(own, []))
+            return super().rollout_groups(tasks, own, temperature)
 
     roles = SimpleNamespace(costs=None, dialogues=None)
     for _ in range(2):
@@ -200,7 +196,7 @@ def test_a_strategy_goes_through_a_checkpoint(name):
     )
     strategy = build.strategy(config)
     groups = collect(MadeUpRewards(), pool(60), 4)
-    strategy.credit(groups)
+    strategy.compute_advantages(groups)
     strategy.observe(4, groups)
     saved = json.loads(json.dumps({"strategy": {"name": name, "state": strategy.to_json()}}))
     assert saved["strategy"]["state"]["filter"]["seen"] == alive(groups)

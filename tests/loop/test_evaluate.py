@@ -1,6 +1,5 @@
 """Rows of evaluations.jsonl, each number counted once more from the rollouts."""
 
-import dataclasses
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -12,7 +11,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.loop.evaluate import by_weakness, evaluate, evaluate_held_out, scores, tally
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.types import Call, Task, Turn
+from coevolve_jax.strategies.base import trajectories_of
+from coevolve_jax.types import Call, Group, Task, Turn
 from tests.support.step_cases import a_rollout, a_task
 
 SEEDS = st.integers(0, 10**6)
@@ -23,20 +23,25 @@ def task_of(name, tools):
 
 
 class MadeUpAgent:
-    """Rolls out by each job's own seed, and remembers jobs and rollouts."""
+    """Rolls out by each rollout's own seed, and remembers seeds and groups."""
 
     def __init__(self):
-        self.jobs, self.rolled = [], []
+        self.seeds, self.rolled = [], []
 
-    def rollouts(self, jobs, temperature, on_done=lambda n: None):
-        done = [
-            a_rollout(np.random.default_rng([job.seed, temperature > 0]), job.task, job.rollout_index)
-            for job in jobs
+    def rollout_groups(self, tasks, seeds, temperature, hints=None, on_done=lambda: None):
+        made_up = lambda task, m, seed: a_rollout(np.random.default_rng([seed, temperature > 0]), task, m)
+        groups = [
+            Group(task, tuple(made_up(task, m, seed) for m, seed in enumerate(row)))
+            for task, row in zip(tasks, seeds, strict=True)
         ]
-        on_done(len(done))
-        self.jobs.append((temperature, jobs))
-        self.rolled.append((temperature, done))
-        return done
+        on_done()
+        self.seeds.append(sum(seeds, []))
+        self.rolled.append((temperature, groups))
+        return groups
+
+
+def groups_of(rng, tasks, num_rollouts):
+    return [Group(task, tuple(a_rollout(rng, task, m) for m in range(num_rollouts))) for task in tasks]
 
 
 # Success on weak tools
@@ -62,12 +67,13 @@ def test_every_weak_tool_counts_the_same_however_many_tasks_call_it():
 
 
 @given(SEEDS, st.integers(1, 4))
-def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(seed, samples):
+def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(seed, num_rollouts):
     rng = np.random.default_rng(seed)
     tasks = [a_task(rng, f"t{i}") for i in range(6)]
-    rolled = [a_rollout(rng, task, m) for task in tasks for m in range(samples)]
+    groups = groups_of(rng, tasks, num_rollouts)
+    rolled = [t for group in groups for t in group.trajectories]
     weak = [name for name in "abcxyz" if rng.random() < 0.5]
-    row = by_weakness(tasks, tally(tasks, rolled, samples, 1.0).by_task, weak)
+    row = by_weakness(tasks, tally(groups, num_rollouts, 1.0).by_task, weak)
 
     named, apart = {tool: [] for tool in weak}, []
     for task in tasks:
@@ -92,16 +98,17 @@ def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(s
 
 
 @given(SEEDS, st.integers(1, 4))
-def test_the_numbers_of_an_evaluation_are_those_of_its_rollouts(seed, samples):
+def test_the_numbers_of_an_evaluation_are_those_of_its_rollouts(seed, num_rollouts):
     rng = np.random.default_rng(seed)
     tasks = [a_task(rng, f"t{i}") for i in range(5)]
-    rolled = [a_rollout(rng, task, m) for task in tasks for m in range(samples)]
-    found = tally(tasks, rolled, samples, 0.7)
+    groups = groups_of(rng, tasks, num_rollouts)
+    rolled = [t for group in groups for t in group.trajectories]
+    found = tally(groups, num_rollouts, 0.7)
 
     valid = [t for t in rolled if t.outcome.valid]
     by_task = {task.id: [t.outcome.success for t in valid if t.task_id == task.id] for task in tasks}
     sizes = {task.id: sum(len(turn.calls) for turn in task.turns) for task in tasks}
-    assert (found.temperature, found.samples) == (0.7, samples)
+    assert (found.temperature, found.num_rollouts) == (0.7, num_rollouts)
     assert found.success == (fmean(t.outcome.success for t in valid) if valid else None)
     assert found.invalid == sum(not t.outcome.valid for t in rolled)
     assert found.by_task == {task: [sum(x), len(x)] for task, x in by_task.items()}
@@ -138,9 +145,9 @@ def test_every_rollout_has_a_seed_of_its_own_and_the_same_one_next_time():
     tasks, agents = [a_task(np.random.default_rng(i), f"t{i}") for i in range(5)], []
     for seed in (3, 3, 4):
         agents.append(MadeUpAgent())
-        _, rolled = evaluate(agents[-1], tasks, samples=3, temperature=1.0, seed=seed)
-        assert [(t.task_id, t.rollout_index) for t in rolled] == [(f"t{i}", m) for i in range(5) for m in range(3)]  # fmt: skip
-    seeds = [[job.seed for job in agent.jobs[0][1]] for agent in agents]
+        _, groups = evaluate(agents[-1], tasks, num_rollouts=3, temperature=1.0, seed=seed)
+        assert [(g.task.id, t.rollout_index) for g in groups for t in g.trajectories] == [(f"t{i}", m) for i in range(5) for m in range(3)]  # fmt: skip
+    seeds = [agent.seeds[0] for agent in agents]
     assert seeds[0] == seeds[1] == rng_for(3, "evaluation").integers(2**32, size=15).tolist()
     assert len({*seeds[0], *seeds[2]}) == 30
 
@@ -159,18 +166,23 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
     agent = MadeUpAgent()
     rows = evaluate_held_out(config, agent, tasks, step=7, greedy=True)
     assert [(row["step"], row["set"], row["split"]) for row in rows] == [(7, "iid", "test"), (7, "balanced", "test")]  # fmt: skip
-    assert [(at, len(rolled)) for at, rolled in agent.rolled] == [(0.6, 12), (0.0, 4), (0.6, 12)]
+    assert [(at, len(trajectories_of(groups))) for at, groups in agent.rolled] == [
+        (0.6, 12),
+        (0.0, 4),
+        (0.6, 12),
+    ]
     for row, kind, n in zip(rows, ("held_out", "balanced"), (0, 2)):
         chosen = [t for t in tasks if t.lineage.kind == kind]
         assert row["scenarios"] == {t.id: t.lineage.parent for t in chosen}
-        whole = tally(chosen, agent.rolled[n][1], 3, 0.6)
-        assert row.items() >= dataclasses.asdict(whole).items()
+        whole = tally(agent.rolled[n][1], 3, 0.6)
+        assert row["samples"] == whole.num_rollouts == 3
+        assert row.items() >= whole.to_json().items()
         more = by_weakness(chosen, whole.by_task, weak) if weak else {}
-        assert row.keys() - dataclasses.asdict(whole).keys() == {
+        assert row.keys() - whole.to_json().keys() == {
             "step", "set", "split", "scenarios", *more, *(("greedy_success", "greedy_invalid") if kind == "held_out" else ()),
         }  # fmt: skip
         assert row.items() >= more.items()
-    once = [t.outcome.success for t in agent.rolled[1][1] if t.outcome.valid]
+    once = [t.outcome.success for t in trajectories_of(agent.rolled[1][1]) if t.outcome.valid]
     assert rows[0]["greedy_success"] == fmean(once) and rows[0]["greedy_invalid"] == 0
     assert "greedy_success" not in evaluate_held_out(config, MadeUpAgent(), tasks, step=7)[0]
     only = [t for t in tasks if t.lineage.kind == "balanced"]

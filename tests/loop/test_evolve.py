@@ -61,7 +61,7 @@ class Running:
     def until(self, end):
         while self.step < end:
             groups = self.strategy.collect(self.step, self.tasks, MadeUpRoll(self.config, self.step))
-            self.strategy.credit(groups)
+            self.strategy.compute_advantages(groups)
             self.strategy.observe(self.step, groups)
             if (grown := self.evolver(self.step)) is not None:
                 self.stats[self.step] = grown.added

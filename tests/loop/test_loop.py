@@ -60,9 +60,9 @@ class Heard:
         self.strategy, self.tell, self.gates = strategy, tell, gates
         self.collect, self.to_json = strategy.collect, strategy.to_json
 
-    def credit(self, groups):
-        self.tell("credit", [g.task.id for g in groups])
-        return self.strategy.credit(groups)
+    def compute_advantages(self, groups):
+        self.tell("compute_advantages", [g.task.id for g in groups])
+        return self.strategy.compute_advantages(groups)
 
     def observe(self, step, groups):
         self.tell("observe", step)
@@ -149,15 +149,16 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
 
     def agent(*arguments):
         made = real_agent(*arguments)
-        rollouts = made.rollouts
+        rollout_groups = made.rollout_groups
 
-        def recorded(jobs, temperature, **more):
-            tell("rollouts", temperature, [(task.id, m, seed) for task, m, seed, _ in jobs])
-            done = rollouts(jobs, temperature, **more)
-            tell("trajectories", [tokens(t) for t in done])
-            return done
+        def recorded(tasks, seeds, temperature, *more, **others):
+            asked = [(task.id, m, seed) for task, row in zip(tasks, seeds) for m, seed in enumerate(row)]
+            tell("rollouts", temperature, asked)
+            groups = rollout_groups(tasks, seeds, temperature, *more, **others)
+            tell("trajectories", [tokens(t) for group in groups for t in group.trajectories])
+            return groups
 
-        made.rollouts = recorded
+        made.rollout_groups = recorded
         return made
 
     real_agent, real_strategy = build.agent, build.strategy
@@ -466,7 +467,9 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up(tmp_path, batches
     whole, _ = session(config, tmp_path / "whole", batches, soon=True)
     steps = [i for i, event in enumerate(whole) if event[0] == "observe"]
     evaluation = next(i for i, event in enumerate(whole) if i > steps[1] and event[0] == "rollouts")
-    assert evaluation < next(i for i, event in enumerate(whole) if event[0] == "credit" and i > steps[1])
+    assert evaluation < next(
+        i for i, event in enumerate(whole) if event[0] == "compute_advantages" and i > steps[1]
+    )
     heard, end = session(config, tmp_path / "run", batches, soon=True, kill_at=evaluation)
     assert isinstance(end, EngineError) and heard == [*whole[:evaluation], ("saved", 2)]
     session(config, tmp_path / "run", batches, soon=True)

@@ -14,7 +14,7 @@ from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
 from coevolve_jax.loop import initial as begin
-from coevolve_jax.strategies.base import Findings
+from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
 from tests.support import loop_fakes
 from tests.support.families import lamps
@@ -73,17 +73,17 @@ def told(folder, monkeypatch, config, stops=(None,)):
 
     def strategy(*arguments):
         made, learned = real(*arguments), []
-        credit, observe = made.credit, made.observe
+        compute_advantages, observe = made.compute_advantages, made.observe
 
         def credited(groups):
-            learned[:] = credit(groups)
+            learned[:] = compute_advantages(groups)
             return list(learned)
 
         def observed(step, groups):
             steps[step] = groups, list(learned)
             return observe(step, groups)
 
-        made.credit, made.observe = credited, observed
+        made.compute_advantages, made.observe = credited, observed
         return made
 
     with monkeypatch.context() as m:
@@ -253,7 +253,7 @@ def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, mon
 
     def strategy(*arguments):
         made = real(*arguments)
-        made.observe = lambda step, groups: Findings({"odd": step} if step % 2 else {"even": 1})
+        made.observe = lambda step, groups: StepReport({"odd": step} if step % 2 else {"even": 1})
         return made
 
     monkeypatch.setattr(build, "strategy", strategy)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
+from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.loop.collect import describe, leave_out_stale
 from coevolve_jax.records import health
-from coevolve_jax.types import Call, Group, Outcome, Sample, Step, Trajectory
+from coevolve_jax.types import Call, Group, Outcome, Step, TrainingSample, Trajectory
 from tests.support.step_cases import a_rollout, a_task, some_groups
 
 SEEDS = st.integers(0, 10**6)
@@ -125,11 +126,11 @@ def test_the_health_of_a_step(seed):
         advantages[0] = kind == 2
         if kind:
             replay = np.ones(len(t.ids), np.float32) if kind == 3 else None
-            samples.append(Sample(t, advantages, replay))
+            samples.append(TrainingSample(t, advantages, replay))
             learned |= {t.task_id} if kind > 1 else set()
     found = health.diagnose(groups, samples)
     wanted = {
-        "dead_groups": mean(s < 0.001 for s in spreads),
+        "dead_groups": mean(s == 0 for s in spreads),
         "group_std": mean(spreads),
         "logprob": mean(p for t in valid for p, own in zip(t.logprobs.tolist(), t.mask) if own),
         "steps": mean(len(t.steps) for t in valid),
@@ -152,8 +153,12 @@ def test_the_health_of_a_step(seed):
 def test_a_replay_that_has_no_advantages_is_learned_from():
     t = a_rollout(np.random.default_rng(0), a_task(np.random.default_rng(0), "t"), 0)
     none = np.zeros(len(t.ids), np.float32)
-    assert health.taught([Sample(t, None, none + 1)]) == health.taught([Sample(t, None)]) == {"t"}
-    assert health.taught([Sample(t, none)]) == set()
+    assert (
+        health.taught([TrainingSample(t, None, none + 1)])
+        == health.taught([TrainingSample(t, None)])
+        == {"t"}
+    )
+    assert health.taught([TrainingSample(t, none)]) == set()
 
 
 def with_rewards(*rewards):
@@ -166,10 +171,12 @@ def with_rewards(*rewards):
     return Group(task, tuple(rolled))
 
 
-def test_a_spread_that_is_all_but_none_teaches_nothing():
-    """A standard deviation of 0.0005 and of 0.0015, which the environment's own reward of parts of a task can have."""
-    assert health.diagnose([with_rewards(0.2, 0.201)], [])["dead_groups"] == 1
-    assert health.diagnose([with_rewards(0.2, 0.203)], [])["dead_groups"] == 0
+def test_equal_rewards_alone_are_without_spread_and_a_small_difference_is_learned_from():
+    """The environment's own reward of parts of a task can have a spread of 0.0005, which group_std scales to 1."""
+    assert health.diagnose([with_rewards(0.1, 0.1, 0.1)], [])["dead_groups"] == 1
+    small = with_rewards(0.2, 0.201)
+    assert health.diagnose([small], [])["dead_groups"] == 0
+    assert group_advantages(small.rewards) == pytest.approx([-1, 1], rel=0.01)
 
 
 def test_calls_of_one_action_in_a_row_are_a_run_whatever_they_say():

@@ -144,22 +144,24 @@ def test_every_conversation_finds_its_own_tokens(turns, prompt, seed):
     held: dict[int, Conversation] = {}
     for turn in turns:
         serving = []
-        for session, what, n in turn:
-            c = held.get(session)
+        for conversation_id, what, n in turn:
+            c = held.get(conversation_id)
             if what == "release" and c:
-                store.free(held.pop(session))
+                store.free(held.pop(conversation_id))
                 continue
             if c is None or what == "another prompt":
-                ids = np.concatenate([prompts[(session > 0) ^ (what == "another prompt")], [session]])
+                ids = np.concatenate(
+                    [prompts[(conversation_id > 0) ^ (what == "another prompt")], [conversation_id]]
+                )
             elif what == "other":
                 cut = int(rng.integers(1, len(c.ids) + 1))
                 ids = np.concatenate([c.ids[:cut], [-1 - n]])
             else:
                 ids = np.concatenate([c.ids, rng.integers(0, 10**6, n)])
             ids = ids[: LONGEST - 16].astype(np.int32)
-            request = Request(session, ids, Sampling(max_new_tokens=16))
+            request = Request(conversation_id, ids, Sampling(max_new_tokens=16))
             if c is None:
-                c = held[session] = Conversation.new(request)
+                c = held[conversation_id] = Conversation.new(request)
             else:
                 c.begin(request)
             serving.append(c)
@@ -179,7 +181,7 @@ def test_a_group_shares_the_whole_pages_of_its_prompt():
     prompt = np.arange(2 * PAGE + 10, dtype=np.int32)
     group = [Conversation.new(Request(i, prompt, Sampling(max_new_tokens=16))) for i in range(4)]
     admitted, sharing = store.admit(group, group)
-    assert [c.request.session for c in sharing] == [1, 2, 3] and len({c.part for c in admitted}) == 1
+    assert [c.request.conversation_id for c in sharing] == [1, 2, 3] and len({c.part for c in admitted}) == 1
     assert {tuple(c.pages[:2]) for c in group} == {tuple(group[0].pages[:2])}
     assert len({c.pages[2] for c in group}) == 4 and [c.cached for c in sharing] == [2 * PAGE] * 3
     for c in group:
@@ -198,7 +200,7 @@ def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
     held[0].begin(Request(0, np.pad(prompt, (0, 2 * PAGE)), Sampling(max_new_tokens=16)))
     got, sharing = store.admit(held, held)
     assert [len(c.pages) for c in held] == [5, 3, 3, 3] and got == held
-    assert [c.part for c in held] == [0, 0, 1, 1] and [c.request.session for c in sharing] == [1, 3]
+    assert [c.part for c in held] == [0, 0, 1, 1] and [c.request.conversation_id for c in sharing] == [1, 3]
     for c in held:
         c.cached = len(c.ids) - 1
     filler = Conversation.new(Request(9, np.full(2 * PAGE - 20, 9, np.int32), Sampling(max_new_tokens=16)))
@@ -226,9 +228,9 @@ def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
     """Six conversations of two pages, three in each part of six; the first that is asked for then needs more."""
     store = PageStore(Programs(), slots=6, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
 
-    def request(session, pages):
-        ids = np.full(pages * PAGE - 20, session, np.int32)
-        return Request(session, ids, Sampling(max_new_tokens=16))
+    def request(conversation_id, pages):
+        ids = np.full(pages * PAGE - 20, conversation_id, np.int32)
+        return Request(conversation_id, ids, Sampling(max_new_tokens=16))
 
     held = [Conversation.new(request(i, 2)) for i in range(6)]
     store.admit(held, held)
@@ -237,7 +239,7 @@ def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
         c.cached = len(c.ids) - 1
     held[asked[0]].begin(request(asked[0], grown))
     got, _ = store.admit([held[i] for i in asked], held)
-    assert [c.request.session for c in got] == admitted
+    assert [c.request.conversation_id for c in got] == admitted
     assert [len(held[i].pages) for i in (0, 2, 4)] == left
     assert [len(held[i].pages) for i in (1, 3, 5)] == [2, 2, 2]
     assert all((c.cached > 0) == (len(c.pages) > 0) for c in held)
@@ -252,10 +254,10 @@ def test_who_waits_takes_nothing_from_those_who_go_on():
     for c in (held[0], held[2]):
         c.cached = len(c.ids) - 1
     got, _ = store.admit(held, held)
-    assert [c.request.session for c in got] == [0, 2] and held[2].cached == len(ids[2]) - 1
+    assert [c.request.conversation_id for c in got] == [0, 2] and held[2].cached == len(ids[2]) - 1
     store.free(held.pop(0))
     got, _ = store.admit(held, held)
-    assert [c.request.session for c in got] == [1, 2] and len(held[0].pages) == 6
+    assert [c.request.conversation_id for c in got] == [1, 2] and len(held[0].pages) == 6
 
 
 def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
@@ -270,7 +272,7 @@ def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
     held[0].begin(Request(0, np.full(5 * PAGE - 20, 0, np.int32), Sampling(max_new_tokens=16)))
     for _ in range(2):  # the last one waits, for part 1 has two
         got, _ = store.admit(held, held)
-        assert [c.request.session for c in got] == [0, 1, 2]
+        assert [c.request.conversation_id for c in got] == [0, 1, 2]
         held[0].cached = len(held[0].ids) - 1
     store.free(held.pop(1))
     got, _ = store.admit(held, held)

@@ -7,7 +7,7 @@ import pytest
 
 from coevolve_jax.config import load_file
 from coevolve_jax.records import health
-from coevolve_jax.types import Call, Group, Outcome, Sample, Step
+from coevolve_jax.types import Call, Group, Outcome, Step, TrainingSample
 from tests.strategies.test_comparable import made_up_task
 from tests.support.grpo_cases import trajectory
 from tests.support.paths import ROOT
@@ -40,7 +40,7 @@ def sound():
 
 
 def diagnose(groups):
-    return health.diagnose(groups, [Sample(t, None) for g in groups for t in g.valid])
+    return health.diagnose(groups, [TrainingSample(t, None) for g in groups for t in g.valid])
 
 
 def test_a_sound_step_raises_nothing():
@@ -106,7 +106,7 @@ def test_the_terminal_hears_of_what_lasts_and_of_each_spell_once():
 def test_groups_without_a_spread_count_as_nothing_to_learn_from_even_where_they_are_not_skipped():
     groups = sound()
     samples = [
-        Sample(t, np.full(len(t.ids), 0.0 if n else 1.0, np.float32))
+        TrainingSample(t, np.full(len(t.ids), 0.0 if n else 1.0, np.float32))
         for n, g in enumerate(groups)
         for t in g.valid
     ]

@@ -98,8 +98,8 @@ def test_in_lockstep_questions_beside_rollouts_are_answered_and_both_end(policy)
         done = {}
         while going:
             answers = await together.advance(going)
-            done |= {r.session: c for r, c in zip(going, answers) if c}
-            going = [r for r in going if r.session not in done]
+            done |= {r.conversation_id: c for r, c in zip(going, answers) if c}
+            going = [r for r in going if r.conversation_id not in done]
         return [done[i] for i in range(4)]
 
     async def both():
@@ -110,7 +110,7 @@ def test_in_lockstep_questions_beside_rollouts_are_answered_and_both_end(policy)
     for got, request in zip([*rollouts, *answers], asked, strict=True):
         (want,) = generate(engine, [request])
         np.testing.assert_array_equal(got.ids, want.ids)
-        engine.release([request.session])
+        engine.release([request.conversation_id])
 
 
 def test_a_server_that_cannot_constrain_says_so_at_the_start(policy, sglang_server):
@@ -157,7 +157,9 @@ HOT = (
 def test_noise_belongs_to_the_seed_and_to_the_position_in_the_conversation(policy, pages):
     engine = NativeEngine(policy.config, policy.params, slots=4, cache_tokens=pages, seed=1, **LIMITS)
     prompt = np.arange(40, 60)
-    hot = lambda session, ids, seed: ask(session, ids, seed=seed, temperature=HOT, new=40, stop=())
+    hot = lambda conversation_id, ids, seed: ask(
+        conversation_id, ids, seed=seed, temperature=HOT, new=40, stop=()
+    )
     (first,) = generate(engine, [hot(1, prompt, 5)])
     assert len(set(first.ids.tolist())) > 35  # each position draws anew
     (second,) = generate(engine, [hot(1, np.concatenate([prompt, first.ids]), 5)])
@@ -213,7 +215,7 @@ def test_a_message_that_has_ended_does_not_wait_for_a_longer_one(policy):
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     budgets = [2, 40, 20, 3, 30]  # one more than there are slots
     waiting = {i: ask(i, np.arange(40 + i, 60), seed=i, new=n, stop=()) for i, n in enumerate(budgets)}
-    alone = generate(engine, [dataclasses.replace(r, session=10 + i) for i, r in waiting.items()])
+    alone = generate(engine, [dataclasses.replace(r, conversation_id=10 + i) for i, r in waiting.items()])
     engine.release(range(10, 15))
     ended = []
     while waiting:
@@ -274,7 +276,7 @@ def test_a_request_that_comes_again_is_answered_again(policy):
     np.testing.assert_array_equal(first.logprobs, second.logprobs)
 
 
-def test_another_request_of_a_session_drops_the_message_that_was_under_way(policy):
+def test_another_request_of_a_conversation_drops_the_message_that_was_under_way(policy):
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     assert advance(engine, [ask(1, np.arange(40, 60), new=64, stop=())]) == [None]
     prompt = np.arange(40, 55)
@@ -325,8 +327,8 @@ class Sound:
     def update_weights(self, params, version):
         self.inner.update_weights(params, version)
 
-    def release(self, sessions):
-        self.inner.release(sessions)
+    def release(self, conversation_ids):
+        self.inner.release(conversation_ids)
 
     def close(self):
         pass
@@ -421,7 +423,7 @@ class KeepsCachesOfOldWeights(Sound):
 
 
 class ContinuesAnotherConversation(Sound):
-    """Forgets no session, and takes the first tokens of one to be what they were."""
+    """Forgets no conversation, and takes the first tokens of one to be what they were."""
 
     def __init__(self, inner, policy):
         super().__init__(inner, policy)
@@ -429,14 +431,16 @@ class ContinuesAnotherConversation(Sound):
 
     def request(self, r):
         ids = r.ids.copy()
-        known = self.known.setdefault(r.session, ids)[: len(ids)]
+        known = self.known.setdefault(r.conversation_id, ids)[: len(ids)]
         ids[: len(known)] = known
         return dataclasses.replace(r, ids=ids)
 
 
 class ServesWhatItCannot(Sound):
     async def generate(self, requests):
-        return await super().generate([dataclasses.replace(r, session=i) for i, r in enumerate(requests)])
+        return await super().generate(
+            [dataclasses.replace(r, conversation_id=i) for i, r in enumerate(requests)]
+        )
 
     def request(self, r):
         ids = np.clip(r.ids if len(r.ids) else [5], 0, self.policy.config.vocab_size - 1)[:60]

@@ -20,8 +20,9 @@ from coevolve_jax import event_loop
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.models import hf_io
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import EngineError
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.sglang import engine as sglang
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
 from coevolve_jax.rollout.sglang.engine import SGLangEngine
@@ -219,7 +220,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
     with ProcessPool("bfcl", workers=1) as env_pool:
         agent = Agent(engine, policy.chat, env_pool, bfcl.tools, Limits(900, 32), concurrency=1)
         proxy.faults = ["pass"] + ["500"] * 3
-        lost, whole = agent.rollouts([Job(TASK, 0, 0), Job(TASK, 1, 1)], 0.0)
+        lost, whole = agent.rollout_groups([TASK], [[0, 1]], 0.0)[0].trajectories
     assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason
     assert lost.mask.any()  # the message before is still there
     assert whole.outcome.valid and whole.stop != "engine"
@@ -288,8 +289,8 @@ def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, 
     """One that is answered begins the count anew; a fault that a second attempt mends counts for nothing."""
     proxy, _ = proxies
     monkeypatch.setattr(sglang, "GIVEN_UP", 3)
-    engine, session = make(Member(proxy.url), attempts=2), itertools.count()
-    one = lambda: generate(engine, [ask(next(session), PROMPT, new=2)])[0].finish
+    engine, conversation_id = make(Member(proxy.url), attempts=2), itertools.count()
+    one = lambda: generate(engine, [ask(next(conversation_id), PROMPT, new=2)])[0].finish
     for _ in range(2):
         proxy.faults = ["garbage"] * 4
         assert [one(), one()] == ["abort", "abort"]
@@ -385,7 +386,7 @@ def test_conversations_that_lose_patience_together_all_end():
     async def lose():
         fleet = Fleet([Member("one")], probe=unwell, refresh=unwell, patience=0.05, restarts=0)
         fleet.put_out(fleet.members[0], "it is gone")
-        waiting = [asyncio.ensure_future(fleet.take(session)) for session in range(8)]
+        waiting = [asyncio.ensure_future(fleet.take(conversation_id)) for conversation_id in range(8)]
         with pytest.raises(EngineError, match="No SGLang server has answered"):
             await asyncio.gather(*waiting)
         for one in waiting:

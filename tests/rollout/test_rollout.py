@@ -17,12 +17,13 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.loop.evaluate import tally
 from coevolve_jax.loop.transcripts import readable, segments
 from coevolve_jax.records import logs
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
-from coevolve_jax.types import Call, Group, Sample, Task, Turn
+from coevolve_jax.types import Call, Group, Task, TrainingSample, Turn
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "models" / "tiny_qwen3"
@@ -85,7 +86,7 @@ class Script:
             Completion(ids, -0.5 * np.arange(1, len(ids) + 1, dtype=np.float32), finish, np.full(len(ids), 3))
         ]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
@@ -93,7 +94,7 @@ def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
     engine = Script(policy, messages, cut)
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
-    return agent.rollouts([Job(task, 0, 0)], 1.0)[0], engine
+    return agent.rollout_groups([task], [[0]], 1.0)[0].trajectories[0], engine
 
 
 # ---- Tool-call text ------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def test_what_is_logged_to_read_is_one_of_each_outcome_in_turn(policy, env_pool)
     right, wrong = (play(policy, env_pool, m)[0] for m in (RIGHT, ["Done.", "Done."]))
     again = dataclasses.replace(right, rollout_index=2)
     groups = [Group(TASK, (right, dataclasses.replace(wrong, rollout_index=1), again))]
-    samples = [Sample(right, np.where(right.mask, 0.75, 9.0).astype(np.float32))]
+    samples = [TrainingSample(right, np.where(right.mask, 0.75, 9.0).astype(np.float32))]
     rows = readable(policy.chat, groups, samples, 4, most=8)
     assert [(r["rollout_index"], r["success"], r["step"]) for r in rows] == [(1, False, 4), (0, True, 4)]
     assert [r["advantage"] for r in rows] == [None, 0.75]
@@ -320,7 +321,7 @@ def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
     with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
         for failing in (wrong, [render_call(HANG), "Done."]):
             rolled = [play(policy, pool, right if n < 3 else failing, task=SUM)[0] for n in range(8)]
-            found.append(tally([SUM], rolled, 8, 1.0))
+            found.append(tally([Group(SUM, tuple(rolled))], 8, 1.0))
     merely, hanging = found
     assert hanging.success == merely.success == 3 / 8 and hanging.invalid == merely.invalid == 0
     assert hanging.by_task == merely.by_task == {"sum": [3, 8]}
@@ -336,8 +337,8 @@ class Ending:
     def __getattr__(self, name):
         return getattr(self._pool, name)
 
-    def step(self, worlds, calls):
-        answers = self._pool.step(worlds, calls)
+    def step(self, env_ids, calls):
+        answers = self._pool.step(env_ids, calls)
         return [
             [dataclasses.replace(o, ends=c.name == "pwd") for c, o in zip(*one)]
             for one in zip(calls, answers)
@@ -364,11 +365,11 @@ class Slow:
     def reset(self, tasks):
         return self._delayed(self._pool.reset, tasks)
 
-    def step(self, worlds, calls):
-        return self._delayed(self._pool.step, worlds, calls)
+    def step(self, env_ids, calls):
+        return self._delayed(self._pool.step, env_ids, calls)
 
-    def score(self, worlds):
-        return self._delayed(self._pool.score, worlds)
+    def score(self, env_ids):
+        return self._delayed(self._pool.score, env_ids)
 
     def _delayed(self, operation, *args):
         time.sleep(0.03 * self._random.random())
@@ -376,7 +377,7 @@ class Slow:
 
 
 class Told:
-    """An engine that tells which sessions are served at once, and their lengths."""
+    """An engine that tells which conversations are served at once, and their lengths."""
 
     def __init__(self, engine, told):
         self._engine, self._told = engine, told
@@ -385,13 +386,13 @@ class Told:
         return getattr(self._engine, name)
 
     async def advance(self, requests):
-        self._told.append([(r.session, len(r.ids)) for r in requests])
+        self._told.append([(r.conversation_id, len(r.ids)) for r in requests])
         return await self._engine.advance(requests)
 
 
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
-    """Seven conversations on four seats, in messages of different lengths: the same is asked for in each tick."""
-    jobs = [Job(TASK, i, 100 + i) for i in range(7)]
+    """Seven conversations on four slots, in messages of different lengths: the same is asked for in each tick."""
+    seeds = [[100 + i for i in range(7)]]
     limits, runs, ticks = Limits(max_length=400, max_new_tokens=48), [], []
     for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
         engine = NativeEngine(
@@ -399,7 +400,7 @@ def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, e
         )
         agent = Agent(Told(engine, told := []), policy.chat, pool, bfcl.tools, limits, concurrency=4)
         ticks.append(told)
-        runs.append(agent.rollouts(jobs, 1.5))
+        runs.append(agent.rollout_groups([TASK], seeds, 1.5)[0].trajectories)
         agent.close()
     assert len({len(t.ids) for t in runs[0]}) > 3 and sum(len(t.steps) for t in runs[0]) > 7
     assert ticks[1] == ticks[0] == ticks[2]
@@ -414,22 +415,22 @@ def test_two_calls_at_once_are_served_one_after_the_other(policy, env_pool):
     engine = NativeEngine(policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3)
     limits = Limits(max_length=400, max_new_tokens=48)
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=4)
-    batches = [[Job(TASK, i, first + i) for i in range(4)] for first in (100, 200)]
-    alone = [agent.rollouts(jobs, 3.0) for jobs in batches]
+    roll = lambda first: agent.rollout_groups([TASK], [range(first, first + 4)], 3.0)[0].trajectories
+    alone = [roll(100), roll(200)]
     needed, together = dict(engine.counts), [None, None]
     engine.counts.clear()
 
-    def roll(n):
-        together[n] = agent.rollouts(batches[n], 3.0)
+    def roll_one(n):
+        together[n] = roll((100, 200)[n])
 
-    threads = [threading.Thread(target=roll, args=(n,), daemon=True) for n in range(2)]
+    threads = [threading.Thread(target=roll_one, args=(n,), daemon=True) for n in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
     assert all(together), "the two calls do not end"
     assert dict(engine.counts) == needed and needed["decode_tokens"] > 8 * 32
-    for one, other in zip(sum(alone, []), sum(together, []), strict=True):
+    for one, other in zip(sum(alone, ()), sum(together, ()), strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)
     agent.close()
 

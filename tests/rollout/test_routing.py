@@ -20,7 +20,7 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.cache import KVCache
 from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.rollout.agent import Job, _Rollout
+from coevolve_jax.rollout.agent import _Rollout
 from coevolve_jax.rollout.engine import Completion, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.routing import read_routing
@@ -65,13 +65,15 @@ def converse(engine, between=lambda turn: None):
     draw = lambda n: rng.integers(0, MODEL.vocab_size, n).tolist()
     shared = draw(70)
     task = Task(id="t", environment="bfcl", scenario={})
-    rollouts = [_Rollout(Job(task, i, i), i, i) for i in range(3)]
+    rollouts = [_Rollout(task, i, i) for i in range(3)]
+    for i, r in enumerate(rollouts):
+        r.conversation_id = i
     for r, ids in zip(rollouts, (shared, shared, draw(9)), strict=True):
         r.feed(ids)
     for turn, observed in enumerate(((40, 3, 5), (3, 33, 5), (2, 0, 0))):
         between(turn)
         asked = [
-            Request(r.session, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
+            Request(r.conversation_id, np.asarray(r.ids, np.int32), Sampling(1.0, 4 + i), r.seed)
             for i, r in enumerate(rollouts)
         ]
         for r, completion, n in zip(rollouts, event_loop.run(engine.generate(asked)), observed):
@@ -219,7 +221,7 @@ def test_nothing_that_was_recorded_stays_when_the_weights_change_before_a_messag
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 3))
 def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
     task = Task(id="t", environment="bfcl", scenario={})
-    r, expected = _Rollout(Job(task, 0, 0), 0, 0), np.zeros((0, A, K))
+    r, expected = _Rollout(task, 0, 0), np.zeros((0, A, K))
     r.feed([7])
     for version, (observed, sampled) in enumerate(messages):
         r.feed([5] * observed)

@@ -13,7 +13,7 @@ from coevolve_jax import build
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies import blame, coevolve
-from coevolve_jax.strategies.base import credit_groups, solvable, synthesize_for_tools
+from coevolve_jax.strategies.base import grpo_samples, solvable, synthesize_for_tools
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Verdict
@@ -260,7 +260,7 @@ def test_what_is_skipped_and_what_is_filtered_are_two_settings(skip, filtered):
     own = {"learner.skip_dead_groups": skip, "learner.group_filter": filtered}
     config, rng = settings_of("static", **own), np.random.default_rng(4)
     groups = [g for _ in range(8) for g in some_groups(rng)]
-    samples, state = credit_groups(config, groups, FilterState())
+    samples, state = grpo_samples(config, groups, FilterState())
     alive = [g for g in groups if len({t.outcome.reward for t in g.valid}) > 1]
     assert 0 < len(alive) < len(groups) and state.seen == (len(alive) if filtered else 0)
     wanted = alive if skip or filtered else groups

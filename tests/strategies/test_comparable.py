@@ -18,8 +18,9 @@ from coevolve_jax.config import load_file, override
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl import benchmark
 from coevolve_jax.grpo import losses
-from coevolve_jax.rollout.agent import Agent, Job, Limits
+from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Completion
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.strategies import blame, coevolve
 from coevolve_jax.strategies.base import evolves, sampling_weights, solvable
 from coevolve_jax.synthesis import choice, signals
@@ -209,7 +210,9 @@ def test_a_call_to_what_is_no_tool_is_no_action():
     )
     t = dataclasses.replace(trajectory(np.random.default_rng(0), 8, reward=1.0), steps=steps)
     assert t.actions == ("ls",)
-    _, history = signals.extract(signals.History(), [t], 0, window=3, theta=50.0)
+    _, history = signals.extract(
+        signals.History(), [Group(made_up_task("t", np.random.default_rng(0)), (t,))], 0, window=3, theta=50.0
+    )
     assert history.action_counts == {"ls": 1}
 
 
@@ -235,7 +238,7 @@ class Says:
         assert len(ids) <= requests[0].sampling.max_new_tokens
         return [Completion(ids, np.zeros(len(ids), np.float32), "stop", np.zeros(len(ids), np.int32))]
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
 
@@ -253,7 +256,7 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
             limits = Limits(limit, 64, 20, 160)
             agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
             fits = agent.fits(task, answers)
-            (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+            (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
             agent.close()
             assert (t.stop == "done") == fits, (task.id, limit, len(t.ids))
             assert t.outcome.success or not fits
@@ -265,16 +268,16 @@ def test_fits_says_what_a_rollout_of_the_reference_shows(pool, policy):
     for allowed in (needed - 1, needed):
         limits = Limits(4000, 64, 20, 160, max_messages=allowed)
         agent = Agent(Says(policy.chat, task), policy.chat, pool, bfcl.tools, limits, 1)
-        (t,) = agent.rollouts([Job(task, 0, 0)], 1.0)
+        (t,) = agent.rollout_groups([task], [[0]], 1.0)[0].trajectories
         assert agent.fits(task, answers) == (t.stop == "done") == (allowed == needed)
 
 
 def _answers(pool, task):
-    (session,) = pool.reset([task])
+    (env_id,) = pool.reset([task])
     for turn in task.turns:
-        yield pool.step([session], [turn.calls])[0]
-        pool.end_turn([session])
-    pool.close([session])
+        yield pool.step([env_id], [turn.calls])[0]
+        pool.end_turn([env_id])
+    pool.close([env_id])
 
 
 def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):
@@ -360,7 +363,7 @@ def made_up_groups(seed, count=8, k=4):
 def test_the_placebo_moves_signals_to_tasks_by_chance_and_keeps_their_number(seed):
     groups = made_up_groups(seed)
     trajectories = [t for g in groups for t in g.trajectories]
-    found, _ = signals.extract(signals.History(), trajectories, 0, window=3, theta=20.0)
+    found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=20.0)
     moved = signals.shuffle(found, groups, np.random.default_rng(seed))
     assert [s.kind for s in moved] == [
         s.kind for s in found
@@ -382,9 +385,7 @@ def test_over_many_steps_the_placebo_knows_nothing_of_who_is_mixed():
     for seed in range(150):
         groups = made_up_groups(seed)
         mixed = {g.task.id for g in groups if len({t.outcome.success for t in g.valid}) == 2}
-        found, _ = signals.extract(
-            signals.History(), [t for g in groups for t in g.trajectories], 0, window=3, theta=1.0
-        )
+        found, _ = signals.extract(signals.History(), groups, 0, window=3, theta=1.0)
         for name, of in (
             ("true", found),
             ("placebo", signals.shuffle(found, groups, np.random.default_rng(seed))),

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models.qwen import Qwen, QwenConfig
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 
 MODEL = QwenConfig(
     "qwen3",
@@ -91,10 +91,10 @@ def moved(params, seed=5):
     return jax.tree.unflatten(tree, [x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)])
 
 
-def samples(trajectories, advantages) -> list[Sample]:
+def samples(trajectories, advantages) -> list[TrainingSample]:
     """Of the valid trajectories, each with one advantage on all its tokens."""
     pairs = zip(trajectories, advantages, strict=True)
-    return [Sample(t, np.full(len(t.ids), a, np.float32)) for t, a in pairs if t.outcome.valid]
+    return [TrainingSample(t, np.full(len(t.ids), a, np.float32)) for t, a in pairs if t.outcome.valid]
 
 
 def trajectory(rng, length: int, *, prompt: int = 3, reward: float = 0.0, valid: bool = True) -> Trajectory:

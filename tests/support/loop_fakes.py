@@ -189,28 +189,28 @@ class Worlds:
 
     def reset(self, tasks):
         with self.lock:
-            sessions = range(self.count, self.count + len(tasks))
+            env_ids = range(self.count, self.count + len(tasks))
             self.count += len(tasks)
-        for session, task in zip(sessions, tasks):
-            self.worlds[session] = lamps.make()
-            self.worlds[session].reset(task)
-        return list(sessions)
+        for env_id, task in zip(env_ids, tasks):
+            self.worlds[env_id] = lamps.make()
+            self.worlds[env_id].reset(task)
+        return list(env_ids)
 
-    def step(self, sessions, calls):
-        return [[self.worlds[s].step(c) for c in row] for s, row in zip(sessions, calls, strict=True)]
+    def step(self, env_ids, calls):
+        return [[self.worlds[s].step(c) for c in row] for s, row in zip(env_ids, calls, strict=True)]
 
-    def options(self, sessions):
-        return [[] for _ in sessions]
+    def options(self, env_ids):
+        return [[] for _ in env_ids]
 
-    def end_turn(self, sessions):
-        for s in sessions:
+    def end_turn(self, env_ids):
+        for s in env_ids:
             self.worlds[s].end_turn()
 
-    def score(self, sessions):
-        return [self.worlds[s].score() for s in sessions]
+    def score(self, env_ids):
+        return [self.worlds[s].score() for s in env_ids]
 
-    def close(self, sessions):
-        for s in sessions:
+    def close(self, env_ids):
+        for s in env_ids:
             del self.worlds[s]
 
     def __enter__(self):
@@ -236,7 +236,7 @@ class Engine:
         self.weights, self.version = int(params), version
         self.tell("engine", self.weights, version)
 
-    def release(self, sessions):
+    def release(self, conversation_ids):
         pass
 
     def close(self):

@@ -92,8 +92,8 @@ class Loop:
             groups, costs = coming.pop(0)
             groups = [(task, [self.unless_stale(t, step) for t in rollouts]) for task, rollouts in groups]
             # 2. GRPO update of the policy.
-            self.events.append(("credit", [task.id for task, _ in groups]))
-            learned = self.credit(groups)
+            self.events.append(("compute_advantages", [task.id for task, _ in groups]))
+            learned = self.compute_advantages(groups)
             stale = c.rollout.max_staleness > 0 and c.learner.tis_cap > 0 and c.learner.epochs == 1
             told = sorted(as_learned(t, a, step if stale else None) for t, a in learned)
             for _ in range(c.learner.epochs):
@@ -209,7 +209,7 @@ class Loop:
 
     # --- 2. What is learned -----------------------------------------------------------------------------------------
 
-    def credit(self, groups):
+    def compute_advantages(self, groups):
         """(rollout, advantage) of all valid rollouts of the groups that count."""
         c, chosen = self.c.learner, [valid(rollouts) for _, rollouts in groups if valid(rollouts)]
         rewards = lambda group: [t.outcome.reward for t in group]

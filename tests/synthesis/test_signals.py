@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from coevolve_jax.synthesis import signals as sig
-from coevolve_jax.types import Call, Outcome, Signal, Step, Trajectory
+from coevolve_jax.types import Call, Group, Outcome, Signal, Step, Task, Trajectory
 
 EMPTY = np.zeros(0, np.int32)
 
@@ -22,6 +22,18 @@ def rollout(task, rollout_index, reward, actions=(), valid=True):
 
 def group(task, rewards, actions=()):
     return [rollout(task, i, r, actions) for i, r in enumerate(rewards)]
+
+
+def groups_of(rollouts):
+    """A group a task, in the order of first appearance."""
+    by_task = {}
+    for t in rollouts:
+        by_task.setdefault(t.task_id, []).append(t)
+    return [Group(Task(task, "made_up", {}), tuple(own)) for task, own in by_task.items()]
+
+
+def extract(history, rollouts, step, **how):
+    return sig.extract(history, groups_of(rollouts), step, **how)
 
 
 def reference(steps, window, theta):
@@ -76,7 +88,7 @@ def test_equals_the_reference(steps, window, theta, random):
     for now, rollouts in enumerate(steps):
         shuffled = list(rollouts)
         random.shuffle(shuffled)
-        new, history = sig.extract(history, shuffled, now, window=window, theta=theta)
+        new, history = extract(history, shuffled, now, window=window, theta=theta)
         found += as_tuples(new)
         assert all(len(s) <= window for s in history.scores.values())
     assert len(found) == len(set(found))
@@ -88,12 +100,12 @@ def test_equals_the_reference(steps, window, theta, random):
 def test_json_in_the_middle_changes_nothing(before, after):
     history = sig.History()
     for now, rollouts in enumerate(before):
-        _, history = sig.extract(history, rollouts, now, window=3, theta=20)
+        _, history = extract(history, rollouts, now, window=3, theta=20)
     copy = sig.History.from_json(json.loads(json.dumps(history.to_json())))
     assert copy == history
     for now, rollouts in enumerate(after):
-        expected, history = sig.extract(history, rollouts, now, window=3, theta=20)
-        got, copy = sig.extract(copy, rollouts, now, window=3, theta=20)
+        expected, history = extract(history, rollouts, now, window=3, theta=20)
+        got, copy = extract(copy, rollouts, now, window=3, theta=20)
         assert got == expected
     assert json.dumps(copy.to_json()) == json.dumps(history.to_json())
 
@@ -103,8 +115,8 @@ def test_json_in_the_middle_changes_nothing(before, after):
 def test_invalid_rollouts_are_as_if_they_had_not_been(steps):
     with_them, without = sig.History(), sig.History()
     for now, rollouts in enumerate(steps):
-        a, with_them = sig.extract(with_them, rollouts, now, window=2, theta=30)
-        b, without = sig.extract(without, [t for t in rollouts if t.outcome.valid], now, window=2, theta=30)
+        a, with_them = extract(with_them, rollouts, now, window=2, theta=30)
+        b, without = extract(without, [t for t in rollouts if t.outcome.valid], now, window=2, theta=30)
         assert a == b
     assert with_them == without
 
@@ -112,7 +124,7 @@ def test_invalid_rollouts_are_as_if_they_had_not_been(steps):
 def run(steps, window=10, theta=5):
     history, last = sig.History(), []
     for now, rollouts in enumerate(steps):
-        last, history = sig.extract(history, rollouts, now, window=window, theta=theta)
+        last, history = extract(history, rollouts, now, window=window, theta=theta)
     return as_tuples(last), history
 
 
@@ -133,7 +145,7 @@ def test_forgetting_looks_back_exactly_window_scores_and_not_at_the_present_one(
 
 def test_a_history_of_a_wider_window_is_read_through_the_narrow_one():
     _, history = run([group("a", [1.0]), group("a", [0.0])], window=9)
-    assert sig.extract(history, group("a", [0.0]), 2, window=1, theta=5)[0] == []
+    assert extract(history, group("a", [0.0]), 2, window=1, theta=5)[0] == []
 
 
 def test_steps_without_a_score_do_not_use_up_the_window():
@@ -166,7 +178,7 @@ def test_rare_names_the_rarest_pattern_and_the_first_of_equals():
 def test_history_is_not_changed_in_place():
     _, history = run([group("a", [1, 0], ["ls"])])
     before = json.dumps(history.to_json())
-    sig.extract(history, group("a", [0, 0], ["mv"]), 1, window=5, theta=5)
+    extract(history, group("a", [0, 0], ["mv"]), 1, window=5, theta=5)
     assert json.dumps(history.to_json()) == before
     assert history.n_actions == 2
 
@@ -198,7 +210,7 @@ def test_summaries():
 )
 def test_thresholds_are_checked(window, theta, word):
     with pytest.raises(ValueError, match=word):
-        sig.extract(sig.History(), [], 0, window=window, theta=theta)
+        extract(sig.History(), [], 0, window=window, theta=theta)
 
 
 @pytest.mark.parametrize(
@@ -211,4 +223,4 @@ def test_thresholds_are_checked(window, theta, word):
 )
 def test_rollouts_are_checked(rollouts, word):
     with pytest.raises(ValueError, match=word):
-        sig.extract(sig.History(), rollouts, 0, window=1, theta=5)
+        extract(sig.History(), rollouts, 0, window=1, theta=5)

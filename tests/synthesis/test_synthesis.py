@@ -254,7 +254,7 @@ def test_infrastructure_failures_are_no_verdict_on_the_proposal(roles, pool):
         def __getattr__(self, name):
             return getattr(pool, name)
 
-        def step(self, sessions, calls):
+        def step(self, env_ids, calls):
             return [[Observation("timeout", valid=False) for _ in c] for c in calls]
 
     p = proposal(pool, [[Call("ls", {}), Call("pwd", {})]])
@@ -305,16 +305,16 @@ def test_a_call_left_out_fails_the_task(roles, pool, proposals):
         for t, turn in enumerate(v.task.turns)
         for i in range(len(turn.calls))
     ]
-    sessions = pool.reset([task for task, _, _ in cases])
+    env_ids = pool.reset([task for task, _, _ in cases])
     for turn in range(3):
-        live = [(s, task, t, i) for s, (task, t, i) in zip(sessions, cases) if turn < len(task.turns)]
+        live = [(s, task, t, i) for s, (task, t, i) in zip(env_ids, cases) if turn < len(task.turns)]
         calls = [
             [c for k, c in enumerate(task.turns[turn].calls) if (turn, k) != (t, i)] for _, task, t, i in live
         ]
         pool.step([s for s, *_ in live], calls)
         pool.end_turn([s for s, *_ in live])
-    outcomes = pool.score(sessions)
-    pool.close(sessions)
+    outcomes = pool.score(env_ids)
+    pool.close(env_ids)
     assert [o.success for o in outcomes] == [False] * len(cases)
 
 
@@ -401,10 +401,10 @@ def test_a_proposal_whose_executions_differ_is_refused():
 
     class Flickering(Worlds):
         def reset(self, tasks):
-            sessions = super().reset(tasks)
-            for s in sessions:
+            env_ids = super().reset(tasks)
+            for s in env_ids:
                 self.worlds[s].lit["b"] += s % 3 == 2
-            return sessions
+            return env_ids
 
     def flickers(*texts, executions):
         context, calls = unguided(lamps.scenarios("train")[0], "c"), tuple(map(lamps.call, texts))

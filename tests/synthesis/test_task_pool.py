@@ -89,20 +89,20 @@ def test_bad_tasks_are_refused_and_nothing_is_added():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**32))
 def test_a_batch_holds_different_tasks_as_far_as_there_are(size, n, seed):
-    batch = names(filled(size).sample(n, np.random.default_rng(seed)))
+    batch = names(filled(size).draw(n, np.random.default_rng(seed)))
     assert len(batch) == n and set(Counter(batch).values()) <= {n // size, -(-n // size)}
 
 
 def drawn(pool, n, steps=4000, **how):
     """How often each task comes, as a share of the batches."""
     rng = np.random.default_rng(0)
-    counts = Counter(name for _ in range(steps) for name in names(pool.sample(n, rng, **how)))
+    counts = Counter(name for _ in range(steps) for name in names(pool.draw(n, rng, **how)))
     return {task.id: counts[task.id] / steps for task in pool}
 
 
 def test_draws_are_uniform_whatever_was_drawn_before_and_whenever_a_task_was_born():
     pool, rng = filled(6), np.random.default_rng(0)
-    pool.sample(6, rng)
+    pool.draw(6, rng)
     filled(2, born=10, prefix="new", pool=pool)
     shares = drawn(pool, 4)
     assert all(abs(share - 4 / 8) < 0.03 for share in shares.values()), shares
@@ -114,12 +114,12 @@ def test_new_share_reserves_a_part_for_all_that_evolution_made():
         evolved(3, born, pool)
     rng = np.random.default_rng(1)
     for _ in range(50):
-        batch = names(pool.sample(8, rng, new_share=0.25))
+        batch = names(pool.draw(8, rng, new_share=0.25))
         assert len(set(batch)) == 8 and sum(name.startswith("new") for name in batch) >= 2
     shares = drawn(pool, 8, new_share=0.5)
     new = [share for name, share in shares.items() if name.startswith("new")]
     assert max(new) - min(new) < 0.05 and min(new) > 0.6 and sum(new) >= 4
-    everything = names(evolved(3, 5, filled(5)).sample(4, rng, new_share=1.0))
+    everything = names(evolved(3, 5, filled(5)).draw(4, rng, new_share=1.0))
     assert {"new5-0", "new5-1", "new5-2"} < set(everything) and len(set(everything)) == 4
 
 
@@ -137,10 +137,10 @@ def test_weights_by_record_and_tasks_that_are_left_out():
     shares = drawn(pool, 1, weights=weights)
     assert shares["t0"] == 0 and abs(shares["t1"] - 0.4) < 0.03 and abs(shares["t2"] - 0.2) < 0.03
     rng = np.random.default_rng(0)
-    assert set(names(pool.sample(3, rng, weights=weights))) == {"t1", "t2", "t3"}
-    assert set(names(pool.sample(4, rng, weights=weights))) == {"t0", "t1", "t2", "t3"}
-    assert set(names(pool.sample(9, rng, apart_from={"t1", "t3"}))) == {"t0", "t2"}
-    assert pool.sample(2, rng, apart_from={"t0", "t1", "t2", "t3"}) == []
+    assert set(names(pool.draw(3, rng, weights=weights))) == {"t1", "t2", "t3"}
+    assert set(names(pool.draw(4, rng, weights=weights))) == {"t0", "t1", "t2", "t3"}
+    assert set(names(pool.draw(9, rng, apart_from={"t1", "t3"}))) == {"t0", "t2"}
+    assert pool.draw(2, rng, apart_from={"t0", "t1", "t2", "t3"}) == []
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_weights_by_record_and_tasks_that_are_left_out():
 def test_new_share_is_at_least_that_fraction(share, of, least):
     """0.1 * 30 and 0.7 * 10 are not whole in floating point."""
     pool = evolved(of, 100, filled(1000))  # so few of so many that chance draws none
-    draws = (pool.sample(of, np.random.default_rng(seed), new_share=share) for seed in range(20))
+    draws = (pool.draw(of, np.random.default_rng(seed), new_share=share) for seed in range(20))
     found = [sum(t.lineage.kind == "signal" for t in batch) for batch in draws]
     assert min(found) == least
 
@@ -208,7 +208,7 @@ def test_a_draw_is_that_of_the_slow_reference(made, n, share, barred, uniform, s
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = slow_sample(pool, n, one, share, lambda r: weight[r.born], apart_from)
         weights = None if uniform else lambda rows: weight[rows["born"]]
-        batch = pool.sample(n, two, new_share=share, weights=weights, apart_from=apart_from)
+        batch = pool.draw(n, two, new_share=share, weights=weights, apart_from=apart_from)
     assert names(batch) == expected
     if seed is not None:
         assert one.bit_generator.state == two.bit_generator.state
@@ -262,7 +262,7 @@ def test_a_fork_and_its_pool_grow_and_learn_apart(acts):
             copy.record({name: i / 5})
         assert [p.to_json() for p in pools] == [c.to_json() for c in whole]
     for pool, copy in zip(pools, whole):
-        batches = [names(p.sample(4, np.random.default_rng(0), new_share=0.5)) for p in (pool, copy)]
+        batches = [names(p.draw(4, np.random.default_rng(0), new_share=0.5)) for p in (pool, copy)]
         assert batches[0] == batches[1]
 
 
@@ -279,17 +279,17 @@ def test_tasks_that_are_always_or_never_solved_settle():
 def test_state_continues_exactly(size, n, share, cut):
     pool, rng = evolved(3, 7, filled(size)), np.random.default_rng(3)
     for _ in range(cut):
-        pool.record({t.id: 1 / 3 for t in pool.sample(n, rng, new_share=share)})
+        pool.record({t.id: 1 / 3 for t in pool.draw(n, rng, new_share=share)})
     copy, copy_rng = reload(pool), np.random.default_rng()
     copy_rng.bit_generator.state = rng.bit_generator.state
     for _ in range(5):
-        assert names(copy.sample(n, copy_rng, new_share=share)) == names(pool.sample(n, rng, new_share=share))
+        assert names(copy.draw(n, copy_rng, new_share=share)) == names(pool.draw(n, rng, new_share=share))
     assert json.dumps(copy.to_json()) == json.dumps(pool.to_json())
     assert list(copy) == list(pool)
 
 
 def test_sampling_depends_on_the_seed():
-    draws = {tuple(names(filled(8).sample(8, np.random.default_rng(seed)))) for seed in range(5)}
+    draws = {tuple(names(filled(8).draw(8, np.random.default_rng(seed)))) for seed in range(5)}
     assert len(draws) == 5
 
 
@@ -350,9 +350,9 @@ def test_what_is_no_training_set_is_not_read(tmp_path, lines, word):
 @pytest.mark.parametrize(
     "call, word",
     [
-        (lambda: TaskPool().sample(1, np.random.default_rng(0)), "empty"),
-        (lambda: filled(1).sample(0, np.random.default_rng(0)), "batch of 0"),
-        (lambda: filled(1).sample(1, np.random.default_rng(0), new_share=1.5), "new_share 1.5"),
+        (lambda: TaskPool().draw(1, np.random.default_rng(0)), "empty"),
+        (lambda: filled(1).draw(0, np.random.default_rng(0)), "batch of 0"),
+        (lambda: filled(1).draw(1, np.random.default_rng(0), new_share=1.5), "new_share 1.5"),
         (lambda: TaskPool(max_size=0), "max_size"),
     ],
 )
@@ -366,5 +366,5 @@ def test_none_is_reserved_for_evolved_tasks_that_are_drawn_no_more():
     evolved(8, 3, pool)
     weights = lambda rows: np.where(rows["evolved"], 0.0, 1.0)
     for seed in range(20):
-        drawn = pool.sample(4, np.random.default_rng(seed), new_share=0.5, weights=weights)
+        drawn = pool.draw(4, np.random.default_rng(seed), new_share=0.5, weights=weights)
         assert all(t.id.startswith("old") for t in drawn)

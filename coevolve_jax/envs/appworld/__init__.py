@@ -18,7 +18,7 @@ from coevolve_jax.envs.appworld.calls import action_pattern as action_pattern
 from coevolve_jax.envs.appworld.calls import features as features
 from coevolve_jax.envs.appworld.calls import wording as wording
 from coevolve_jax.envs.base import Environment
-from coevolve_jax.types import Task, Trajectory, Turn
+from coevolve_jax.types import Group, Task, Turn
 
 PACKAGES = ("appworld",)
 
@@ -68,21 +68,20 @@ def warm_up() -> None:
     host.host()
 
 
-def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
+def report(groups: Sequence[Group], judge) -> dict:
     """Task goal completion, the share of tasks all of whose tests pass, and scenario goal completion, the share of scenarios
-    (ids before "_") all of whose tasks do; trajectories[i] belongs to tasks[i // samples], and the i-th samples of all
-    tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario:
+    (ids before "_") all of whose tasks do. The i-th rollouts of all tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario:
     "scenario_trials" and "scenario_trials_invalid" count them. None stands for the share of nothing.
     """
     by_scenario = defaultdict(list)
-    for i, trajectory in enumerate(trajectories):
-        task = tasks[i // samples]
-        by_scenario[task.id.partition("_")[0], i % samples].append(trajectory.outcome)
+    for group in groups:
+        for t in group.trajectories:
+            by_scenario[group.task.id.partition("_")[0], t.rollout_index].append(t.outcome)
     scenarios = [
-        all(o.success for o in group) for group in by_scenario.values() if all(o.valid for o in group)
+        all(o.success for o in trial) for trial in by_scenario.values() if all(o.valid for o in trial)
     ]
-    completed = base.share_of([t.outcome for t in trajectories])
-    own = all(task.id.startswith("own") for task in tasks)
+    completed = base.share_of(base.outcomes_of(groups))
+    own = all(group.task.id.startswith("own") for group in groups)
     return {
         "benchmark": "tasks of our own in AppWorld's engine" if own else "AppWorld",
         "scoring": "AppWorld's evaluation",
@@ -91,6 +90,6 @@ def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: i
         "scenario_goal_completion": sum(scenarios) / len(scenarios) if scenarios else None,
         "scenario_trials": len(scenarios),
         "scenario_trials_invalid": len(by_scenario) - len(scenarios),
-        "tasks": len(tasks),
-        "scenarios": len({task.id.partition("_")[0] for task in tasks}),
+        "tasks": len(groups),
+        "scenarios": len({group.task.id.partition("_")[0] for group in groups}),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from coevolve_jax.envs.base import Environment, digest, report_verdicts
 from coevolve_jax.envs.bfcl.scenario import scenario as scenario
-from coevolve_jax.types import Call, Task, Trajectory
+from coevolve_jax.types import Call, Group, Task
 
 PACKAGES = ("bfcl-eval",)
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
@@ -86,16 +86,16 @@ def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
     return benchmark.official_check(task_id, turns)
 
 
-def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
-    """The official score of trajectories of benchmark tasks: trajectories[i] belongs to tasks[i // samples]."""
-    places = {task.id: task.id.removeprefix("multi_turn_").rpartition("_") for task in tasks}
+def report(groups: Sequence[Group], judge) -> dict:
+    """The official score of rollouts of benchmark tasks."""
+    places = {g.task.id: g.task.id.removeprefix("multi_turn_").rpartition("_") for g in groups}
     categories = {name: category for name, (category, _, _) in places.items()}
     return {
         "benchmark": f"BFCL multi_turn: {', '.join(dict.fromkeys(categories.values()))}",
         "scoring": "official multi_turn_checker",
         "categories": categories,
         "alike": {name: index for name, (_, _, index) in places.items()},
-        **report_verdicts(tasks, trajectories, samples, judge),
+        **report_verdicts(groups, judge),
     }
 
 

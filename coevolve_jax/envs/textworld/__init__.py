@@ -14,7 +14,7 @@ from coevolve_jax.envs import base
 from coevolve_jax.envs.base import Environment
 from coevolve_jax.envs.textworld.commands import ACT, verb
 from coevolve_jax.envs.textworld.commands import wording as wording
-from coevolve_jax.types import Call, Task, Trajectory, Turn
+from coevolve_jax.types import Call, Group, Task, Turn
 
 PACKAGES = ("textworld", "jericho")
 FIRST_SEED = {"train": 0, "development": 1_000_000, "test": 2_000_000}  # of the generator, by split
@@ -86,13 +86,13 @@ def warm_up() -> None:
     import textworld  # noqa: F401
 
 
-def report(tasks: Sequence[Task], trajectories: Sequence[Trajectory], samples: int, judge) -> dict:
-    """The share of games that are won, by level too: trajectories[i] belongs to tasks[i // samples]."""
+def report(groups: Sequence[Group], judge) -> dict:
+    """The share of games that are won, by level too."""
     return {
-        **base.report(tasks, trajectories, samples, judge),
+        **base.report(groups, judge),
         "benchmark": "TextWorld quests",
         "scoring": "the game's own condition for being won",
-        "by_level": base.success_by("level", tasks, trajectories, samples),
+        "by_level": base.success_by("level", groups),
     }
 
 

@@ -1,6 +1,6 @@
-"""Abstraction by a language model: which of the steps that worked make a task, and what a user would say to ask for it.
+"""Abstraction by a language model: it picks successful steps for a task and words a user's request for them.
 
-It names steps by number and writes no calls: what a task's reference does was done in the environment.
+The model names steps by number and writes no calls. So the environment has executed every reference call.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class Abstractor:
         ]
 
     def _sound_tasks(self, exploration: Exploration, answer: Tasks, limits: Limits) -> list[TaskAnswer]:
-        """Those made of successful steps of one round, each once and in their order."""
+        """Keeps tasks within the limits, made of successful steps of one round, each once and in order.
+
+        Refusals count in `costs` as llm_refused/REASON.
+        """
         rounds, kept = {t.index: t.round for t in _sound(exploration)}, []
         for task in answer.tasks:
             steps = [i for turn in task.turns for i in turn.steps]
@@ -120,9 +123,10 @@ class Abstractor:
 
 
 def _proposal(exploration: Exploration, task: TaskAnswer, solution: Goal) -> Proposal | None:
-    """None where a turn has no step left that its query could ask for.
+    """Splits the goal's steps over the task's turns. Returns None where a turn is left without a step.
 
-    A step that shortening kept though no turn names it belongs to the turn of the next one that is named.
+    Shortening may keep a step that no turn names. It goes to the first turn that ends after it, else to the
+    last turn.
     """
     ends = [turn.steps[-1] for turn in task.turns]
     owner = [next((n for n, end in enumerate(ends) if t.index <= end), len(ends) - 1) for t in solution.steps]

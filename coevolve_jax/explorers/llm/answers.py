@@ -1,4 +1,4 @@
-"""What the roles want of a model: answers of a form to questions, whoever is asked; and how text becomes one."""
+"""The contract between roles and a model: questions in, answers of a given form out. Parses answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Form = TypeVar("Form", bound=BaseModel)
 
 
 class Question(NamedTuple):
-    """seed: goes to the model, so that equal questions may get different answers and each comes again. about: what it
-    is asked for, for the log alone (explorers.base.Dialogue)."""
+    """A prompt for a model.
+
+    seed: goes to the model, so that equal questions may get different answers and each is reproducible.
+    about: the purpose of the question, for the log alone (explorers.base.Dialogue).
+    """
 
     system: str
     user: str
@@ -24,25 +27,31 @@ class Question(NamedTuple):
 
 
 class Client(Protocol):
-    """costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE, llm_tokens,
-    llm_faults/FAULT; the roles add what they refuse. dialogues: all questions that were asked, in order, until somebody
-    takes them out."""
+    """Asks a model.
+
+    costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE,
+      llm_tokens, llm_repairs and llm_faults/FAULT. The roles add their refusals.
+    dialogues: all questions that were asked, in order. The logger takes them out.
+    """
 
     costs: Counter
     dialogues: list[Dialogue]
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
-        """The answers, in order; None where there is none, which is counted. role: whom they are booked to."""
+        """Returns the answers, in order; None for a fault, which is counted. role: the role that pays."""
         ...
 
 
 def whole(text: str) -> str:
-    """Text that can be sent: halves of surrogate pairs, as JSON may hold them, become U+FFFD."""
+    """Makes text fit to be encoded: lone surrogates, which JSON may hold, become U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Fault(Exception):
-    """Why there is no answer. kind: its name in the ledger. wait: seconds that a server asks for."""
+    """The reason why an answer is missing or unusable.
+
+    kind: its name in the ledger. wait: seconds that the server asks to wait.
+    """
 
     def __init__(self, kind: str, detail: str = "", wait: float = 0.0):
         super().__init__(f"{kind}: {detail}")
@@ -50,7 +59,7 @@ class Fault(Exception):
 
 
 def book(costs: Counter, dialogue: Dialogue) -> None:
-    """What a question has cost, and what went wrong with it."""
+    """Adds the costs of a question and its fault, if any, to the ledger's counts."""
     if dialogue.answers:
         costs[f"llm_requests/{dialogue.role}"] += len(dialogue.answers)
         costs[f"llm_tokens_in/{dialogue.role}"] += dialogue.tokens_in
@@ -63,10 +72,10 @@ def book(costs: Counter, dialogue: Dialogue) -> None:
 
 
 def read(text: str, form: type[Form]) -> Form:
-    """The answer that a model's text holds. Raises Fault: "empty", "no_json" or "wrong_schema"."""
+    """Parses the answer in a model's text. Raises Fault: "empty", "no_json" or "wrong_schema"."""
     if not text.strip():
         raise Fault("empty")
-    start, end = text.find("{"), text.rfind("}")  # some put it between words or fences
+    start, end = text.find("{"), text.rfind("}")  # some models put words or fences around it
     if start < 0 or end < start:
         raise Fault("no_json", "it holds no JSON object")
     try:

@@ -1,4 +1,4 @@
-"""Answers on disk by the digest of their request, so that nothing is asked twice, and a run can be replayed offline."""
+"""Answers on disk by the digest of their request. Nothing is asked twice; a run can be replayed offline."""
 
 from __future__ import annotations
 
@@ -18,30 +18,35 @@ TABLES = (
 
 
 class Cache:
-    """A file that several runs may share. It holds requests and replies as JSON text, and who answered: digests of
-    addresses and ids of models. No API key and no address is in it."""
+    """A SQLite file that several runs may share.
+
+    It holds requests and replies as JSON text, and the servers that answered: digests of addresses and ids of
+    models. It holds no API key and no address.
+    """
 
     def __init__(self, path: str):
-        """Raises ValueError for a file that is no such cache, or cannot be made."""
+        """Opens or makes the file. Raises ValueError for one that is no such cache, or cannot be made."""
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+            # Statements commit at once. The event loop's thread uses the file too, under the lock.
             self._file = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA journal_mode=WAL")  # other runs may read while one writes
             for table in TABLES:
                 self._file.execute(table)
         except (sqlite3.Error, OSError) as error:
             raise ValueError(
-                f"config.explorer.cache is {path!r}, which cannot be used ({error}): name another file, or '' for none."
+                f"config.explorer.cache is {path!r}, which cannot be used ({error}): name another file, or "
+                "'' for none."
             ) from None
         self._lock = threading.Lock()
 
     def servers(self) -> list[tuple[str, str, str]]:
-        """Key (Served.key), digest of the address, and model of all that have answered."""
+        """Returns (Served.key, digest of the address, model) of each server and model known, by key."""
         with self._lock:
             return self._file.execute("SELECT key, address, model FROM servers ORDER BY key").fetchall()
 
     def remember(self, key: str, server: str, model: str) -> None:
-        """Somebody who answers. server: the address."""
+        """Adds a server that answers. key: Served.key. server: its address, kept as a digest."""
         with self._lock:
             row = (key, digest(server), model)
             self._file.execute("INSERT OR IGNORE INTO servers VALUES (?, ?, ?)", row)
@@ -52,7 +57,7 @@ class Cache:
         return json.loads(row[0]) if row else None
 
     def put(self, key: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
-        """The first answer to a request stays."""
+        """Stores the reply to a request. The first reply stays, so that all runs read the same."""
         row = (key, json.dumps(request, sort_keys=True), json.dumps(reply, sort_keys=True))
         with self._lock:
             self._file.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", row)

@@ -1,7 +1,7 @@
 """Asks a language model over the OpenAI protocol: many questions at once, each answer checked and paid once.
 
-Nothing that a server does ends a run: what goes wrong is counted in `costs` under its name (FAULTS), and the answer
-is None. No answer of another model is taken: the cache keeps answers by server and served model (served.py).
+No answer of a server ends a run. A fault is counted in `costs` under its name (FAULTS), and the answer is
+None. The cache keeps answers by server and served model (served.py), so no other model's answer is used.
 """
 
 from __future__ import annotations
@@ -47,20 +47,23 @@ FAULTS = {
     "wrong_schema": "JSON of another form, also when asked again",
     "budget": "not asked: explorer.budget_tokens or explorer.budget_money is spent",
     "offline": "not asked: explorer.offline, and the answer is not in the cache",
-    "cache": "the file explorer.cache could not be read or written; the server was asked, and its answer used",
+    "cache": "the file explorer.cache could not be read or written; the server was asked, "
+    "and its answer used",
 }
-ENDPOINT = (*AGAIN, "unauthorized", "bad_request", "no_protocol")  # nobody is there who knows us
-REPAIRED = ("no_json", "wrong_schema")  # worth saying so to the model, once
+ENDPOINT = (*AGAIN, "unauthorized", "bad_request", "no_protocol")  # no server there that serves us
+REPAIRED = ("no_json", "wrong_schema")  # the model gets one more try, with the complaint
 QUOTED = 4000  # characters of a wrong answer that the model is shown again
 
 
 class Client:
-    """config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
+    """explorers.llm.answers.Client over a server.
 
-    costs: those of answers.Client, and money/ROLE and money. An answer from the cache costs what it cost when it was
-    given, so that a run which was killed and goes on has the same books; attempts that gave no answer cost nothing.
+    config: the section explorer of the run's config, with the keys of explorers.llm.DEFAULTS.
+    recorded: the model that answered the run so far (a Served as JSON values); None: a new run.
+    costs: those of answers.Client, and money/ROLE and money.
 
-    recorded: who answered the run so far (a Served as JSON values), where it goes on.
+    An answer from the cache costs as much as when it was given. So a killed run that resumes has the same
+    costs. Attempts without an answer cost nothing.
     """
 
     def __init__(self, config: ConfigDict, recorded: Mapping[str, Any] | None = None):
@@ -70,11 +73,14 @@ class Client:
         self._said: set[str] = set()
         self._endpoint, self._address = Endpoint(config), address(config.base_url)
         self._served = Served(**recorded) if recorded else None
-        self._settled, self._away = False, ""  # whether the server was found to serve that, or why not
+        self._settled, self._away = False, ""  # whether the server serves _served; the fault if it is away
 
     def settle(self) -> Served:
-        """Who answers, found out once. Raises ValueError where that cannot be said or is not who answered so far, and Fault
-        where the server is away."""
+        """Finds the model that answers, once.
+
+        Raises ValueError where it is unknown or differs from the recorded one. Raises Fault where the server
+        is away.
+        """
         if self._settled and self._served:
             return self._served
         c = self._config
@@ -89,7 +95,10 @@ class Client:
         return found
 
     def found(self) -> Served | None:
-        """Who answers, by the server or, where it is away, by the run's record. Raises ValueError as `settle` does."""
+        """The model that answers, by the server or, if that is away, by the run's record.
+
+        None: the server is away and there is no record. Raises ValueError as `settle` does.
+        """
         try:
             return self.settle()
         except Fault as fault:
@@ -98,15 +107,16 @@ class Client:
 
     @property
     def served(self) -> Served:
-        """Likewise. Raises ValueError also where nobody says."""
+        """Like `found`, but raises ValueError where the server is away and no record names the model."""
         if (found := self._served or self.found()) is None:
             raise ValueError(self._unreached(f"{self._away}: {FAULTS[self._away]}"))
         return found
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
-        """The answers, in order; None where there is none. role: whom they are booked to.
+        """Returns the answers, in order; None where there is none. role: the role that pays for them.
 
-        At most config.concurrency are under way at once. The budget is looked at before a batch, not within it.
+        At most config.concurrency questions are asked at once. The budget is checked before a batch, not
+        within it.
         """
         c = self._config
         spent = (
@@ -117,23 +127,23 @@ class Client:
             self.costs["llm_faults/budget"] += len(questions)
             self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
             return [None] * len(questions)
-        # Equal system prompts, which are long, take memory once.
+        # System prompts are long and mostly equal: interned, they take memory once.
         dialogues = [Dialogue(role, q.about, sys.intern(q.system), q.user) for q in questions]
         away = None
         if questions:
             try:
                 self.settle()
             except Fault as fault:
-                away = fault  # what the cache knows of a recorded model is answered all the same
+                away = fault  # the cache may still hold answers of a recorded model
         answers = event_loop.run(self._ask_all(questions, dialogues, form, away)) if questions else []
         for dialogue in dialogues:
-            self._book(dialogue)  # in the order of the questions, for the same sums again
+            self._book(dialogue)  # in the order of questions: float sums are then reproducible
         return answers
 
     def unanswered(self, costs: Mapping[str, float]) -> str:
-        """Roles.unanswered: where the questions met with faults of the endpoint alone."""
+        """Implements Roles.unanswered. Nothing answers if all questions met faults of the endpoint."""
         faults = {k.removeprefix("llm_faults/"): n for k, n in costs.items() if k.startswith("llm_faults/")}
-        faults.pop("cache", None)  # says nothing of the server
+        faults.pop("cache", None)  # not a fault of the server
         answered = any(k.startswith("llm_requests/") for k in costs)
         if answered or not faults or not set(faults) <= set(ENDPOINT):
             return ""
@@ -142,9 +152,9 @@ class Client:
 
     def _unreached(self, met: str) -> str:
         return (
-            f"No question to config.explorer.base_url = {self._address!r} was answered ({met}): start the server "
-            "there, or mend its address, config.explorer.model, or the key in the environment variable "
-            f"{self._config.key_variable}."
+            f"No question to config.explorer.base_url = {self._address!r} was answered ({met}): start the "
+            "server there, or mend its address, config.explorer.model, or the key in the environment "
+            f"variable {self._config.key_variable}."
         )
 
     def _book(self, dialogue: Dialogue) -> None:
@@ -161,7 +171,7 @@ class Client:
         form: type[Form],
         away: Fault | None,
     ) -> list[Form | None]:
-        """The answers; what was said goes into the dialogues. away: why the server cannot be asked, if so."""
+        """Returns the answers and fills the dialogues. away: the fault of a server that is away."""
         limit, under_way = asyncio.Semaphore(self._config.concurrency), dict[str, asyncio.Task]()
 
         async def one(question: Question, dialogue: Dialogue) -> Form | None:
@@ -187,7 +197,7 @@ class Client:
         form: type[Form],
         dialogue: Dialogue,
     ) -> Form:
-        """The answer, asked for again once where it has the wrong form. Raises Fault."""
+        """Returns the answer. Asks again once if it has the wrong form. Raises Fault."""
         c = self._config
         request: dict[str, Any] = {
             "model": self._served.model if self._served else c.model,
@@ -213,7 +223,10 @@ class Client:
                     raise
                 dialogue.complaint = fault.detail
                 said = {"role": "assistant", "content": reply["text"][:QUOTED]}
-                wish = f"This is not what was asked for ({dialogue.complaint}). Answer again, with the JSON object alone."
+                wish = (
+                    f"This is not what was asked for ({dialogue.complaint}). Answer again, with the JSON "
+                    "object alone."
+                )
                 messages = [*request["messages"], said, {"role": "user", "content": wish}]
                 request = {**request, "messages": messages}
         raise AssertionError("unreachable")
@@ -221,7 +234,10 @@ class Client:
     async def _reply(
         self, under_way: dict[str, asyncio.Task], away: Fault | None, request: Mapping[str, Any]
     ) -> dict:
-        """What the server said, as `condense` has it: from the cache, or from an equal question that is under way."""
+        """Returns the server's reply in the form of `condense`. Raises Fault.
+
+        It comes from the cache, from an equal request under way, or from a new request.
+        """
         who = self._served.key if self._served else ""
         key = hashlib.sha256(json.dumps([who, request], sort_keys=True).encode()).hexdigest()
         if who and (known := self._on_disk(lambda cache: cache.get(key))) is not None:
@@ -232,16 +248,16 @@ class Client:
             raise away
         if key not in under_way:
             under_way[key] = asyncio.ensure_future(self._fetch(request, key))
-        return await asyncio.shield(under_way[key])
+        return await asyncio.shield(under_way[key])  # others may wait for it when this one is cancelled
 
     async def _fetch(self, request: Mapping[str, Any], key: str) -> dict:
-        """Asks, and writes a paid answer into the cache before anybody reads it."""
+        """Asks the server. Writes the paid answer into the cache before anything reads it."""
         reply = await self._endpoint.complete(request)
         self._on_disk(lambda cache: cache.put(key, request, reply))
         return reply
 
     def _on_disk(self, use: Callable[[Cache], T]) -> T | None:
-        """Returns the cache's answer; None where there is none, or where its file fails, which is counted."""
+        """Returns the cache's answer. None without a cache, or if its file fails, which counts as a fault."""
         try:
             return use(self._cache) if self._cache else None
         except sqlite3.Error as error:
@@ -253,7 +269,7 @@ class Client:
             return None
 
     def _say(self, kind: str, sentence: str) -> None:
-        """On the terminal, once for each kind; the ledger counts the others."""
+        """Prints the sentence on stderr, once per kind. The ledger counts the others."""
         if kind not in self._said:
             self._said.add(kind)
             print(sentence, file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Asks a server over the OpenAI protocol: attempts, deadlines, bounds, and what of an answer is read.
+"""Asks a server over the OpenAI protocol, with retries, deadlines and bounds, and reduces its answers.
 
-The key comes from the environment alone; it is in no message, no log and no exception that leaves this file.
+The key comes from the environment alone. No message, log or exception that leaves this file holds it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from coevolve_jax.explorers.llm.answers import Fault, whole
 from coevolve_jax.explorers.llm.served import listed
 
 AGAIN = ("unreachable", "deadline", "rate_limited", "server_error")  # worth another attempt
-SECRET = 16  # characters that a key has at least
-PAUSE = 0.5  # seconds before the second attempt; they double
+SECRET = 16  # characters from which a key counts as a secret
+PAUSE = 0.5  # seconds before the second attempt; doubles with each attempt
 
 T = TypeVar("T")
 
@@ -34,10 +34,10 @@ class Endpoint:
         self._config = config
 
     async def complete(self, request: Mapping[str, Any]) -> dict:
-        """Returns the server's answer to a request, as `condense` has it. Raises Fault."""
+        """Returns the server's answer to a request, in the form of `condense`. Raises Fault."""
 
         async def once() -> dict:
-            # As it is: chat.completions.create would look through the schema at every request.
+            # A plain post: chat.completions.create would walk through the schema at every request.
             return condense(
                 await self._call(
                     self._server.post("/chat/completions", body=request, cast_to=httpx2.Response)
@@ -47,8 +47,10 @@ class Endpoint:
         return await self._persist(once)
 
     async def models(self) -> dict[str, str] | None:
-        """The models that it serves, as `served.listed` has them; None where it does not list any. Raises Fault where
-        it is away."""
+        """Returns the server's models, in the form of `served.listed`; None where it does not list them.
+
+        Raises Fault where the server is away.
+        """
 
         async def once() -> dict[str, str] | None:
             return listed(await self._call(self._server.get("/models", cast_to=httpx2.Response)))
@@ -61,7 +63,7 @@ class Endpoint:
             return None
 
     async def _persist(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Attempts with growing pauses."""
+        """Attempts `once` up to config.attempts times, with growing pauses. Raises the last Fault."""
         c = self._config
         for attempt in range(c.attempts):
             try:
@@ -73,10 +75,10 @@ class Endpoint:
         raise AssertionError("unreachable")
 
     async def _call(self, answer: Awaitable[httpx2.Response]) -> str:
-        # The exceptions of the library hold the request with its key: none of them goes further than here.
+        # The library's exceptions hold the request with its key: none of them may leave this method.
         kind, detail, wait = "unreachable", "", 0.0
         try:
-            async with asyncio.timeout(self._config.timeout):  # around all of it: bytes may come one by one
+            async with asyncio.timeout(self._config.timeout):  # for all of it: bytes may come singly
                 return self._without_key((await answer).text)
         except (TimeoutError, openai.APITimeoutError):
             kind = "deadline"
@@ -100,12 +102,12 @@ class Endpoint:
 
     @functools.cached_property
     def _server(self) -> openai.AsyncOpenAI:
-        """Made where it is used, on the event loop; its connections live as long as the process."""
+        """The client, made at first use, on the event loop. Its connections live as long as the process."""
         c = self._config
         return openai.AsyncOpenAI(
             base_url=c.base_url,
-            api_key=self._key or "none",  # a server of one's own asks for none
-            max_retries=0,  # what is retried, and for how long, is decided here
+            api_key=self._key or "none",  # the library wants a key, even for a server without keys
+            max_retries=0,  # _persist retries
             timeout=c.timeout,
             http_client=httpx2.AsyncClient(
                 transport=_Bounded(c.max_bytes), headers={"Accept-Encoding": "identity"}
@@ -113,14 +115,14 @@ class Endpoint:
         )
 
     def _without_key(self, text: str) -> str:
-        """A server may say back what it was sent; a short key is no secret but a word, such as "none"."""
+        """Removes the key, which a server may echo. A short key is no secret but a word, such as "none"."""
         return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
 
 
 def condense(body: str) -> dict:
-    """Returns what we read of a chat completion, as JSON values; the cache keeps the same.
+    """Reduces a chat completion to the fields that we read, as JSON values. The cache keeps the same.
 
-    Raises Fault ("no_protocol") for what is none.
+    Raises Fault ("no_protocol") for a body that is no chat completion.
     """
     try:
         data = json.loads(body)
@@ -147,7 +149,7 @@ def condense(body: str) -> dict:
 
 
 def message(reply: Mapping[str, Any]) -> str:
-    """The text of a reply. Raises Fault where there is none, or not all of it."""
+    """Returns the text of a reply. Raises Fault where it is missing or incomplete."""
     text: str = reply["text"].strip()
     checks = (
         ("no_choices", not reply["choice"]),
@@ -164,13 +166,13 @@ def message(reply: Mapping[str, Any]) -> str:
 
 
 def _count(value: Any) -> int:
-    """Tokens that a server says it used."""
+    """Reads a token count from a server; 0 for anything that is no sound number."""
     sound = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
     return int(value) if sound else 0
 
 
 def _seconds(header: str | None) -> float:
-    """Retry-After in seconds; a date, or nothing, is 0."""
+    """Reads Retry-After in seconds; 0 for a date, or for nothing."""
     try:
         seconds = float(header or 0)
     except ValueError:
@@ -183,14 +185,14 @@ class _TooLarge(Exception):
 
 
 class _Bounded(httpx2.AsyncBaseTransport):
-    """The usual transport, but for answers of more than so many bytes."""
+    """The usual transport, but it raises _TooLarge for answers of more than `most` bytes."""
 
     def __init__(self, most: int):
         self._most, self._inner = most, httpx2.AsyncHTTPTransport()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to anything
+        if response.headers.get("content-encoding", "identity") != "identity":  # it may unpack to any size
             await response.aclose()
             raise _TooLarge
         assert isinstance(response.stream, httpx2.AsyncByteStream)

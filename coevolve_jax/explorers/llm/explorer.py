@@ -17,7 +17,7 @@ MAX_ARGUMENTS = 4000  # characters of JSON
 
 
 class Action(BaseModel):
-    """tool: "" to end the round."""
+    """The model's next action. tool: "" ends the round."""
 
     thought: str = Field(default="", max_length=2000)
     tool: str = Field(max_length=100)
@@ -29,7 +29,7 @@ class Explorer:
         self._client = client
 
     def act(self, episodes: Sequence[Episode]) -> list[Call | None]:
-        """Explores; or, where the signal is "solve", does what the user asks."""
+        """Explores or, where the signal is "solve", does what the user asks."""
         role = "solve" if any(e.context.signal == "solve" for e in episodes) else "explore"
         questions = [
             question(
@@ -62,7 +62,7 @@ class Explorer:
 
 
 def _about(episode: Episode) -> dict[str, Any]:
-    """A task that is solved belongs to the context that it was made under."""
+    """Dialogue.about of an episode. A task being solved belongs to the context that it was made under."""
     context, step = episode.context, len(episode.history)
     if context.signal != "solve":
         return {"context": context.id, "round": episode.round, "step": step}

@@ -1,4 +1,4 @@
-"""Reflection by a language model: what a trajectory that carries a signal tells."""
+"""Reflection by a language model: it explains a trajectory that carries a signal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reflector:
         ]
 
     def _names(self, evidence: Evidence) -> list[str]:
-        """What can be put into focus: the tools on offer, and the actions of the reference and of the rollouts."""
+        """Names that a focus may hold: tools on offer, actions of the reference and of the rollouts."""
         tools = [t["function"]["name"] for t in self._tools(evidence.task)]
         reference = [self._action_pattern(call) for call in evidence.task.calls]
         taken = [action for t in evidence.group.trajectories for action in t.actions]
@@ -64,7 +64,12 @@ class Reflector:
 def _context(
     evidence: Evidence, offered: Sequence[str], statistics: tuple[str, ...], answer: Reflection | None
 ) -> Context:
-    """Where the model gave no answer, or named nothing that there is, what the statistics say stands in."""
+    """Makes the context from the model's answer.
+
+    offered: names that a focus may hold. statistics: the focus by rules (explorers.evidence.focus). It stands
+    in where the model gave no answer or named nothing on offer. Without an answer, failure_cause and avoid
+    come from the trajectory.
+    """
     named = tuple(dict.fromkeys(name for name in answer.focus_pattern if name in offered)) if answer else ()
     return Context(
         id=context_id(evidence),
@@ -79,7 +84,7 @@ def _context(
 
 
 def _failed(trajectory: Trajectory) -> list[str]:
-    """Calls that failed, without what the environment said: that stands in the JSON of steps and nowhere else."""
+    """Calls that failed, without the environment's text: prompts show that in the JSON of steps only."""
     failed = (signature(s.call) for s in trajectory.steps if s.call is not None and s.error)
     return list(dict.fromkeys(failed))
 
@@ -100,7 +105,7 @@ def _outcome(trajectory: Trajectory) -> str:
 
 
 def _contrast(evidence: Evidence) -> list[Trajectory]:
-    """A success and a failure of the same task, where there are such besides the trajectory itself."""
+    """Another success and another failure of the same task, where there are such."""
     return [
         next(t for t in side if t is not evidence.trajectory)
         for side in split(evidence)

@@ -1,4 +1,4 @@
-"""Who answers: the address of a server and the model that it serves there. Run, cache and lineage record it."""
+"""Identity of the model that answers: a server's address and its model. Run, cache and lineage record it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-ANY = "default"  # config.explorer.model: the one model that the server serves
+ANY = "default"  # value of config.explorer.model: the one model that the server serves
 
 
 class Served(NamedTuple):
-    """model: its id, as the server calls it. key: a digest of address, id and root, under which the cache keeps answers.
-    server, root: the address, and what the server says that the model is; "" where only a cache names the model. told:
-    whether the server lists what it serves."""
+    """Identity of a served model.
+
+    model: its id, as the server calls it.
+    key: a digest of address, id and root; the cache keeps answers under it.
+    server: the address of the server. root: the model's origin, as the server states it. Both are "" where
+      only a cache names the model.
+    told: whether the server lists its models.
+    """
 
     model: str
     key: str
@@ -24,12 +29,12 @@ class Served(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The model's id; of a folder, which SGLang takes for an id, its name."""
+        """The model's id. SGLang takes a folder for an id: then the name of the folder."""
         return self.model.rstrip("/").rpartition("/")[2] if self.model.startswith("/") else self.model
 
 
 def address(url: str) -> str:
-    """A base URL in one form, without user and password."""
+    """Normalizes a base URL, and removes user and password."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].lower()
     return urlunsplit((parts.scheme.lower(), host, parts.path.rstrip("/"), "", ""))
@@ -40,7 +45,7 @@ def digest(*parts: str) -> str:
 
 
 def listed(body: str) -> dict[str, str] | None:
-    """Id -> root of the models that /v1/models lists, by its body; None for a body that is no such list."""
+    """Parses the body of /v1/models into id -> root; None for a body that is no such list."""
     try:
         rows = json.loads(body)["data"]
         return {str(row["id"]): str(row.get("root") or "") for row in rows}
@@ -49,22 +54,24 @@ def listed(body: str) -> dict[str, str] | None:
 
 
 def choose(url: str, wanted: str, models: Mapping[str, str] | None) -> Served:
-    """The model that is asked. url: config.explorer.base_url. wanted: config.explorer.model. models: by `listed`.
+    """Chooses the model to ask. A name that the server does not list may still work, as an alias does.
 
-    A name that the server does not list may still be one of its own, such as an alias. Raises ValueError where the name
-    is "default" and the server does not serve exactly one model, or does not say.
+    url: config.explorer.base_url. wanted: config.explorer.model. models: by `listed`. Raises ValueError if
+    the name is "default" and the server does not list exactly one model. A listed model with the id "default"
+    is taken itself.
     """
     server = address(url)
     if wanted == ANY and ANY not in (models or {}):
         if not models:
             raise ValueError(
-                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} does not list "
-                "what it serves (GET /models): name the model in config.explorer.model."
+                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} "
+                "does not list what it serves (GET /models): name the model in config.explorer.model."
             )
         if len(models) > 1:
             raise ValueError(
-                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} serves "
-                f"{len(models)} models: set config.explorer.model to one of {', '.join(sorted(models))}."
+                f"config.explorer.model is {ANY!r}, and the server at config.explorer.base_url = {server!r} "
+                f"serves {len(models)} models: set config.explorer.model to one of "
+                f"{', '.join(sorted(models))}."
             )
         (wanted,) = models
     root = (models or {}).get(wanted, "")
@@ -72,8 +79,11 @@ def choose(url: str, wanted: str, models: Mapping[str, str] | None) -> Served:
 
 
 def going_on(now: Served, recorded: Served) -> Served:
-    """Returns the identity that a run goes on with: the one it began with, whose key finds its answers. It may find the same model
-    at another address, where the server there says so. Raises ValueError for another model."""
+    """Returns the identity that a resumed run uses: the recorded one, whose key finds its cached answers.
+
+    The same model may be served at another address, if the server there lists its models. Raises ValueError
+    for another model.
+    """
     same = now.model == recorded.model and (not recorded.server or now.root == recorded.root)
     if same and (now.server == recorded.server or not recorded.server or now.told):
         return recorded
@@ -85,10 +95,11 @@ def going_on(now: Served, recorded: Served) -> Served:
 
 
 def from_cache(url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path: str) -> Served:
-    """The model whose answers config.explorer.offline repeats. rows: key, digest of the address, and model of each that
-    the cache knows. Those of this address come first; another one does where the cache has no more than one.
+    """Finds the model whose answers config.explorer.offline repeats.
 
-    Raises ValueError where the cache does not tell which.
+    rows: (key, digest of the address, model) of each that the cache knows. path: the cache's file. Rows of
+    this address come first. If there is none, the only other row with that model is taken. Raises ValueError
+    where that leaves none or several.
     """
     named = [row for row in rows if wanted in (ANY, row[2])]
     found = [row for row in named if row[1] == digest(address(url))] or named
@@ -99,10 +110,12 @@ def from_cache(url: str, wanted: str, rows: Sequence[tuple[str, str, str]], path
     if not found:
         others = ", ".join(sorted({model for _, _, model in rows})) or "none that this version wrote"
         raise ValueError(
-            f"{where} of no model called {wanted!r} ({others}): name another file or model, or turn offline off."
+            f"{where} of no model called {wanted!r} ({others}): name another file or model, or turn offline "
+            "off."
         )
     raise ValueError(
-        f"{where} of {len(found)} models or servers ({', '.join(sorted(model for _, _, model in found))}): set "
+        f"{where} of {len(found)} models or servers "
+        f"({', '.join(sorted(model for _, _, model in found))}): set "
         "config.explorer.model and config.explorer.base_url to those of the run."
     )
 

@@ -1,4 +1,4 @@
-"""A language model as the judge of proposals, after the environment: its opinion on each user turn."""
+"""A language model as the judge of proposals: after the environment, its opinion on each user turn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Validator:
     def judge(
         self, proposals: Sequence[Proposal], answers: Sequence[Answers]
     ) -> list[list[str | None] | None]:
-        """Where the model gives no opinion, the environment's check stands alone ("judge_silent" counts them)."""
+        """Judges each user turn. Without an opinion the environment decides ("judge_silent" counts them)."""
         questions = [
             question(
                 "judge",
@@ -65,7 +65,7 @@ class Validator:
         return [self._reasons(len(own), said) for own, said in zip(answers, judgements, strict=True)]
 
     def _reasons(self, executed: int, answer: Judgement | None) -> list[str | None] | None:
-        """executed: user turns."""
+        """Reads the reasons of the first turns. executed: the number of user turns that were executed."""
         if answer is None or len(answer.turns) < executed:
             self._client.costs["judge_silent"] += 1
             return None

@@ -1,7 +1,7 @@
-"""Asks the policy itself: a question becomes token ids by its chat format, the run's engine samples what follows.
+"""Asks the policy itself: its chat format turns a question into token ids, the run's engine samples the rest.
 
-As with a server, nothing that comes back ends a run: what goes wrong is counted in `costs` under its name (FAULTS), and
-the answer is None.
+As with a server, no answer ends a run. A fault is counted in `costs` under its name (FAULTS), and the answer
+is None.
 """
 
 from __future__ import annotations
@@ -33,54 +33,61 @@ FAULTS = {
 class Client:
     """explorers.llm.answers.Client over an engine.
 
-    config: the section explorer of the run's config, with the keys of explorers.policy.DEFAULTS. Raises ValueError where
-    it wants answers constrained and the engine cannot do that.
+    config: the section explorer of the run's config, with the keys of explorers.policy.DEFAULTS. Raises
+    ValueError if json_schema is True and the engine cannot constrain samples.
     """
 
     def __init__(self, config: ConfigDict, chat: Chat, engine: Engine):
         if config.json_schema and not engine.constrains:
             raise ValueError(
-                "config.explorer.json_schema is True, and the engine of this run cannot constrain what it samples: set it "
-                "to False, and answers are only checked."
+                "config.explorer.json_schema is True, and the engine of this run cannot constrain what it "
+                "samples: set it to False, and answers are only checked."
             )
         self._config, self._chat, self._engine = config, chat, engine
-        self._sessions = itertools.count(-1, -1)  # those of rollouts count upwards
+        self._conversation_ids = itertools.count(-1, -1)  # negative, since rollouts count upwards from 0
         self.costs: Counter = Counter()
         self.dialogues: list[Dialogue] = []
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
-        """The answers, in order; None where there is none. role: whom they are booked to."""
+        """Returns the answers, in order; None where there is none. role: the role that pays for them."""
         c = self._config
         schema = json.dumps(form.model_json_schema()) if c.json_schema else None
         sampling = Sampling(c.temperature, c.max_tokens, self._chat.stop_ids, schema)
         requests = []
         for q in questions:
             ids = np.asarray(self._chat.question(q.system, q.user), np.int32)
-            requests.append(Request(next(self._sessions), ids, sampling, q.seed))
+            requests.append(Request(next(self._conversation_ids), ids, sampling, q.seed))
         fitting = [r for r in requests if len(r.ids) + c.max_tokens <= c.max_length]
-        done = {r.session: completion for r, completion in zip(fitting, self._complete(fitting), strict=True)}
+        completions = zip(fitting, self._complete(fitting), strict=True)
+        done = {r.conversation_id: completion for r, completion in completions}
         answers: list[Form | None] = []
         for q, r in zip(questions, requests, strict=True):
             dialogue = Dialogue(role, q.about, q.system, q.user)
-            answers.append(self._read(r, done.get(r.session), form, dialogue))
+            answers.append(self._read(r, done.get(r.conversation_id), form, dialogue))
             book(self.costs, dialogue)
             self.dialogues.append(dialogue)
         return answers
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """An engine that cannot go on says so at the next rollouts, when all that was done can be saved."""
+        """Samples the answers. An EngineError becomes completions with finish "abort".
+
+        A broken engine fails again at the next rollouts. There the run can save its work first.
+        """
         try:
             return event_loop.run(self._engine.generate(requests)) if requests else []
         except EngineError as error:
             none = np.zeros(0, np.int32)
             return [Completion(none, none.astype(np.float32), "abort", none, str(error))] * len(requests)
         finally:
-            self._engine.release([r.session for r in requests])
+            self._engine.release([r.conversation_id for r in requests])
 
     def _read(
         self, request: Request, completion: Completion | None, form: type[Form], dialogue: Dialogue
     ) -> Form | None:
-        """The answer that a completion holds; it is noted in the dialogue. None: its question was too long to be asked."""
+        """Reads the answer from a completion and notes it in the dialogue.
+
+        completion: None if the question was too long to ask. Returns None where there is no usable answer.
+        """
         unfinished = {"length": "truncated", "abort": "abort"}
         try:
             if completion is None:

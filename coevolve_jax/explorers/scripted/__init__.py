@@ -12,7 +12,7 @@ from coevolve_jax.explorers.scripted.validator import Validator
 
 
 def make(config: ConfigDict | None, family: Family) -> Roles:
-    """The rules have no settings."""
+    """Makes the roles. config is unused: the rules have no settings."""
     pattern = family.action_pattern
     return Roles(
         "scripted", Reflector(pattern), Explorer(pattern), Abstractor(pattern, family.wording), Validator()

@@ -15,9 +15,9 @@ from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
 from coevolve_jax.types import Call, Triplet, Turn
 
-SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # of goals by wanted steps; some turn out shorter
-TURN_SHARES = (0.6, 0.3, 0.1)  # of tasks with 1, 2, 3 user turns, where the calls suffice
-MAX_WORDS = 14  # of the tool's documentation in a query
+SIZE_SHARES = {2: 0.19, 3: 0.24, 4: 0.3, 5: 0.4, 6: 0.14}  # shares of goals by steps, before shortening
+TURN_SHARES = (0.6, 0.3, 0.1)  # shares of tasks with 1, 2, 3 user turns, if the calls suffice
+MAX_WORDS = 14  # words of a tool's documentation in a query
 
 
 class Abstractor:
@@ -40,7 +40,7 @@ class Abstractor:
     def _word_all(
         self, exploration: Exploration, solutions: Sequence[Goal | None], limits: Limits
     ) -> list[Proposal]:
-        """A proposal for each different solution within the limits."""
+        """Makes a proposal from each different solution within the limits."""
         proposals: dict[str, Proposal] = {}
         for solution in solutions:
             if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
@@ -75,8 +75,13 @@ def propose_goals(
     action_pattern: Callable[[Call], str],
     wording: Callable[[Call], str] = lambda call: "",
 ) -> list[Goal]:
-    """Up to limits.proposals goals of a wanted size, from one round each; steps in the focus come more often, and what
-    the context asks for is in each of them."""
+    """Draws up to limits.proposals different goals, each from the steps of one round.
+
+    A step in the focus is four times as likely as another. If the draw misses a tool in the context's `must`,
+    a step with that tool replaces a random one.
+
+    wording: the family's words for a call.
+    """
     triplets, rng = exploration.triplets, exploration.rng
     rounds = {
         r: candidates([t for t in triplets if t.round == r], wording) for r in {t.round for t in triplets}
@@ -101,8 +106,11 @@ def propose_goals(
 
 
 def candidates(steps: Sequence[Triplet], wording: Callable[[Call], str]) -> list[Triplet]:
-    """Steps of one round that can be part of a goal: successful, not repeated, with arguments that are short or that the
-    family's words say more shortly."""
+    """Steps of one round that can be part of a goal: successful, and none a repetition.
+
+    Each argument is at most MAX_STRING characters long, or the family's words for the call are shorter than
+    it. A user would not type more.
+    """
     seen, good = set(), []
     for step in steps:
         values = [v if isinstance(v, str) else json.dumps(v) for v in step.call.arguments.values()]
@@ -116,7 +124,7 @@ def candidates(steps: Sequence[Triplet], wording: Callable[[Call], str]) -> list
 
 
 def describe(actions: Sequence[str], asked: Sequence[int]) -> str:
-    """One line on the goal. asked: positions of those whose answers are wanted."""
+    """Describes the goal in one line. asked: positions of the actions whose answers the user wants."""
     doing = [a for i, a in enumerate(actions) if i not in asked]
     telling = [actions[i] for i in asked]
     parts = [f"Reach the state after {', '.join(doing)}"] * bool(doing)
@@ -127,8 +135,11 @@ def describe(actions: Sequence[str], asked: Sequence[int]) -> str:
 def word(
     calls: Sequence[Call], tools: Sequence[dict], rng: np.random.Generator, wording: Callable[[Call], str]
 ) -> str:
-    """A user's message in one of a few styles, from the family's words for a call or, where it has none, from the
-    tools' documentation and the arguments."""
+    """Words calls as a user's message, in one of a few styles.
+
+    The family's words for a call come first. Where it has none, the tool's documentation and the arguments
+    give them.
+    """
     docs = {t["function"]["name"]: t["function"].get("description") or "" for t in tools}
     style = int(rng.integers(2))
     clauses = [wording(c) or asked(c.name, docs[c.name]) + arguments_text(c, style) for c in calls]
@@ -145,13 +156,13 @@ def word(
 
 
 def asked(name: str, doc: str) -> str:
-    """Returns what a tool does, as a user asks for it: by its documentation or, where it has none, by the words of its name."""
+    """Words a user's request for a tool: by its documentation or, without any, by the words of its name."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_\W]+", " ", name).strip().lower()
     return instruction(doc) or spaced or name
 
 
 def instruction(doc: str) -> str:
-    """The first sentence of a tool's documentation as a short imperative without a period; "" of an empty one."""
+    """The first sentence of a tool's documentation as a short imperative without a period; "" for none."""
     sentence = re.split(r"\.(?:\s|$)", doc.rsplit("Tool description:", 1)[-1].strip(), maxsplit=1)[0]
     words = sentence.split()
     if not words:

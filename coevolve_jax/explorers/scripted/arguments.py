@@ -1,4 +1,4 @@
-"""Arguments for tool calls without an LLM: from the tool schema and from values seen in the environment."""
+"""Arguments for tool calls without an LLM: from tool schemas and from values seen in the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from coevolve_jax.explorers.scripted.tools import Param, Tool, named_values, stem, stems, tokens
 from coevolve_jax.types import Call, Observation, Triplet
 
-MAX_STRING = 40  # characters: a user would not spell out more
+MAX_STRING = 40  # characters; a user would not type more
 NOUNS = (
     "amber apple arrow autumn bridge candle canyon castle cedar cloud copper coral cotton delta ember "
     "falcon forest garden garnet harbor hazel island ivory jasmine lantern lemon linen maple marble "
@@ -29,15 +29,19 @@ PHRASES = (
 ).split()
 CITIES = ("San Francisco", "Los Angeles", "New York", "Chicago", "Boston", "London", "Paris")
 UNITS = ("m", "cm", "mm", "km", "in", "ft", "kg", "g", "lb", "oz")
-KNOWN = 0.8  # probability of a value that the scenario names
+KNOWN = 0.8  # probability of using a value that the scenario names
 OPTIONAL = 0.25  # probability of giving an optional parameter
 TEXT = stems("message", "content", "text", "title", "description", "resolution", "comment")
-REFUSALS = stems("status", "success")  # keys that hold false where a tool did not do what it should
+REFUSALS = stems("status", "success")  # keys whose value false says that the tool did not do its work
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A value seen in the environment. words: of its key and its surroundings. path: the names above it."""
+    """A value seen in the environment.
+
+    words: the stems of its key and of the name above it. path: the names above it, outermost first. fresh:
+    whether this round has shown it.
+    """
 
     value: Any
     key: str
@@ -47,9 +51,12 @@ class Entry:
 
 
 def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = False) -> Iterable[Entry]:
-    """All values of a JSON tree; names of the members of a mapping (files, symbols) count as values."""
+    """Yields the values of a JSON tree, and as values too the names in a collection (files, symbols).
+
+    A text above MAX_STRING characters gives up to five of its words instead.
+    """
     if isinstance(data, Mapping):
-        # Members of a mapping of records are names; so are capitalised keys ({"Alice": "USR001"}).
+        # The keys of a mapping of records are names; so are capitalised keys ({"Alice": "USR001"}).
         collection = all(isinstance(v, Mapping) for v in data.values()) or all(
             isinstance(v, str) and k[:1].isupper() for k, v in data.items()
         )
@@ -72,17 +79,17 @@ def harvest(data: Any, key: str = "", path: tuple[str, ...] = (), fresh: bool = 
 
 
 def harvest_state(state: Mapping[str, Any]) -> Iterable[Entry]:
-    """The values of an initial state by toolset; the names of its attributes are none of them."""
+    """Yields the values of an initial state, a mapping by toolset. Names of attributes are no values."""
     for part, attributes in state.items():
         for name, value in attributes.items() if isinstance(attributes, Mapping) else [(part, attributes)]:
             yield from harvest(value, name)
 
 
 class Bank:
-    """Values of one environment: those of the scenario's initial state and those observed since.
+    """Values of one environment: from the scenario's initial state and from later observations.
 
-    near: names in use, e.g. of the folder entered; what lies in there is likelier.
-    failed: arguments of calls that failed, which are unlikely to do better.
+    near: names in use, such as an entered folder. Values directly below such a name get more weight.
+    failed: arguments of failed calls; they get less weight.
     known: values by parameter, where the scenario names them ("values").
     """
 
@@ -97,7 +104,7 @@ class Bank:
         self.known = known or {}
 
     def extended(self, history: Sequence[Triplet]) -> Bank:
-        """With what the steps of a round have shown: answers, and the arguments of successful calls."""
+        """Returns a bank with the values of a round's successful steps added: answers and arguments."""
         seen, near, failed = [], set(), set()
         for step in history:
             arguments = {v for v in step.call.arguments.values() if isinstance(v, (str, int, float))}
@@ -110,7 +117,7 @@ class Bank:
         return Bank((*self.entries, *seen), frozenset(near), frozenset(failed - near), self.known)
 
     def weigh(self, param: Param) -> tuple[list[Any], np.ndarray]:
-        """Values of the right type, each once, weighted by how well their names fit the parameter."""
+        """Returns values of the right type, each once, and weights by how well their names fit [values]."""
         total: dict[Any, float] = {}
         for entry in self.entries:
             value = cast(entry.value, param.type)
@@ -127,7 +134,7 @@ class Bank:
 
 
 def json_value(text: str) -> Any:
-    """An answer as data: JSON or, as BFCL writes lists, a Python literal; other text as it is."""
+    """Parses an answer: JSON, else a Python literal (as BFCL writes lists), else the text itself."""
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
@@ -137,7 +144,7 @@ def json_value(text: str) -> Any:
 
 
 def succeeded(observation: Observation) -> bool:
-    """False also for refusals that the environment does not mark: a false status, something not found."""
+    """Whether a call worked. False also for refusals that are not marked: a false status, "not found"."""
     if observation.error or "not found" in observation.text:
         return False
     answer = json_value(observation.text)
@@ -146,7 +153,7 @@ def succeeded(observation: Observation) -> bool:
 
 
 def cast(value: Any, type_: str) -> Any:
-    """The value where a parameter of this type can take it, else None."""
+    """The value if a parameter of this type takes it, else None. A number is rounded to 2 decimals."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if type_ == "string":
         return value if isinstance(value, str) and value != "None" else None
@@ -156,7 +163,10 @@ def cast(value: Any, type_: str) -> Any:
 
 
 def draw(param: Param, bank: Bank, rng: np.random.Generator) -> Any:
-    """One value for a parameter: a known one, an allowed one, else one seen under a similar name, else an invented one."""
+    """Draws a value for a parameter: known, allowed, seen under a similar name, or invented.
+
+    The sources are tried in this order. Each is used with a probability only, so that values vary.
+    """
     whole = param.type == "array"  # its items have the same name
     known = [value for value in bank.known.get(param.name, ()) if isinstance(value, list) == whole]
     if known and rng.random() < KNOWN:
@@ -228,7 +238,7 @@ def _string(param: Param, rng: np.random.Generator) -> str:
 
 
 def fill(tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
-    """A call with all required and some optional arguments; one left at its default is not written out."""
+    """Makes a call with all required and some optional arguments. Optional defaults are left out."""
     given = [p for p in tool.params if p.required or rng.random() < OPTIONAL]
     arguments = {p.name: draw(p, bank, rng) for p in given}
     return Call(
@@ -242,7 +252,7 @@ def fill(tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
 
 
 def vary(call: Call, tool: Tool, bank: Bank, rng: np.random.Generator) -> Call:
-    """The call with one argument drawn anew."""
+    """Returns the call with one argument drawn again."""
     params = [p for p in tool.params if p.name in call.arguments]
     if not params:
         return call

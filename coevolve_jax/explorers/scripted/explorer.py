@@ -1,5 +1,7 @@
-"""The scripted explorer's actions: tools near the focus, arguments from what the environment has shown; or, where the
-environment says what it would take now, one of that."""
+"""The scripted explorer's actions: tools near the focus, with arguments that the environment has shown.
+
+Where the environment lists calls that it would take now, the explorer chooses among them.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from coevolve_jax.types import Call, Triplet
 
 REPAIR = 0.75  # probability of acting on an error message that points to another tool
 LOOK = 0.2  # probability of looking around, with a tool that needs no argument, after another error
-STRAY = 0.15  # probability of leaving the task on whose boundary it explores
-KEPT = 128  # tasks whose banks are remembered; D_t may grow to many more
-# Weights among options: of an action in focus, of another that this round has seen already, of a call that it has made.
+STRAY = 0.15  # probability of leaving the reference calls of a task with a boundary signal
+KEPT = 128  # tasks whose banks are cached; D_t may grow to many more
+# Weights among options. An action in focus gets FOCUS, another that this round has seen SEEN. MADE multiplies
+# the weight of a call that this round has made.
 FOCUS, SEEN, MADE = 4.0, 0.3, 0.1
 
 
 class Explorer:
-    """What is kept here, but for the family's action_pattern, only saves time."""
+    """Explores by rules. Its caches of tools and banks only save time and change no call."""
 
     def __init__(self, action_pattern: Callable[[Call], str]):
         self._action_pattern = action_pattern
@@ -70,8 +73,11 @@ class Explorer:
 
 
 def choose(e: Episode, action_pattern: Callable[[Call], str]) -> Call | None:
-    """One of the episode's options: the next of the task on whose boundary it explores, or one like it, or an action
-    in focus, or one that is new in this round."""
+    """Draws one of the episode's options; None where all are to be avoided.
+
+    With a boundary signal it mostly is the task's next reference call, or an option with the same action.
+    Otherwise the weights favour actions in focus and actions that are new in this round.
+    """
     options = [o for o in e.options if not any(a.startswith(signature(o)) for a in e.context.avoid)]
     if not options:
         return None
@@ -94,12 +100,12 @@ def choose(e: Episode, action_pattern: Callable[[Call], str]) -> Call | None:
 
 
 def changes(e: Episode) -> bool:
-    """Whether a step of the task is varied: the first round stays closest to it, later ones are harder variants."""
+    """Whether to vary a reference call. The first round stays closest to the task, later ones vary more."""
     return e.rng.random() < 0.25 + 0.2 * e.round
 
 
 def propose(e: Episode, box: Mapping[str, Tool], bank: Bank, action_pattern: Callable[[Call], str]) -> Call:
-    """One call that might come next."""
+    """Makes one candidate for the next call."""
     if e.history and not succeeded(e.history[-1].observation):
         helpers = remedies(e.history[-1], box)
         if e.rng.random() < (REPAIR if helpers else LOOK):
@@ -115,7 +121,7 @@ def propose(e: Episode, box: Mapping[str, Tool], bank: Bank, action_pattern: Cal
 
 
 def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
-    """Weight of each tool. Unguided: the untried ones. Guided: the focus and its neighbours."""
+    """Weights of the tools [tools]: high for untried ones or, with a focus, for it and its neighbours."""
     tried = {t.call.name for t in e.history}
     fresh = np.array([0.3 if n in tried else 1.0 for n in box])
     focus = [box[n] for n in e.context.focus_pattern if n in box]
@@ -135,7 +141,7 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
 def upcoming(
     reference: Sequence[Call], history: Sequence[Triplet], action_pattern: Callable[[Call], str]
 ) -> Call | None:
-    """The reference call that follows those already made (by their actions, in order) in this round."""
+    """The reference call after those that this round has made, matched by action and in order."""
     position = 0
     for triplet in history:
         if position < len(reference) and action_pattern(triplet.call) == action_pattern(reference[position]):
@@ -144,11 +150,11 @@ def upcoming(
 
 
 def remedies(failure: Triplet, box: Mapping[str, Tool]) -> list[Tool]:
-    """Tools whose name the error message speaks of ("doors must be locked" -> lockDoors), best first."""
+    """Tools that the error message names ("doors must be locked" -> lockDoors): all that fit best."""
     said = tokens(failure.observation.text)
     others = [t for t in box.values() if t.name != failure.call.name]
     fits = [t for t in others if 2 * len(t.words & said) >= len(t.words)]
-    # Of several logins, the one that is named like the tool that failed.
+    # Among several login tools, prefer the one whose name is like the failed tool's.
     scores = [2 * len(t.words & said) + len(t.words & box[failure.call.name].words) for t in fits]
     return [t for t, score in zip(fits, scores) if score == max(scores)]
 
@@ -156,9 +162,9 @@ def remedies(failure: Triplet, box: Mapping[str, Tool]) -> list[Tool]:
 def retry(
     history: Sequence[Triplet], box: Mapping[str, Tool], bank: Bank, rng: np.random.Generator
 ) -> Call | None:
-    """The latest failed call for which the last step, a success, was a remedy.
+    """Repeats the latest failed call for which the last step, a success, was a remedy. None: there is none.
 
-    It is made as it was, unless its error spoke of one of its arguments: then with others.
+    The call keeps its arguments, unless its error mentions one of them: then all are drawn again.
     """
     if not history or not succeeded(history[-1].observation):
         return None

@@ -1,4 +1,4 @@
-"""The scripted reflection: what the statistics of a group say, in words."""
+"""The scripted reflection: puts the statistics of a group into words."""
 
 from __future__ import annotations
 

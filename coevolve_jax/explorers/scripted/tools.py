@@ -1,4 +1,4 @@
-"""Tool schemas as the scripted explorer reads them: what a parameter takes, and which tools are neighbours."""
+"""Tool schemas as the scripted explorer reads them: values of parameters, and tools that are neighbours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP = (
 ).split()
 
 
-NAME = 100  # characters of a text whose words are remembered: names come again, long answers do not
+NAME = 100  # characters; stems of longer texts are not cached: names come again, long answers do not
 
 
 @lru_cache(maxsize=16384)
@@ -28,7 +28,7 @@ def stem(word: str) -> str:
 
 
 def tokens(text: str) -> frozenset[str]:
-    """Stemmed lower-case words of a snake_case or camelCase name, or of a sentence."""
+    """Splits a snake_case name, a camelCase name or a sentence into lower-case stems."""
     return _tokens_of_name(text) if len(text) <= NAME else _tokens(text)
 
 
@@ -50,10 +50,13 @@ IGNORED = stems(*STOP)
 
 @dataclasses.dataclass(frozen=True)
 class Param:
-    """One parameter as its schema and its description text define it.
+    """One parameter as its schema and its description define it.
 
-    choices: the allowed values, where they are named. low, high, unit: range and
-    granularity of a number. new: it names something that does not exist yet.
+    choices: the allowed values, where they are listed.
+    low, high, unit: range and granularity of a number.
+    words, hints: stems of its name and of its description.
+    new: whether it names something that does not exist yet.
+    item: the items of an array. fields: the properties of an object.
     """
 
     name: str
@@ -74,7 +77,7 @@ class Param:
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A tool as the scripted explorer sees it. words: of its name."""
+    """A tool as the scripted explorer sees it. words: the stems of its name."""
 
     name: str
     params: tuple[Param, ...]
@@ -97,7 +100,7 @@ TYPES = {
 
 
 def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
-    """Reads a JSON schema; what only the description says ("[Enum]: ...", "from 0 to 100") counts too."""
+    """Reads a JSON schema, and limits that only its description gives ("[Enum]: ...", "from 0 to 100")."""
     text = schema.get("description", "")
     written: str = schema.get("type", "string")
     type_ = TYPES.get(written, written)
@@ -129,7 +132,7 @@ def parse(name: str, schema: Mapping[str, Any], required: bool = True) -> Param:
 
 
 def named_values(text: str) -> tuple[str, ...]:
-    """Allowed values that stand in a description, e.g. `[Enum]: USD, EUR` `'l' flines, 'w' fwords`."""
+    """Allowed values that a description lists, as in `[Enum]: USD, EUR` or `'l' flines, 'w' fwords`."""
     text = text.partition("such as")[0]  # what follows are examples
     listed = re.search(r"(?:\[Enum\]|[Oo]ptions(?: are)?|[Oo]ne of)\s*:\s*(.+)", text)
     if listed:
@@ -142,7 +145,7 @@ def named_values(text: str) -> tuple[str, ...]:
 
 
 def toolbox(tools: Sequence[dict]) -> dict[str, Tool]:
-    """Function schemas by name, with their parameters read."""
+    """Reads function schemas into tools by name. Parameters of equal name and type share what they say."""
     box = {}
     for tool in tools:
         function = tool["function"]
@@ -157,14 +160,17 @@ def toolbox(tools: Sequence[dict]) -> dict[str, Tool]:
 
 
 def share(param: Param, box: dict[str, Tool]) -> Param:
-    """The parameter with what the documentation of other tools says about one of the same name and type."""
+    """Adds choices and hints to a parameter from parameters of the same name and type in all tools."""
     same = [p for t in box.values() for p in t.params if (p.name, p.type) == (param.name, param.type)]
     choices = param.choices or next((p.choices for p in same if p.choices), ())
     return dataclasses.replace(param, choices=choices, hints=frozenset().union(*(p.hints for p in same)))
 
 
 def related(a: Tool, b: Tool) -> bool:
-    """Neighbouring operations: they share a required parameter or words of their names, or the name of `a`
-    speaks of what the parameters of `b` are (get_zipcode_based_on_city, estimate_distance)."""
+    """Whether two tools are neighbours: they share a required parameter or a word of their names.
+
+    They are neighbours also if the name of `a` mentions a required parameter of `b`. An example is
+    get_zipcode_based_on_city for estimate_distance.
+    """
     needs = frozenset().union(*(p.hints for p in b.params if p.required))
     return a.name != b.name and bool(a.required & b.required or a.words & (b.words | needs))

@@ -1,4 +1,4 @@
-"""The scripted judge has no opinion: the environment and the recorded answers have the last word."""
+"""The scripted judge has no opinion: the environment and the recorded answers decide alone."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from coevolve_jax.grpo import logprobs
 from coevolve_jax.grpo.packing import Batch, pack
 from coevolve_jax.models import context_parallel, flash, splash
 from coevolve_jax.models.packed import Row, Segments
-from coevolve_jax.types import Outcome, Sample, Trajectory
+from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 
 
 class Lengths(NamedTuple):
@@ -40,7 +40,7 @@ class Load(NamedTuple):
     pairs: dict[str, float]
 
 
-def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[Sample]:
+def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[TrainingSample]:
     """Invents rollouts that fit a row. All that follows the prompts is learned from.
 
     Prompts have a standard deviation of a fifth of their mean, what follows a twelfth. BFCL's are like this
@@ -57,12 +57,12 @@ def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> 
     return found
 
 
-def full_rows(rollouts: int, row_length: int) -> list[Sample]:
+def full_rows(rollouts: int, row_length: int) -> list[TrainingSample]:
     """Invents rollouts that each fill a row. All but the first token is learned from."""
     return [_sample(i, 1, row_length) for i in range(rollouts)]
 
 
-def _sample(group: int, prompt: int, length: int) -> Sample:
+def _sample(group: int, prompt: int, length: int) -> TrainingSample:
     t = Trajectory(
         task_id=str(group),
         rollout_index=0,
@@ -75,7 +75,7 @@ def _sample(group: int, prompt: int, length: int) -> Sample:
         stop="done",
         outcome=Outcome(0.0, False),
     )
-    return Sample(t, np.ones(length, np.float32))
+    return TrainingSample(t, np.ones(length, np.float32))
 
 
 def load(

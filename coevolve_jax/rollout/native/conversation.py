@@ -17,7 +17,7 @@ NOWHERE = -1  # the row of a conversation that has none
 
 @dataclasses.dataclass
 class Conversation:
-    """What is known of a session.
+    """What is known of a conversation.
 
     ids: int32, all its tokens. prompt: those that it came with but the last; ids begin with them. request: what it is
     answering, or has answered last. row: of the cache; where that is of pages, the row of this tick. cached: how many of the

@@ -107,12 +107,12 @@ class NativeEngine:
 
             self._grammars = Grammars(tokenizer, model_config.vocab_size)
         self._lock = threading.Lock()  # held by whoever uses the cache
-        self._held: dict[int, Conversation] = {}  # by session, oldest first
+        self._held: dict[int, Conversation] = {}  # by id, oldest first
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
-            self._held = {session: c for session, c in self._held.items() if not c.answered}
+            self._held = {i: c for i, c in self._held.items() if not c.answered}
             for c in self._held.values():  # who is in the middle of a message is fed anew
                 if c.logprobs:
                     self._remember(c)
@@ -131,10 +131,10 @@ class NativeEngine:
         params = self._programs.unstack(params)
         return jax.tree.map(jnp.copy, params) if self._copies else params
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         with self._lock:
-            for session in sessions:
-                if c := self._held.pop(session, None):
+            for conversation_id in conversation_ids:
+                if c := self._held.pop(conversation_id, None):
                     self._store.free(c)
             if not self._held:  # an update may need the room
                 self._store.drop()
@@ -178,8 +178,8 @@ class NativeEngine:
         asked = [self._conversation(r) for r in requests[: self._slots]]
         self._forget(asked)
         serving, sharing = self._store.admit(asked, list(self._held.values()))
-        later = {c.request.session for c in sharing}
-        alone = [c for c in serving if c.request.session not in later]
+        later = {c.request.conversation_id for c in sharing}
+        alone = [c for c in serving if c.request.conversation_id not in later]
         # Of who begins: before that, what it had may have been taken by others.
         self.counts["cached_tokens"] += sum(c.cached for c in alone if not c.logprobs)
         self._feed(alone)
@@ -192,20 +192,21 @@ class NativeEngine:
             self._decode(free)
         if constrained:
             self._decode_constrained(constrained)
-        answers = {c.request.session: self._answer(c) for c in serving}
-        return [answers.get(r.session) for r in requests]
+        answers = {c.request.conversation_id: self._answer(c) for c in serving}
+        return [answers.get(r.conversation_id) for r in requests]
 
     def _conversation(self, request: Request) -> Conversation:
-        c = self._held.setdefault(request.session, Conversation.new(request))
+        c = self._held.setdefault(request.conversation_id, Conversation.new(request))
         if c.answered or c.request is not request:
             c.begin(request)
         return c
 
     def _forget(self, asked: Sequence[Conversation]) -> None:
         """The oldest that nobody asks for, where there are more than `slots`."""
-        sessions = {c.request.session for c in asked}
-        for session in [s for s in self._held if s not in sessions][: max(0, len(self._held) - self._slots)]:
-            self._store.free(self._held.pop(session))
+        needed = {c.request.conversation_id for c in asked}
+        surplus = max(0, len(self._held) - self._slots)
+        for conversation_id in [i for i in self._held if i not in needed][:surplus]:
+            self._store.free(self._held.pop(conversation_id))
 
     def _feed(self, conversations: Sequence[Conversation]) -> None:
         """Computes the keys of all their tokens but the last."""

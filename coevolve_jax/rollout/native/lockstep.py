@@ -26,7 +26,11 @@ class Calls(Protocol):
     """The calls that all processes make; `hosts.Leader` has them."""
 
     def tick(
-        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+        self,
+        new: list[dict],
+        prompts: tuple[np.ndarray] | None,
+        conversation_ids: list[int],
+        released: list[int],
     ) -> list[Completion | None]: ...
 
     def serve(self, served: Any, version: int) -> None: ...
@@ -37,28 +41,32 @@ class Lockstep:
 
     def __init__(self, engine: NativeEngine):
         self.engine = engine
-        self._requests: dict[int, Request] = {}  # by session
+        self._requests: dict[int, Request] = {}  # by conversation
 
     def tick(
-        self, new: list[dict], prompts: tuple[np.ndarray] | None, sessions: list[int], released: list[int]
+        self,
+        new: list[dict],
+        prompts: tuple[np.ndarray] | None,
+        conversation_ids: list[int],
+        released: list[int],
     ) -> list[Completion | None]:
         """One tick of the engine.
 
-        new: requests that come in, or in place of their session's last one, without ids. prompts: their ids, one after
-        the other, and padding; None where there is no new one. sessions: whose requests are to be answered, in order.
-        released: sessions that are over.
+        new: requests that come in, or in place of their conversation's last one, without ids. prompts: their ids, one after
+        the other, and padding; None where there is no new one. conversation_ids: whose requests are to be answered, in order.
+        released: conversations that are over.
         """
         if released:
             self.engine.release(released)
-            for session in released:
-                self._requests.pop(session, None)
+            for conversation_id in released:
+                self._requests.pop(conversation_id, None)
         start = 0
         for told in new:
             assert prompts is not None
             end = start + told["length"]
-            self._requests[told["session"]] = _request(told, np.array(prompts[0][start:end]))
+            self._requests[told["conversation_id"]] = _request(told, np.array(prompts[0][start:end]))
             start = end
-        return self.engine.tick([self._requests[session] for session in sessions]) if sessions else []
+        return self.engine.tick([self._requests[i] for i in conversation_ids]) if conversation_ids else []
 
 
 class LockstepEngine:
@@ -72,7 +80,7 @@ class LockstepEngine:
         self.counts: Counter[str] = engine.counts
         self._turn = asyncio.Lock()  # held by whoever is served
         self._lock = threading.Lock()  # held by whoever changes what follows
-        self._known: dict[int, Request] = {}  # what all processes have been told, by session
+        self._known: dict[int, Request] = {}  # what all processes have been told, by conversation_id
         self._released: list[int] = []  # what they are told next
         self._closed = False
 
@@ -99,21 +107,23 @@ class LockstepEngine:
         with self._lock:
             if self._closed:  # asked by a thread that was given up; the other processes may be gone
                 raise EngineError("The engine is closed.")
-            new = [r for r in requests if self._known.get(r.session) is not r]
-            self._known |= {r.session: r for r in new}
+            new = [r for r in requests if self._known.get(r.conversation_id) is not r]
+            self._known |= {r.conversation_id: r for r in new}
             prompts = (_padded(np.concatenate([r.ids for r in new])),) if new else None
             released, self._released = self._released, []
-            return self._calls.tick([_told(r) for r in new], prompts, [r.session for r in requests], released)
+            return self._calls.tick(
+                [_told(r) for r in new], prompts, [r.conversation_id for r in requests], released
+            )
 
     def update_weights(self, params: Any, version: int) -> None:
         self._calls.serve(params, version)
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         """Told with the next tick, or at once when there is no other conversation: an update may need the room."""
         with self._lock:
-            self._released += sessions
-            for session in sessions:
-                self._known.pop(session, None)
+            self._released += conversation_ids
+            for conversation_id in conversation_ids:
+                self._known.pop(conversation_id, None)
             if not self._known and self._released:
                 released, self._released = self._released, []
                 self._calls.tick([], None, [], released)
@@ -128,7 +138,7 @@ class LockstepEngine:
 def _told(r: Request) -> dict:
     """A request as JSON, but for its ids."""
     return {
-        "session": r.session,
+        "conversation_id": r.conversation_id,
         "length": len(r.ids),
         "sampling": dataclasses.asdict(r.sampling),
         "seed": r.seed,
@@ -138,7 +148,7 @@ def _told(r: Request) -> dict:
 def _request(told: Mapping[str, Any], ids: np.ndarray) -> Request:
     sampling = told["sampling"]
     stop_ids = tuple(sampling["stop_ids"])
-    return Request(told["session"], ids, Sampling(**{**sampling, "stop_ids": stop_ids}), told["seed"])
+    return Request(told["conversation_id"], ids, Sampling(**{**sampling, "stop_ids": stop_ids}), told["seed"])
 
 
 def _padded(ids: np.ndarray) -> np.ndarray:

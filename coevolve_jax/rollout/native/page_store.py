@@ -38,19 +38,19 @@ class PageStore:
         self.rows = self.columns = 0
         self._free = [list(range(self._count))[::-1] for _ in range(self._parts)]
         self._users: list[Counter[int]] = [Counter() for _ in range(self._parts)]  # of each page
-        self._housed: dict[int, Conversation] = {}  # by session
+        self._housed: dict[int, Conversation] = {}  # by conversation
 
     def free(self, conversation: Conversation) -> None:
         self._keep(conversation, 0)
-        self._housed.pop(conversation.request.session, None)
+        self._housed.pop(conversation.request.conversation_id, None)
 
     def admit(
         self, asked: Sequence[Conversation], held: Sequence[Conversation]
     ) -> tuple[Sequence[Conversation], Sequence[Conversation]]:
         if self.cache is None:
             self.cache = self._programs.empty_pages(self._count * self._parts)
-        sessions = {c.request.session for c in asked}
-        idle = [c for c in held if c.request.session not in sessions]
+        conversation_ids = {c.request.conversation_id for c in asked}
+        idle = [c for c in held if c.request.conversation_id not in conversation_ids]
         sources: dict[bytes, list[Conversation]] = defaultdict(list)
         for c in self._housed.values():
             if c.cached >= len(c.prompt):
@@ -60,7 +60,7 @@ class PageStore:
         for i, c in enumerate(asked):
             same = sources[c.prompt.tobytes()]
             shares = not c.pages and self._begin(c, same)
-            self._housed[c.request.session] = c
+            self._housed[c.request.conversation_id] = c
             if self._extend(c, [*idle, *asked[:i:-1]]):
                 admitted.append(c)
                 sharing += [c] if shares else []

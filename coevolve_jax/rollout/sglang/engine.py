@@ -155,9 +155,9 @@ class SGLangEngine:
                 return _join(parts, "stop" if parts[-1].finish == "stop" else "length")
             if failed:
                 await asyncio.sleep(FIRST_PAUSE * 2 ** min(failed - 1, 4) * random.uniform(0.5, 1.5))
-            if not self._fleet.knows(r.session):
+            if not self._fleet.knows(r.conversation_id):
                 await self._switched()
-            member = await self._fleet.take(r.session)
+            member = await self._fleet.take(r.conversation_id)
             served = member.served
             try:
                 ids = np.concatenate([r.ids, *(p.ids for p in parts)])
@@ -168,7 +168,7 @@ class SGLangEngine:
                 self.counts["slow_retries"] += isinstance(fault, Slow)
                 failed, why = failed + 1, str(fault)
                 if isinstance(fault, Slow) and member.served > served:  # others it has answered meanwhile
-                    self._fleet.release([r.session])
+                    self._fleet.release([r.conversation_id])
                 else:
                     self._fleet.put_out(member, why)
                 continue
@@ -386,9 +386,9 @@ class SGLangEngine:
     async def _post(self, member: Member, path: str, body: dict) -> None:
         await self._call(member, "POST", path, body, self._timeout, reads=False)
 
-    def release(self, sessions: Sequence[int]) -> None:
+    def release(self, conversation_ids: Sequence[int]) -> None:
         """The servers drop the prefixes that were used least recently by themselves."""
-        event_loop.soon(self._fleet.release, sessions)
+        event_loop.soon(self._fleet.release, conversation_ids)
 
     def close(self) -> None:
         event_loop.run(self._aclose())

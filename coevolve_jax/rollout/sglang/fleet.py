@@ -31,12 +31,12 @@ class Slow(Fault):
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """A server of the fleet. process: where this process launched it. sessions: the conversations that it serves.
+    """A server of the fleet. process: where this process launched it. conversation_ids: the conversations that it serves.
     served: requests that it has answered. restarts: how often it was started anew. why: what put it out."""
 
     url: str
     process: Server | None = None
-    sessions: set[int] = dataclasses.field(default_factory=set)
+    conversation_ids: set[int] = dataclasses.field(default_factory=set)
     served: int = 0
     restarts: int = 0
     serving: bool = True
@@ -75,27 +75,27 @@ class Fleet:
     def serving(self) -> list[Member]:
         return [m for m in self.members if m.serving]
 
-    async def take(self, session: int) -> Member:
+    async def take(self, conversation_id: int) -> Member:
         """The member that serves this conversation, so that each message finds the ones before it in its cache: the
         one that did so far or, where that one is out or there was none, the one with the fewest conversations.
 
         Raises EngineError where none serves for `patience` seconds, or none ever will again.
         """
-        member = next((m for m in self.members if session in m.sessions), None)
+        member = next((m for m in self.members if conversation_id in m.conversation_ids), None)
         if member is None or not member.serving:
-            self.release([session])
+            self.release([conversation_id])
             member = await self._pick()
-            member.sessions.add(session)
+            member.conversation_ids.add(conversation_id)
         return member
 
-    def knows(self, session: int) -> bool:
+    def knows(self, conversation_id: int) -> bool:
         """Whether a member serves this conversation, or did until it was put out."""
-        return any(session in m.sessions for m in self.members)
+        return any(conversation_id in m.conversation_ids for m in self.members)
 
-    def release(self, sessions: Iterable[int]) -> None:
+    def release(self, conversation_ids: Iterable[int]) -> None:
         """These conversations have ended."""
         for member in self.members:
-            member.sessions.difference_update(sessions)
+            member.conversation_ids.difference_update(conversation_ids)
 
     async def _pick(self) -> Member:
         with contextlib.suppress(TimeoutError):
@@ -104,7 +104,7 @@ class Fleet:
                     await self._changed.wait()
         if not self.serving:
             raise EngineError(self._epitaph(self._lost))
-        return min(self.serving, key=lambda m: (len(m.sessions), m.served))
+        return min(self.serving, key=lambda m: (len(m.conversation_ids), m.served))
 
     @property
     def _lost(self) -> bool:

@@ -16,7 +16,7 @@ from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.bfcl.toolsets import TOOLSETS
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Limits as TaskLimits
-from coevolve_jax.rollout.agent import Limits
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.lineage import Birth
 from coevolve_jax.synthesis.pipeline import run_pipeline

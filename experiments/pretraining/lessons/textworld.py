@@ -14,7 +14,7 @@ from coevolve_jax.envs.textworld import commands
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Goal
 from coevolve_jax.explorers.base import Limits as TaskLimits
-from coevolve_jax.rollout.agent import Limits
+from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.synthesis.explore import explore, unguided
 from coevolve_jax.types import Call, Task
 

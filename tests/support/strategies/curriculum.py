@@ -8,7 +8,7 @@ import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import Findings, credit_groups, evolves
+from coevolve_jax.strategies.base import StepReport, evolves, grpo_samples
 
 DEFAULTS = {"rate": 0.5, "tau": 0.4}
 
@@ -30,8 +30,8 @@ class Curriculum:
             batch.append(arm.pop(rng.integers(len(arm))))
         return roll(batch, c.rollout.group_size)
 
-    def credit(self, groups):
-        return credit_groups(self._config, groups, FilterState())[0]
+    def compute_advantages(self, groups):
+        return grpo_samples(self._config, groups, FilterState())[0]
 
     def observe(self, step, groups):
         gains, rate = {}, self._config.strategy.rate
@@ -40,7 +40,7 @@ class Curriculum:
             gains.setdefault(len(g.task.calls), []).append(2 * (p * (1 - p)) ** 0.5)
         for size, gain in gains.items():
             self._values[size] = float((1 - rate) * self._values.get(size, 0.0) + rate * np.mean(gain))
-        return Findings()
+        return StepReport()
 
     def evolve(self, step, lab):
         c, rng = self._config.evolution, rng_for(self._config.seed, "evolve", step)

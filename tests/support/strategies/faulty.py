@@ -13,20 +13,22 @@ class Faulty(static.Static):
         groups = super().collect(step, tasks, roll)
         fault = self._config.strategy.fault
         if fault == "unseeded":
-            return roll(tasks.sample(2, np.random.default_rng()), 4)
+            return roll(tasks.draw(2, np.random.default_rng()), 4)
         if fault == "twice":
             return groups + groups[:1]
         return groups
 
-    def credit(self, groups):
-        samples = super().credit(groups)
+    def compute_advantages(self, groups):
+        samples = super().compute_advantages(groups)
         match self._config.strategy.fault:
             case "invalid":
-                samples += [base.Sample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)]
+                samples += [
+                    base.TrainingSample(t, np.ones(12, np.float32)) for t in base.trajectories_of(groups)
+                ]
             case "shape":
-                samples += [base.Sample(groups[0].valid[0], np.ones(3, np.float32))]
+                samples += [base.TrainingSample(groups[0].valid[0], np.ones(3, np.float32))]
             case "nan":
-                samples += [base.Sample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
+                samples += [base.TrainingSample(groups[0].valid[0], np.full(12, np.nan, np.float32))]
         return samples
 
     def observe(self, step, groups):
@@ -34,7 +36,7 @@ class Faulty(static.Static):
             assert self._config.evolution.contexts
         found = super().observe(step, groups)
         if self._config.strategy.fault == "rows":
-            return base.Findings(found.counts, [{"task": groups[0].task}])
+            return base.StepReport(found.counts, [{"task": groups[0].task}])
         return found
 
     def evolve(self, step, lab):

@@ -1,7 +1,7 @@
 """Hints from memory: what a tool last answered to a wrong call is told to half of the later rollouts."""
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import Findings, collect_batch, credit_groups, trajectories_of
+from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
 from coevolve_jax.types import Hint
 
 
@@ -21,8 +21,8 @@ class Memory:
             before_task=f"Note: {known[0]}", before_step=lambda steps: "Try again." if steps[-1].error else ""
         )
 
-    def credit(self, groups):
-        return credit_groups(self._config, groups, FilterState())[0]
+    def compute_advantages(self, groups):
+        return grpo_samples(self._config, groups, FilterState())[0]
 
     def observe(self, step, groups):
         for t in trajectories_of(groups):
@@ -30,7 +30,9 @@ class Memory:
                 if t.outcome.valid and s.call and s.error:
                     self._lessons[s.call.name] = f"{s.call.name} said {s.observation[:60]}"
         hinted = sum(bool(t.hints) for t in trajectories_of(groups))
-        return Findings({"hinted": hinted}, [{"step": step, "tool": tool} for tool in sorted(self._lessons)])
+        return StepReport(
+            {"hinted": hinted}, [{"step": step, "tool": tool} for tool in sorted(self._lessons)]
+        )
 
     def evolve(self, step, lab):
         return None

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.strategies.base import Findings, collect_batch, credit_groups, trajectories_of
-from coevolve_jax.types import Sample, Trajectory
+from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
+from coevolve_jax.types import TrainingSample, Trajectory
 
 DEFAULTS = {"weight": 0.1, "size": 16}  # of the cross-entropy; successes kept
 
@@ -27,18 +27,19 @@ class Replay:
     def collect(self, step, tasks, roll):
         return collect_batch(self._config, step, tasks, roll)
 
-    def credit(self, groups):
-        fresh, _ = credit_groups(self._config, groups, FilterState())
+    def compute_advantages(self, groups):
+        fresh, _ = grpo_samples(self._config, groups, FilterState())
         weight = self._config.strategy.weight
         replayed = [
-            Sample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32)) for t in self._kept
+            TrainingSample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32))
+            for t in self._kept
         ]
         return fresh + replayed
 
     def observe(self, step, groups):
         won = [t for t in trajectories_of(groups) if t.outcome.valid and t.outcome.success]
         self._kept = (self._kept + won)[-self._config.strategy.size :]
-        return Findings({"replayed": len(self._kept)})
+        return StepReport({"replayed": len(self._kept)})
 
     def evolve(self, step, lab):
         return None
