@@ -40,7 +40,7 @@ _OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to
 # What to try, by implementation, kind and size of the vocabulary; the shorter of two timed runs decides, or one of
 # more than ENOUGH seconds.
 ENOUGH = 10.0
-_ROWS = lambda *pairs: [{"row_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
+_ROWS = lambda *pairs: [{"pack_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
 _MICRO = lambda *sizes: [{"micro": size} for size in sizes]  # padded sequences of a micro-batch
 SETTINGS = {
     ("ours", "update", "small"): _ROWS((512, 2), (1024, 1), (2048, 1), (2176, 1)),

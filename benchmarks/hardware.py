@@ -36,7 +36,7 @@ class Command(NamedTuple):
             f"--config=configs/{self.config}.py",
             f"--topology={self.topology}",
             f"--rows={self.rows}",
-            f"--row_length={self.length}",
+            f"--pack_length={self.length}",
             f"--config.mesh.context={self.context}",
         ]
 

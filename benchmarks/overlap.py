@@ -1,7 +1,7 @@
 """What an explorer that answers slowly costs a run: evolutions that training waits for, and evolutions beside it.
 
 The server of the tests answers, with a pause before each answer. Both runs begin with the same D_0 and differ in
-config.evolution.overlap alone.
+config.evolution.async_steps alone.
 
     python benchmarks/overlap.py --seconds=2
 """
@@ -23,10 +23,10 @@ from tests.support.openai_server import OpenAIServer
 
 SECONDS = flags.DEFINE_float("seconds", 2.0, "that an answer takes", lower_bound=0)
 STEPS = flags.DEFINE_integer("steps", 90, "GRPO steps of a run", lower_bound=4)
-EVERY = flags.DEFINE_integer("every", 30, "steps between evolutions, and of overlap", lower_bound=1)
+EVERY = flags.DEFINE_integer("every", 30, "steps between evolutions, and async_steps", lower_bound=1)
 
 SETTINGS = {
-    "evaluation.tasks": 8, "evaluation.samples": 1, "checkpoint.every": 1000, "evolution.settle_steps": 1,
+    "evaluation.tasks": 8, "evaluation.num_rollouts": 1, "checkpoint.every": 1000, "evolution.freeze_last_steps": 1,
     "evolution.contexts": 12, "evolution.tasks": 12, "evolution.rounds": 1, "evolution.steps": 6, "data.initial_tasks": 32,
 }  # fmt: skip
 
@@ -48,22 +48,27 @@ def main(_):
         )
         train(config, begun, until=0)
         server.delay, rows = SECONDS.value, []
-        for overlap in (0, EVERY.value):
-            asked, workdir = len(server.seen), Path(folder) / f"overlap_{overlap}"
-            summary = train(fork(begun, 0, workdir, {"evolution.overlap": overlap}), workdir)
+        for async_steps in (0, EVERY.value):
+            asked, workdir = len(server.seen), Path(folder) / f"async_{async_steps}"
+            summary = train(fork(begun, 0, workdir, {"evolution.async_steps": async_steps}), workdir)
             steps = [
                 json.loads(line)["seconds"] for line in (workdir / "metrics.jsonl").read_text().splitlines()
             ]
             total, waited = (sum(s[phase] for s in steps) for phase in ("step", "evolution"))
             rows.append(
-                (overlap, len(server.seen) - asked, summary["tasks"]["final"], total, waited, waited / total)
+                (
+                    async_steps,
+                    len(server.seen) - asked,
+                    summary["tasks"]["final"],
+                    total,
+                    waited,
+                    waited / total,
+                )
             )
     print(f"\n{STEPS.value} steps, an evolution every {EVERY.value}; an answer takes {SECONDS.value} s")
-    print(
-        "overlap, steps | answers | tasks at the end | seconds of all steps | of them waiting for evolution"
-    )
-    for overlap, answers, tasks, total, waited, share in rows:
-        print(f"{overlap:14} | {answers:7} | {tasks:16} | {total:20.1f} | {waited:.1f} ({share:.1%})")
+    print("async_steps | answers | tasks at the end | seconds of all steps | of them waiting for evolution")
+    for async_steps, answers, tasks, total, waited, share in rows:
+        print(f"{async_steps:11} | {answers:7} | {tasks:16} | {total:20.1f} | {waited:.1f} ({share:.1%})")
 
 
 if __name__ == "__main__":

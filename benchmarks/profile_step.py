@@ -21,8 +21,8 @@ from ml_collections import config_flags
 from coevolve_jax import build
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.update import learn
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import collect_batch, grpo_samples, trajectories_of

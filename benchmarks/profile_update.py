@@ -21,14 +21,14 @@ import numpy as np
 from absl import app, flags
 from worker_ours import make_batch, make_learner, trajectories
 
-from coevolve_jax.grpo import learner as learners
 from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.grpo.objective import microbatch
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.qwen import Qwen
 
 UPDATES = [name for name, case in cases.CASES.items() if case.kind == "update"]
 _CASE = flags.DEFINE_enum("case", "small-ragged", UPDATES, "Whose shapes.")
-_ROW = flags.DEFINE_integer("row_length", 2176, "Tokens of a packed row; a micro-batch is one row.")
+_ROW = flags.DEFINE_integer("pack_length", 2176, "Tokens of a packed row; a micro-batch is one row.")
 _REMAT = flags.DEFINE_boolean("remat", False, "Compute layers again in the backward pass.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each piece.", lower_bound=1)
 
@@ -59,11 +59,12 @@ def with_gradient(function: Callable) -> Callable:
 
 def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callable, int]]:
     """name -> (program, how often an update runs it)."""
-    setting = {"row_length": _ROW.value, "rows_per_microbatch": 1, "remat": _REMAT.value}
+    setting = {"pack_length": _ROW.value, "rows_per_microbatch": 1, "remat": _REMAT.value}
     learner, params, config = make_learner(folder, setting)
     batch = make_batch(case, data, trajectories(data), config)
-    micros = [learners._micro(batch, i) for i in range(int(batch.used))]
-    model, c = learner._programs.model, learner._programs.model.config
+    micros = [microbatch(batch, i) for i in range(int(batch.used))]
+    model = learner._objective.model
+    c = model.config
     draw = lambda *shape: jax.random.normal(jax.random.key(len(shape)), shape)
     heads = [
         draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)

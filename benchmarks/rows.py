@@ -17,17 +17,17 @@ _SIZE = flags.DEFINE_integer("group_size", 8, "Rollouts of each.", lower_bound=1
 _LENGTHS = flags.DEFINE_list(
     "lengths", ["2600", "700"], "Tokens of a prompt and of what follows it, in the mean."
 )
-_ROWS = flags.DEFINE_list("row_length", ["8192", "12800", "16384", "25600"], "Tokens of a row.")
+_ROWS = flags.DEFINE_list("pack_length", ["8192", "12800", "16384", "25600"], "Tokens of a row.")
 _DEVICES = flags.DEFINE_list("devices", ["8", "16", "64"], "Rows of a micro-batch, one on each device.")
 
 PLATFORMS = {"gpu": "flash", "tpu": "splash"}
 
 
-def packed(row_length: int, rows: int, share: bool) -> Batch[np.ndarray]:
+def packed(pack_length: int, rows: int, share: bool) -> Batch[np.ndarray]:
     lengths = batches.Lengths(*map(int, _LENGTHS.value))
-    found = batches.made_up(_GROUPS.value, _SIZE.value, lengths, row_length)
+    found = batches.made_up(_GROUPS.value, _SIZE.value, lengths, pack_length)
     return pack(
-        found, row_length=row_length, rows_per_microbatch=rows, max_rows=len(found), share_prompts=share
+        found, pack_length=pack_length, rows_per_microbatch=rows, max_rows=len(found), prefix_sharing=share
     )
 
 

@@ -32,7 +32,7 @@ from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 _CONFIG = flags.DEFINE_string("config", "configs/bfcl_tiny.py", "Whose model and learner.")
 _GROUPS = flags.DEFINE_integer("groups", 3, "Prompts.", lower_bound=1)
 _SIZE = flags.DEFINE_integer("group_size", 8, "Rollouts of each.", lower_bound=2)
-_ROW = flags.DEFINE_integer("row_length", 25600, "Tokens of a row; a micro-batch is one.")
+_ROW = flags.DEFINE_integer("pack_length", 25600, "Tokens of a row; a micro-batch is one.")
 _REPEATS = flags.DEFINE_integer(
     "repeats", 3, "Updates of each kind; 0: none, for which weights need not be there."
 )
@@ -97,14 +97,14 @@ def key_blocks(batch: Batch, i: int) -> float:
 
 def main(_) -> None:
     config = load_file(_CONFIG.value)
-    config.learner.row_length, config.learner.rows_per_microbatch = _ROW.value, 1
+    config.learner.pack_length, config.learner.rows_per_microbatch = _ROW.value, 1
     model = load_model(config.model)
     params = hf_io.load(config.model)[1] if _REPEATS.value else hf_io.abstract_params(model)
     learner = Learner(model, config.learner, params, temperature=1.0, mesh=sharding.make_mesh())
     found = rollouts(model.vocab_size)
     batches = {
         share: pack(
-            found, row_length=_ROW.value, rows_per_microbatch=1, max_rows=len(found), share_prompts=share
+            found, pack_length=_ROW.value, rows_per_microbatch=1, max_rows=len(found), prefix_sharing=share
         )
         for share in (False, True)
     }

@@ -38,7 +38,7 @@ def task(number: int) -> Task:
 
 def settings(sampling: str, retire_after: int) -> ConfigDict:
     """What `collect_batch` reads; a quarter of a batch comes from evolution."""
-    data = dict(new_share=0.25, sampling=sampling, sampling_floor=0.1, retire_after=retire_after)
+    data = dict(min_evolved_share=0.25, sampling=sampling, sampling_floor=0.1, retire_after=retire_after)
     rollout = dict(tasks_per_step=_BATCH.value, group_size=_GROUP.value)
     return ConfigDict(dict(seed=0, data=data, rollout=rollout, learner=dict(dynamic_sampling=0)))
 

@@ -52,7 +52,7 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
 def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]:
     """The learner of a case, the policy's parameters, and the learner's config.
 
-    setting: row_length and rows_per_microbatch of the packed batch, remat.
+    setting: pack_length and rows_per_microbatch of the packed batch, remat.
     """
     c = get_config()
     with c.learner.unlocked():
@@ -89,7 +89,7 @@ def make_batch(
             TrainingSample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
             for i, (t, a) in enumerate(zip(rollouts, data["advantages"], strict=True))
         ],
-        row_length=config.row_length,
+        pack_length=config.pack_length,
         rows_per_microbatch=config.rows_per_microbatch,
         max_rows=case.rows,
     )

@@ -37,7 +37,7 @@ from coevolve_jax.types import Task
 class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
-    params: None in a run that has begun and needs the policy before RL no more (`hosts.Leader`).
+    params: None where a run has a state and needs the policy before RL no more (`loop.trainer.Trainer`).
     """
 
     config: QwenConfig
@@ -89,7 +89,7 @@ def held_out_scenarios(config: ConfigDict) -> list[Task]:
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
     """The benchmark's own tasks of the evaluation split and of config.data.leak_splits: what synthetic tasks must not copy."""
-    splits = dict.fromkeys([config.environment.eval_split, *config.data.get("leak_splits", ())])
+    splits = dict.fromkeys([config.environment.eval_split, *config.data.leak_splits])
     tasks, settings = family(config).tasks, config.environment.to_dict()
     return [task for split in splits for task in tasks(split, settings)]
 
@@ -151,7 +151,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
     workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or
     EngineError where no server can be had.
     """
-    replays = bool(config.get("learner", {}).get("replay_routing"))
+    replays = config.learner.replay_routing
     constrains = configs.asks_policy(config) and config.explorer.json_schema
     if config.engine.name == "sglang":
         return _sglang(config, policy, workdir, replays, constrains)
@@ -159,13 +159,13 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         policy.config,
         policy.params,
         slots=config.engine.max_concurrency,
-        cache_tokens=config.engine.get("cache_tokens", 0),
+        cache_tokens=config.engine.cache_tokens,
         seed=config.seed,
         dtype=jnp.dtype(config.engine.dtype),
         copies=bool(config.rollout.max_staleness),
         record_routing=replays,
         tokenizer=policy.tokenizer if constrains else None,
-        mesh=_mesh_of(policy) if config.engine.get("sharded") else None,
+        mesh=_mesh_of(policy) if config.engine.sharded else None,
         **_sizes(config),
     )
 
@@ -216,7 +216,7 @@ def _sglang(
                     arguments=[
                         *shlex.split(c.arguments),
                         *(["--enable-return-routed-experts"] if replays else []),
-                        *(["--enable-memory-saver"] if c.get("sleep") else []),
+                        *(["--enable-memory-saver"] if c.sleep else []),
                     ],
                     log_path=workdir and workdir / f"sglang_{i}.log",
                 )
@@ -244,7 +244,7 @@ def _sglang(
             record_routing=replays,
             constrains=constrains,
             ahead=ahead,
-            sleeps=bool(c.get("sleep")),
+            sleeps=c.sleep,
             **sizes,
         )
         undo.pop_all()  # they are the engine's from here on
@@ -270,5 +270,5 @@ def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessP
         c.malformed,
     )
     concurrency = config.engine.max_concurrency
-    chat = policy.chat.writing(c.calls)
+    chat = policy.chat.writing(c.tool_call_format)
     return Agent(engine, chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)

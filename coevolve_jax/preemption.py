@@ -1,9 +1,9 @@
-"""A run that is asked to end: by SIGTERM, as schedulers send it before they take a machine away, or by SIGUSR1.
+"""A run that is asked to end, by SIGTERM or SIGUSR1. Schedulers send SIGTERM before they take a machine.
 
-What nothing has been learned from yet is given up at once: rollouts under way, D_0, the last evaluation. So is an evolution
-whose explorer asks a model, which may take minutes; it begins again when the run goes on. An update and what else follows
-it are brought to their end. The run is then saved and raises Preempted; the same command goes on, to the
-same bits. A second SIGTERM ends the process at once, without a word.
+Work that nothing has been learned from is given up at once: rollouts under way, D_0, the last evaluation. So
+is an evolution whose explorer asks a model, which may take minutes; it begins again when the run goes on. An
+update and what follows it are brought to their end. The run is then saved and raises Preempted. The same
+command goes on, to the same bits. A second SIGTERM ends the process at once, without a word.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _interruptible = False
 
 
 class Preempted(BaseException):
-    """The run was asked to end and is saved as far as it went. No Exception, so that nothing takes it for a failure."""
+    """The run was asked to end and is saved. No Exception, so that nothing takes it for a failure."""
 
 
 @contextmanager
-def heeded() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """Within it both signals ask; outside they end the process, as ever. For the main thread."""
     global _asked
     before = {number: signal.signal(number, _ask) for number in REQUESTS}
@@ -40,7 +40,7 @@ def heeded() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """What may be given up halfway. Raises Preempted where the run is asked to end, or has been before."""
+    """Around work that may be given up halfway. Raises Preempted where the run is, or was, asked to end."""
     global _interruptible
     _interruptible = True
     try:

@@ -25,12 +25,13 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from coevolve_jax import build, config_idle
+from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.config import idle
 from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.update import learn
-from coevolve_jax.loop import hosts
+from coevolve_jax.loop import leader
 from coevolve_jax.loop.collect import Collector, Roller
 from coevolve_jax.loop.evaluate import evaluate_held_out, versions
 from coevolve_jax.loop.evolve import Evolver
@@ -49,7 +50,7 @@ from coevolve_jax.synthesis.signals import task_scores
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:
     """Runs, or goes on with, the run in `workdir`. Returns what its summary.json holds.
 
-    Of several processes (distributed/hosts.py) the first one does; the others follow it, and return {}.
+    Process 0 of several does (loop/leader.py). The others follow it, and return {}.
 
     until: stop with a checkpoint after that many GRPO steps in all, if they are fewer than config.steps (0: with
     D_0, the held-out tasks and the first evaluation); {} is returned then, and the same call without it goes on.
@@ -66,9 +67,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     configs.check_evolution(c)
     mesh = sharding.make_mesh(**c.mesh)
     if jax.process_index() == 0:
-        for note in config_idle.notes(c, fresh=not (workdir / "config.json").exists()):
+        for note in idle.notes(c, fresh=not (workdir / "config.json").exists()):
             print(note, file=sys.stderr)
-    if c.learner.moments_on == "host":
+    if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # In the type of the computation, to which every product with the reference would cast it.
@@ -77,9 +78,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )
     if jax.process_index() > 0:
-        hosts.follow(learner, policy, c)
+        leader.follow(learner, policy, c)
         return {}
-    learner = hosts.Leader(learner, policy, c)
+    learner = leader.lead(learner, policy, c)
     scenarios = build.scenarios(c)
 
     with (
@@ -127,7 +128,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         # 1. K rollouts for each of a batch of tasks from D_t
                         with timed(seconds, "rollout"), kept():
                             collected = collect(step)
-                            if c.engine.get("sleep") and (sleep := getattr(engine, "sleep", None)):
+                            if c.engine.sleep and (sleep := getattr(engine, "sleep", None)):
                                 sleep()
                         groups = collected.groups
 

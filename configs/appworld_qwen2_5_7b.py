@@ -16,8 +16,7 @@ from coevolve_jax.config import inherit
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    c = inherit(
-        __file__, "appworld_qwen3_4b.py", arg
-    )  # the paper's settings do not differ between its models
+    # The paper's settings do not differ between its models.
+    c = inherit(__file__, "appworld_qwen3_4b.py", arg)
     c.model = "Qwen2.5-7B-Instruct"
     return c

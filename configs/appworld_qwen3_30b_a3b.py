@@ -18,9 +18,8 @@ from coevolve_jax.config import inherit
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    c = inherit(
-        __file__, "appworld_qwen3_4b.py", arg
-    )  # the paper's settings do not differ between its models
+    # The paper's settings do not differ between its models.
+    c = inherit(__file__, "appworld_qwen3_4b.py", arg)
     c.model = "Qwen3-30B-A3B-Instruct-2507"
     c.engine.cache_tokens = 2**21  # ours, as in configs/bfcl_qwen3_30b_a3b.py
     return c

@@ -27,8 +27,8 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.train_split = "train"
     c.environment.eval_split = "dev"  # "test_normal", "test_challenge": to be read once
     c.data.leak_splits = ("test_normal", "test_challenge")
-    c.environment.call_timeout = 60.0  # ours; seconds of processor time; a piece of code may take 20
-    c.rollout.calls = "python"  # the first Python block of a message is run
+    c.environment.call_timeout = 60.0  # ours; a piece of code may take 20
+    c.rollout.tool_call_format = "python"  # the first Python block of a message is run
     c.rollout.max_steps = 30  # the paper's cap
     c.evolution.steps = 16  # ours: what is in an app is seen once one is logged in to it
     return c

@@ -30,23 +30,18 @@ def get_config(arg: str = "") -> ConfigDict:
     c.model = MODELS[arg.weak]
     c.steps = 40
     c.data.initial_tasks = 64  # N
-    c.data.new_share = 0.5
     c.evolution.every = 5  # F
     c.evolution.tasks = 16
     c.evolution.contexts = 20
-    c.evolution.settle_steps = 10
-    c.learner.learning_rate = 1e-4  # at 3e-4 the entropy is gone in 20 steps, and seeds differ by 10 points
-
     c.evaluation.tasks = 96
     c.evaluation.balanced_tasks = 300
     c.evaluation.balanced_candidates = 1600
-    c.evaluation.every = 20
 
     c.testbed = ConfigDict()
     planted = Path(__file__).parents[1] / c.model / "weak_tools.json"
     c.testbed.weak_tools = tuple(json.loads(planted.read_text()))  # with their habits
-    c.testbed.least = 1  # tasks of D_0 with each of them
+    c.testbed.least = 1
     c.testbed.most = 1
-    c.testbed.candidates = 800  # that D_0 is chosen from
+    c.testbed.candidates = 800
     c.checkpoint.every = 20
     return c

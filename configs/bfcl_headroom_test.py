@@ -23,9 +23,7 @@ def get_config(arg: str = "") -> ConfigDict:
     # The best that was found; the paper's own method is strategy=coevolve, and has no settings that were tuned here.
     c.strategy.first_sight = 1  # later visits hide what fails elsewhere: the policy knows its tasks
     c.strategy.memory = 0.95  # half of what is known of a tool is from the last 14 steps
-    c.strategy.sharpness = (
-        2.0  # by p (1 - p) itself half of the weight lay on sound tools, of which there are more
-    )
+    c.strategy.sharpness = 2.0  # by p (1 - p) itself half of the weight lay on the many sound tools
     c.strategy.breadth = 6  # different tools in a round: 10 took sound ones in, 1 forgot weak ones
     c.strategy.chasing = False  # a tool that is never called right teaches nothing
     c.strategy.probe = 0  # no rollouts besides those of the other arms

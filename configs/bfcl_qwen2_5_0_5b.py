@@ -13,44 +13,34 @@ On a T4 (16 GB, no bfloat16) all parameters do not fit; experiments/notebooks/sm
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import inherit
+from coevolve_jax.config import defaults, parse_arg
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    c = inherit(__file__, "bfcl_tiny.py", arg)  # the same keys, so that a flag works for both
-
-    c.model = "Qwen2.5-0.5B-Instruct"
+    arg = parse_arg(arg, strategy="coevolve", seed=0, engine="native", explorer="scripted")
+    c = defaults(arg.strategy, arg.explorer)
+    c.seed = arg.seed
     c.steps = 60
-    c.environment.call_timeout = 5.0
+    c.model = "Qwen2.5-0.5B-Instruct"
+    c.environment.toolsets = ("GorillaFileSystem", "MessageAPI", "TicketAPI", "TwitterAPI")
+    c.environment.workers = 2
 
     c.data.initial_tasks = 32  # N
-    c.data.new_share = 0.0
+    c.data.leak_call_threshold = 0.88
+    c.data.leak_splits = ("test",)
     c.rollout.tasks_per_step = 8
     c.rollout.temperature = 0.9
     c.rollout.max_length = 8192  # the schemas of two toolsets are 12,000 characters
-    c.rollout.max_new_tokens = 512
-    c.rollout.max_observation = 4000
+
+    c.engine.name = arg.engine
     c.engine.max_concurrency = 32
-    c.engine.dtype = "bfloat16"
 
-    c.learner.learning_rate = 1e-6
-    c.learner.adam_b2 = 0.999
-    c.learner.kl_coef = 0.001
-    c.learner.tis_cap = (
-        2.0  # sampler and learner are two programs in bfloat16; it acts, and the clip does not
-    )
-    c.learner.row_length = 8192
-    c.learner.rows_per_microbatch = 1
+    c.learner.tis_cap = 2.0  # for two programs in bfloat16; it acts, and the clip does not
     c.learner.logprob_chunk = 1024
-    c.learner.dtype = "bfloat16"
-    c.learner.remat = True
 
-    c.signals.rare_percent = 5.0  # theta
     c.evolution.tasks = 16
     c.evolution.contexts = 16
-
     c.evaluation.tasks = 96
-    c.evaluation.every = 20
     c.evaluation.temperature = 0.9
     c.checkpoint.every = 20
     return c

@@ -3,7 +3,7 @@
 Paper: arXiv 2604.15840. BFCL-v3 multi-turn base, success in percent: zero-shot 43.5, GRPO on static synthetic
 tasks 64.0, CoEvolve 67.0. Hardware there: 16 GPUs. Not run here: no weights and no accelerator were at hand, so
 time and score of this code are not known. By the compilers' accounts it fits 16 GPUs of 80 GB (46.1 GB of each) and
-v6e-64, and 8 such GPUs only with learner.moments_on="host" (50.1 GB); v5e-64 takes rows of 12,288 with mesh.expert=8 (docs/notes/memory.md). SGLang serves
+v6e-64, and 8 such GPUs only with learner.optimizer_offload=True (50.1 GB); v5e-64 takes rows of 12,288 with mesh.expert=8 (docs/notes/memory.md). SGLang serves
 the rollouts, as in configs/bfcl_qwen3_4b.py, from machines of its own. On two hosts of 8 GPUs, the same command on each (docs/guides/train_your_model.md):
 
     python experiments/main.py --config=configs/bfcl_qwen3_30b_a3b.py --workdir=SHARED/qwen3_30b_a3b --processes=auto \\

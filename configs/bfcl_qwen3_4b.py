@@ -14,68 +14,52 @@ Tasks are made by rules here (explorer=scripted). As in the paper, by a model be
 
     --config=configs/bfcl_qwen3_4b.py:explorer=llm --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
         --config.explorer.max_tokens=2048 --config.explorer.budget_money=100 --config.explorer.price_in=1.2 --config.explorer.price_out=6 \\
-        --config.evolution.overlap=5
+        --config.evolution.async_steps=5
 
-The paper does not give the values marked "ours"; they are those of AgentEvolver, its code base's closest relative.
+The paper's N = 100, K = 8, W = 10, theta = 5%, F = 10 and 32 tasks per step are defaults (coevolve_jax/config/keys.py),
+as are its learning rate and AgentEvolver's kl_coef and adam_b2. The paper does not give the values marked "ours"; they are
+those of AgentEvolver, its code base's closest relative.
 """
 
 from ml_collections import ConfigDict
 
-from coevolve_jax.config import inherit
+from coevolve_jax.config import defaults, parse_arg
 
 
 def get_config(arg: str = "") -> ConfigDict:
-    # The same keys, so that a flag works for both; an engine that arg names comes last, and counts.
-    c = inherit(__file__, "bfcl_tiny.py", f"engine=sglang,{arg}")
-
+    arg = parse_arg(arg, strategy="coevolve", seed=0, engine="sglang", explorer="scripted")
+    c = defaults(arg.strategy, arg.explorer)
+    c.seed = arg.seed
     c.model = "Qwen3-4B-Instruct-2507"
-    c.steps = 120
     c.environment.toolsets = (
-        "GorillaFileSystem",
-        "MathAPI",
-        "MessageAPI",
-        "TwitterAPI",
-        "TicketAPI",
-        "TradingBot",
-        "TravelAPI",
-        "VehicleControlAPI",
+        *("GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI"),
+        *("TicketAPI", "TradingBot", "TravelAPI", "VehicleControlAPI"),
     )
-    c.environment.workers = 16  # ours
-    c.environment.call_timeout = 5.0  # ours
 
-    c.data.initial_tasks = 100  # N
-    c.data.new_share = 0.0  # D_t is sampled uniformly
-    c.rollout.tasks_per_step = 32
-    c.rollout.group_size = 8  # K
+    c.data.leak_call_threshold = 0.88  # ours
+    c.data.leak_splits = ("test",)
     c.rollout.temperature = 0.9  # ours
     c.rollout.max_length = 25580  # ours
     c.rollout.max_new_tokens = 4096  # ours
-    c.rollout.max_observation = 12000  # ours, characters
+    c.rollout.max_observation = 12000  # ours
+
+    c.engine.name = arg.engine
     c.engine.max_concurrency = 256
     c.engine.cache_tokens = 2**20  # ours; 154 GB in bfloat16, of all devices together
     c.engine.timeout = 1200.0
     c.engine.patience = 900.0
-    c.engine.dtype = "bfloat16"  # ours
 
-    c.learner.learning_rate = 1e-6
-    c.learner.adam_b2 = 0.999  # ours
-    c.learner.kl_coef = 0.001  # ours
-    # Ours: sampler and learner are two programs in bfloat16. This bound acts in the place of the clip: one update on fresh rollouts
-    # has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and clip_high = 0.28 is AgentEvolver's.
+    # Ours: sampler and learner are two programs in bfloat16. This bound acts in the place of the clip: one update on
+    # fresh rollouts has a ratio of 1 everywhere. With rollout.max_staleness the clip acts too, and AgentEvolver's
+    # clip_high is 0.28.
     c.learner.tis_cap = 2.0
-    c.learner.skip_dead_groups = False
-    c.learner.row_length = 25600
+    c.learner.skip_zero_variance_groups = False
+    c.learner.pack_length = 25600
     c.learner.rows_per_microbatch = 8
-    c.learner.dtype = "bfloat16"  # ours
-    c.learner.remat = True
     c.mesh.fsdp = 8
 
-    c.signals.window = 10  # W
-    c.signals.rare_percent = 5.0  # theta
-    c.evolution.every = 10  # F
     c.evolution.tasks = 64  # ours
     c.evolution.contexts = 64  # ours
-
     c.evaluation.every = 0
     c.evaluation.temperature = 0.9
     return c

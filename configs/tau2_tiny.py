@@ -8,7 +8,7 @@ Hardware: two CPU cores, 4 GB of memory; `make tau2` sets tau2 up. Expected time
     python experiments/main.py --config=configs/tau2_tiny.py --workdir=runs/tau2
 
 Arguments are those of configs/bfcl_tiny.py. Other domains, which that policy has never seen and whose calls are longer:
---config.environment.domains="('retail',)" --config.rollout.max_length=2048 --config.learner.row_length=2048
+--config.environment.domains="('retail',)" --config.rollout.max_length=2048 --config.learner.pack_length=2048
 --config.rollout.max_new_tokens=192
 """
 
@@ -24,8 +24,8 @@ def get_config(arg: str = "") -> ConfigDict:
     del c.environment.toolsets
     c.environment.name = "tau2"
     c.environment.python = ".tau2/bin/python"
-    c.environment.domains = ("telecom",)  # of telecom, retail, airline
-    c.environment.call_timeout = 5.0  # seconds of processor time; a world starts in a millisecond
+    c.environment.domains = ("telecom",)
+    c.environment.call_timeout = 5.0  # a world starts in a millisecond
     c.rollout.max_steps = 10
-    c.rollout.max_observation = 100  # characters: what is to be done stands in the user's words
+    c.rollout.max_observation = 100  # what is to be done stands in the user's words
     return c

@@ -23,19 +23,18 @@ def get_config(arg: str = "") -> ConfigDict:
     del c.environment.toolsets
     c.environment.name = "textworld"
     c.environment.python = ".textworld/bin/python"
-    c.environment.difficulty = (1, 2)  # the lowest and the highest level, from 1 to 8
-    c.environment.games = 12  # of each level, for training and as many for evaluation
-    c.environment.call_timeout = 5.0  # seconds of processor time; a game starts in 0.01 to 0.1 s
+    c.environment.difficulty = (1, 2)
+    c.environment.games = 12
+    c.environment.call_timeout = 5.0  # a game starts in 0.01 to 0.1 s
     c.data.leak_splits = ()  # the test split's games are made when they are asked for
     c.data.initial_tasks = 64  # a task takes about a second of a core, most of it for shortening
     c.rollout.tasks_per_step = 8
     c.evolution.every = 8
-    c.evolution.settle_steps = 8
+    c.evolution.freeze_last_steps = 8
     c.evaluation.tasks = 96
     c.evaluation.every = 8
-    c.health.logprob = (
-        -0.01
-    )  # this policy copies: it begins at -0.037 nats, and its groups have spread at -0.02
+    # This policy copies: it begins at -0.037 nats, and its groups have spread at -0.02.
+    c.health.logprob = -0.01
     c.rollout.max_steps = 10
-    c.rollout.max_observation = 100  # characters: what is to be done stands in the user's words
+    c.rollout.max_observation = 100  # what is to be done stands in the user's words
     return c

@@ -70,7 +70,7 @@ def main(argv) -> None:
     from coevolve_jax import preemption
 
     try:
-        with preemption.heeded():
+        with preemption.handle_signals():
             failures = run()
     except ValueError as error:
         sys.exit(f"Error: {error}")

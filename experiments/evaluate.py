@@ -48,8 +48,8 @@ _ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_
 _SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
-_CALLS = flags.DEFINE_enum(
-    "calls", "json", ["json", "python"], "How calls are written: config.rollout.calls."
+_FORMAT = flags.DEFINE_enum(
+    "tool_call_format", "json", ["json", "python"], "How the policy writes calls, as in config.rollout."
 )
 _TIMEOUT = flags.DEFINE_float(
     "call_timeout", 5.0, "Seconds of processor time that one call may take.", lower_bound=0.1
@@ -112,7 +112,7 @@ def run() -> None:
     folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
-    limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _CALLS, _OBSERVATION)}
+    limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
     if trained:  # as the run has them, but for what a flag says otherwise
         kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
@@ -157,7 +157,7 @@ def run() -> None:
             "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
-            "calls": config.rollout.calls,
+            "tool_call_format": config.rollout.tool_call_format,
             "limits": _PROTOCOL.value or ("as in training" if as_trained else "by the flags"),
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",

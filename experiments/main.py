@@ -7,6 +7,8 @@
 On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
 --processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
 
+coevolve_jax/config/keys.py has every key of a config. --config.SECTION.KEY=VALUE changes one.
+
 SIGTERM or SIGUSR1 asks it to end: it saves and exits with status 75, and the same command goes on.
 """
 
@@ -21,7 +23,11 @@ from ml_collections import config_flags
 from coevolve_jax.config import parse_flags
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Config file, e.g. configs/bfcl_tiny.py.", lock_config=True
+    "config",
+    None,
+    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py has every key: what it means, its default and "
+    "what it may be.",
+    lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
 _PROCESSES = flags.DEFINE_string(
@@ -42,7 +48,7 @@ def main(argv) -> None:
     from coevolve_jax import config as configs
     from coevolve_jax import preemption
     from coevolve_jax.distributed import sharding
-    from coevolve_jax.loop import hosts
+    from coevolve_jax.loop import rendezvous
     from coevolve_jax.rollout.engine import EngineError
     from coevolve_jax.train import train
 
@@ -50,12 +56,12 @@ def main(argv) -> None:
         if _PROCESSES.value:
             sharding.start_processes(_PROCESSES.value)
         config = _CONFIG.value or configs.of_run(_WORKDIR.value)
-        with preemption.heeded(), hosts.together(config):
+        with preemption.handle_signals(), rendezvous.coordinated(config):
             train(config, _WORKDIR.value, _UNTIL.value)
     except preemption.Preempted:
         print("Asked to end: every finished step is saved, and the same command goes on.", file=sys.stderr)
         sys.exit(preemption.STATUS)
-    except (ValueError, FloatingPointError, EngineError, hosts.Failed) as error:
+    except (ValueError, FloatingPointError, EngineError, rendezvous.Failed) as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:
         print("\nInterrupted: the same command goes on from the last checkpoint.", file=sys.stderr)

@@ -1,12 +1,12 @@
 """Prints what an update needs of each device's memory, and whether it fits, before a machine is rented.
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-8
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --row_length=16384,32768
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --row_length=25600 --compile   # after make aot
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600 --compile   # after make aot
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --row_length=16384 --compile --program=decode
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --pack_length=16384 --compile --program=decode
 
 docs/notes/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile
 the program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
@@ -28,7 +28,7 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
 )
 _TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "Which machine.")
-_LENGTH = flags.DEFINE_list("row_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
+_LENGTH = flags.DEFINE_list("pack_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
 _COMPILE = flags.DEFINE_bool("compile", False, "Compile it for one machine, by the compilers of `make aot`.")
 _PROGRAM = flags.DEFINE_enum(
@@ -36,7 +36,7 @@ _PROGRAM = flags.DEFINE_enum(
     "update",
     ["update", "decode"],
     "With --compile: what. decode is a token of the in-process engine with config.engine.sharded; --rows are then all "
-    "conversations at once and --row_length the tokens of each.",
+    "conversations at once and --pack_length the tokens of each.",
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths",
@@ -45,9 +45,9 @@ _LENGTHS = flags.DEFINE_list(
     "estimated, e.g. 2600,700. By default each rollout fills a row.",
 )
 flags.register_validator(
-    "row_length",
+    "pack_length",
     lambda given: given and all(n.isdigit() and int(n) > 0 for n in given),
-    "pass numbers of tokens, as in --row_length=16384,32768.",
+    "pass numbers of tokens, as in --pack_length=16384,32768.",
 )
 flags.register_validator(
     "lengths",
@@ -70,7 +70,7 @@ def main(argv) -> None:
             print(plan.table(_CONFIG.value, names, lengths, _ROWS.value))
             return
         if len(names) * len(lengths) > 1:
-            raise ValueError("--compile takes one machine and one length: pass --topology and --row_length.")
+            raise ValueError("--compile takes one machine and one length: pass --topology and --pack_length.")
         from coevolve_jax.planning.aot import batches, programs, report
 
         rollouts = batches.Lengths(*map(int, _LENGTHS.value)) if _LENGTHS.value else None

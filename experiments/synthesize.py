@@ -5,7 +5,7 @@
         --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL --config.explorer.budget_tokens=500000
 
 Each task is printed as it comes, with the steps that it was made of; at the end what was refused and why, and what it has
-cost. Exploration is free, or for tasks that call one of --tools. --dialogues=FILE keeps every question to a model with its
+cost. Exploration is free, or for tasks that call one of --tools. --llm_calls=FILE keeps every question to a model with its
 answer, in whole. It needs the explorer and the environment, and of the policy what config.model names where that is the
 explorer (explorer=policy). The same command again asks another model nothing twice (config.explorer.cache).
 """
@@ -26,8 +26,8 @@ _CONFIG = config_flags.DEFINE_config_file(
 _TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
 _TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
 _OUTPUT = flags.DEFINE_string("output", None, "New file for the tasks, as JSON lines with their lineage.")
-_DIALOGUES = flags.DEFINE_string(
-    "dialogues",
+_LLM_CALLS = flags.DEFINE_string(
+    "llm_calls",
     None,
     "New file for what the explorer was asked and answered, if it is a model, as JSON lines.",
 )
@@ -70,11 +70,11 @@ def synthesize() -> None:
         raise ValueError(
             f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
         )
-    for flag in (_OUTPUT, _DIALOGUES):
+    for flag in (_OUTPUT, _LLM_CALLS):
         if flag.value:
             configs.check_new_file(flag.name, flag.value)
     tasks, end = TaskPool(key=family.task_key), ""
-    record = recorder(_DIALOGUES.value) if _DIALOGUES.value else None
+    record = recorder(_LLM_CALLS.value) if _LLM_CALLS.value else None
     with ExitStack() as stack:
         start, policy, engine = time.perf_counter(), None, None
         if configs.asks_policy(c):
@@ -135,9 +135,9 @@ def recorder(path):
 
     open(path, "wb").close()
 
-    def record(dialogues) -> None:
+    def record(llm_calls) -> None:
         with open(path, "ab") as file:
-            file.writelines(encode(dataclasses.asdict(d)) for d in dialogues)
+            file.writelines(encode(dataclasses.asdict(d)) for d in llm_calls)
 
     return record
 

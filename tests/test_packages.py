@@ -16,10 +16,8 @@ ALL = ("",)
 # "envs.*" is one package for each family.
 MAY_IMPORT = {
     "types": (),
-    "config": ("names", "schedule", "config_kinds"),
-    "config_kinds": (),
-    "config_idle": ("config",),
-    "schedule": (),
+    "config": ("names", "config.schedule"),
+    "config.schedule": (),
     "seeding": (),
     "names": (),
     "event_loop": (),
@@ -46,7 +44,7 @@ MAY_IMPORT = {
     "strategies": (
         "types",
         "seeding",
-        "schedule",
+        "config.schedule",
         "envs.base",
         "explorers.evidence",
         "synthesis",
@@ -62,7 +60,7 @@ MAY_IMPORT = {
     "tfds_tasks": ("types", "analysis.loading"),
     "distributed.gathering": ("distributed.sharding",),
     "build": ALL,
-    "comparison": ("types", "config", "config_idle", "names", "preemption", "records", "analysis.stats"),
+    "comparison": ("types", "config", "names", "preemption", "records", "analysis.stats"),
     "train": ALL,
     "testing": ALL,
 }

@@ -22,7 +22,7 @@ class Run:
     failure: the step and the reason of a divergence.
     rows: of metrics.jsonl.
     trajectories: (step, rows), by step.
-    dialogues: packed as in the file (records/llm_calls.py).
+    llm_calls: packed as in the file (records/llm_calls.py).
     written: the time of the newest file.
     """
 
@@ -36,7 +36,7 @@ class Run:
     signals: list[dict]
     evaluations: list[dict]
     explorations: list[dict]
-    dialogues: list[dict]
+    llm_calls: list[dict]
     costs: list[dict]
     trajectories: list[tuple[int, list[dict]]]
     written: datetime.datetime
@@ -73,7 +73,7 @@ def load_run(workdir: str | os.PathLike) -> Run:
     workdir = pathlib.Path(workdir)
     if not workdir.is_dir():
         raise FileNotFoundError(f"{workdir} is not a folder; give the workdir of a run.")
-    logs = ("tasks", "held_out", "signals", "evaluations", "explorations", "dialogues", "costs")
+    logs = ("tasks", "held_out", "signals", "evaluations", "explorations", "llm_calls", "costs")
     lines = {name: _lines(workdir / f"{name}.jsonl") for name in logs}
     files = sorted((workdir / "trajectories").glob("step_*.jsonl"))
     trajectories = [(int(m[1]), _lines(path)) for path in files if (m := TRAJECTORIES.fullmatch(path.name))]

@@ -13,27 +13,27 @@ from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 def origins(run: Run) -> list[dict]:
     """Returns one origin for each time that a context was explored.
 
-    An origin is {"context": its id, "exploration": row of explorations.jsonl, "dialogues": rows of
-    dialogues.jsonl}. exploration: None where the file has no row, as for held-out tasks.
+    An origin is {"context": its id, "exploration": row of explorations.jsonl, "llm_calls": rows of
+    llm_calls.jsonl}. exploration: None where the file has no row, as for held-out tasks.
     """
-    explored, asked = defaultdict(list), by_exploration(run.dialogues)
+    explored, asked = defaultdict(list), by_exploration(run.llm_calls)
     for row in run.explorations:
         explored[row["context"]["id"]].append(row)
     return [
-        {"context": context, "exploration": row, "dialogues": dialogues or []}
+        {"context": context, "exploration": row, "llm_calls": llm_calls or []}
         for context in {**explored, **asked}
-        for row, dialogues in itertools.zip_longest(explored[context], asked.get(context, ()))
+        for row, llm_calls in itertools.zip_longest(explored[context], asked.get(context, ()))
     ]
 
 
-def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
+def by_exploration(llm_calls: Iterable[Mapping]) -> dict[str, list[list[Mapping]]]:
     """Splits questions by the id of their context, then by exploration of it.
 
     An exploration begins with the first step of its first round. Earlier questions, such as a reflection,
     belong to the first exploration.
     """
     found: dict[str, list[list[Mapping]]] = {}
-    for row in dialogues:
+    for row in llm_calls:
         about = row["about"]
         times = found.setdefault(about.get("context", ""), [[]])
         begins = row["role"] == "explore" and about["round"] == about["step"] == 0
@@ -45,10 +45,10 @@ def by_exploration(dialogues: Iterable[Mapping]) -> dict[str, list[list[Mapping]
 
 def packed(run: Run, found: Sequence[Mapping]) -> Iterator[dict]:
     """Yields the origins as rows of the page. Each is packed alone, so it has all lines of its prompts."""
-    lines = all_lines(run.dialogues)
+    lines = all_lines(run.llm_calls)
     for origin in found:
-        dialogues = list(Packer().pack(whole(row, lines) for row in origin["dialogues"]))
-        yield {**origin, "dialogues": dialogues}
+        llm_calls = list(Packer().pack(whole(row, lines) for row in origin["llm_calls"]))
+        yield {**origin, "llm_calls": llm_calls}
 
 
 def by_task(tasks: Iterable[Mapping], found: Sequence[Mapping]) -> dict[str, int]:

@@ -34,7 +34,7 @@ SCRIPTS = (  # one subject each; they share one scope for names, and stand after
     "panels_machine.js",
     "list.js",
     "map.js",
-    "dialogues.js",
+    "llm_calls.js",
     "tasks.js",
     "tokens.js",
     "trajectories.js",

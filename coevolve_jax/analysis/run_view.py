@@ -27,7 +27,7 @@ def run_view(run: Run, behind: Sequence[Mapping]) -> dict:
     places = by_task([*run.tasks, *run.held_out], behind)
     for task in (*tasks, *evaluation_tasks):
         place = task["row"] = places.get(task["id"])
-        task["asked"] = len(behind[place]["dialogues"]) if place is not None else 0
+        task["asked"] = len(behind[place]["llm_calls"]) if place is not None else 0
     result = stats.held_out(run.summary)
     return {
         "kind": "run",

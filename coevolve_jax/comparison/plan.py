@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import config_idle
 from coevolve_jax.comparison.arms import PLANNED, arm
+from coevolve_jax.config import idle
 
 
 class Cell(NamedTuple):
@@ -120,14 +120,7 @@ def parse_value(config: ConfigDict, key: str, text: str) -> Any:
     if key in ("seed", "strategy.name"):
         flag = "--seeds" if key == "seed" else "--arms"
         raise ValueError(f"config.{key} is what {flag} varies: name {text!r} there.")
-    present: Any = config
-    for part in key.split("."):
-        if not isinstance(present, ConfigDict) or part not in present:
-            raise ValueError(
-                f"The config has no key {key!r}: take one from the config file, or choose the strategy "
-                "that has it (--config=FILE:strategy=NAME)."
-            )
-        present = present[part]
+    present = configs.find(config, key)
     if isinstance(present, ConfigDict):
         raise ValueError(
             f"config.{key} is a section and cannot be {text!r}: name one of its keys ({', '.join(present)})."
@@ -273,10 +266,7 @@ def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool
 
 def primary(config: ConfigDict) -> str:
     """Name of the primary metric (differences.METRICS). The config fixes it before any run."""
-    known = (
-        bool(config.get("testbed", {}).get("weak_tools", ()))
-        and config.evaluation.get("balanced_tasks", 0) > 0
-    )
+    known = bool(config.get("testbed", {}).get("weak_tools", ())) and config.evaluation.balanced_tasks > 0
     return "weak" if known else "iid"
 
 
@@ -285,7 +275,7 @@ def start_config(config: ConfigDict, cell: Cell) -> ConfigDict:
 
     Raises ValueError where all runs would share one folder of checkpoints.
     """
-    if folder := config.checkpoint.get("folder"):
+    if folder := config.checkpoint.folder:
         raise ValueError(
             f"config.checkpoint.folder is {folder!r}, which one run alone can use: leave it empty to compare "
             "several."
@@ -327,10 +317,10 @@ def check_configs(config: ConfigDict, cells: Sequence[Cell], given: Collection[s
             configs.check_evolution(made)
         except ValueError as error:
             raise ValueError(f"{c.column} cannot run: {error}") from None
-        without.setdefault(c.setting, []).append(config_idle.idle(made))
+        without.setdefault(c.setting, []).append(idle.idle(made))
     for setting, arms in without.items():
         for key in (*given, *dict(setting)):
-            if all(key in idle for idle in arms):
+            if all(key in without_effect for without_effect in arms):
                 at = ", ".join(f"{k}={_text(v)}" for k, v in setting if k != key)
                 raise ValueError(
                     f"config.{key} has no effect in any arm{' at ' + at if at else ''} ({arms[0][key]}), so "
@@ -368,8 +358,8 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
     runs = {c.start(folder): start_config(config, c) for c in cells}
     runs |= {c.workdir(folder): cell_config(config, c) for c in cells}
     for workdir, asked in runs.items():
-        if (path := workdir / "config.json").exists():
-            theirs = configs.numbers(json.loads(path.read_text()))
+        if (workdir / "config.json").exists():
+            theirs = configs.numbers(configs.filled(configs.read(workdir)))
             ours = configs.numbers(json.loads(configs.to_json(asked)))
             if theirs != ours:
                 raise ValueError(
@@ -386,7 +376,9 @@ def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     path, plan = folder / "plan.json", json.loads(json.dumps(plan))  # tuples become lists, as in the file
     if path.exists():
         theirs = json.loads(path.read_text())
-        theirs["config"] = configs.numbers(theirs["config"])  # without newer keys at their defaults
+        if "config" not in theirs:
+            raise ValueError(f"{path} names no config: choose another --workdir.")
+        theirs["config"] = configs.numbers(configs.filled(configs.renamed(theirs["config"])))
         if theirs["config"] != plan["config"]:
             raise ValueError(
                 f"{folder} holds a comparison of another config "

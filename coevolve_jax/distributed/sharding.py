@@ -207,8 +207,8 @@ def check_host_memory(mesh: Mesh) -> None:
     kinds = sorted(memory.kind for memory in mesh.local_devices[0].addressable_memories())
     if "pinned_host" not in kinds:
         raise ValueError(
-            f"config.learner.moments_on is 'host', and devices of the platform {platform(mesh)} have no "
-            f"pinned host memory (they have {', '.join(kinds) or 'none that JAX names'}): set it to 'device'."
+            f"config.learner.optimizer_offload is True, and devices of the platform {platform(mesh)} have no "
+            f"pinned host memory (they have {', '.join(kinds) or 'none that JAX names'}): set it to False."
         )
 
 

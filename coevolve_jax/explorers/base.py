@@ -182,7 +182,7 @@ class Validator(Protocol):
 
 
 @dataclasses.dataclass
-class Dialogue:
+class LLMCall:
     """A question that a role put to a model, and what came back.
 
     about: the purpose of the question. "context" is the id of its context. Exploration adds "round" and
@@ -211,7 +211,7 @@ class Roles(NamedTuple):
     name: the explorer's name in the lineage of its tasks.
     costs: spending by key of the ledger; a resumed run puts its past costs back. The roles add to it. None:
       nothing is spent.
-    dialogues: all questions to a model, in order. The roles append, and the logger takes them out
+    llm_calls: all questions to a model, in order. The roles append, and the logger takes them out
       (loop/lab.py). None: no model is asked.
     initial: makes D_0 and the held-out tasks. None: these roles do.
     unanswered: takes the costs of some questions. Returns one sentence that says why nothing answers, or ""
@@ -226,7 +226,7 @@ class Roles(NamedTuple):
     abstractor: Abstractor
     validator: Validator
     costs: Counter | None = None
-    dialogues: list[Dialogue] | None = None
+    llm_calls: list[LLMCall] | None = None
     initial: Roles | None = None
     unanswered: Callable[[Mapping[str, float]], str] | None = None
     served: Callable[[], Mapping[str, Any]] | None = None

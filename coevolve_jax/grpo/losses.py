@@ -14,9 +14,9 @@ Each paper's method as settings of `config.learner`:
 | DAPO, arXiv 2503.14476 | group_std | token | token | 0.2, 0.28 | none | dynamic_sampling (2) |
 | GSPO, arXiv 2507.18071 | group_std | sequence | sequence | 3e-4, 4e-4 | none | |
 | RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 (3) |
-| CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_dead_groups |
+| CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_zero_variance_groups |
 
-(1) Set skip_dead_groups=False: Dr. GRPO divides by all trajectories. With skip_dead_groups N counts those of
+(1) Set skip_zero_variance_groups=False: Dr. GRPO divides by all trajectories. With skip_zero_variance_groups N counts those of
 live groups alone.
 (2) DAPO's treatment of truncated answers (section 3.4: overlong filtering, soft punishment) is not offered.
 Here a truncated trajectory has reward 0.

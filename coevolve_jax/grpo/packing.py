@@ -60,17 +60,17 @@ class Batch(NamedTuple, Generic[Array]):
 def pack(
     samples: Sequence[TrainingSample],
     *,
-    row_length: int,
+    pack_length: int,
     rows_per_microbatch: int,
     max_rows: int,
-    row_buckets: Sequence[int] = (),
+    pack_length_buckets: Sequence[int] = (),
     routing: tuple[int, int] = (0, 0),
-    share_prompts: bool = False,
+    prefix_sharing: bool = False,
     version: int | None = None,
 ) -> Batch[np.ndarray]:
     """Packs all samples into one batch.
 
-    Calls with the same settings give the same shape if none needs more than `max_rows` rows. With row_buckets
+    Calls with the same settings give the same shape if none needs more than `max_rows` rows. With pack_length_buckets
     they must also choose the same row length.
 
     Args:
@@ -79,15 +79,15 @@ def pack(
         the micro-batches are doubled until they fit. With n times as many rows a run has at most log2(n),
         rounded up, more shapes and programs. Micro-batches that stay empty take a few bytes per token and no
         time.
-      row_buckets: other lengths that rows may have. Of these and row_length, every trajectory must fit the
+      pack_length_buckets: other lengths that rows may have. Of these and pack_length, every trajectory must fit the
         one taken. It is the one with the fewest computed tokens, padding to whole micro-batches included. The
         longest wins a tie. So the trajectories' lengths alone decide, and each bucket is one more program.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
-      share_prompts: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
+      prefix_sharing: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
       version: that of the policy that learns, from which `Batch.ages` are counted. None: no ages.
 
     Raises:
-      ValueError: a trajectory is invalid, longer than row_length or lacks the routing. Numbers of a sample
+      ValueError: a trajectory is invalid, longer than pack_length or lacks the routing. Numbers of a sample
         are not one per token. Some samples with advantages have ref_logprobs and others have not.
     """
     for s in samples:
@@ -101,15 +101,15 @@ def pack(
     trajectories = [s.trajectory for s in samples]
     longest = max((len(t.ids) for t in trajectories), default=0)
     arrange = functools.partial(
-        layout.arrange, trajectories, share_prompts=share_prompts, replayed=routing != (0, 0)
+        layout.arrange, trajectories, prefix_sharing=prefix_sharing, replayed=routing != (0, 0)
     )
-    layouts = {n: arrange(n) for n in (row_length, *(n for n in row_buckets if n >= longest))}
-    row_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
-    rows = layouts[row_length]
+    layouts = {n: arrange(n) for n in (pack_length, *(n for n in pack_length_buckets if n >= longest))}
+    pack_length = min(layouts, key=lambda n: (-(-len(layouts[n]) // rows_per_microbatch) * n, -n))
+    rows = layouts[pack_length]
     micro = max(1, -(-max_rows // rows_per_microbatch))
     while micro * rows_per_microbatch < len(rows):
         micro *= 2
-    shape = (micro * rows_per_microbatch, row_length)
+    shape = (micro * rows_per_microbatch, pack_length)
     zeros = lambda dtype, wanted=True: np.zeros(shape if wanted else (shape[0], 0), dtype)
     batch = Batch(
         tokens=zeros(np.int32),
@@ -123,7 +123,7 @@ def pack(
         routing=np.full((*shape, *routing), -1, np.int16),
         ce_weights=zeros(np.float32, any(s.ce_weights is not None for s in samples)),
         ref_logprobs=zeros(np.float32, any(pulled)),
-        parents=zeros(np.int32, share_prompts),
+        parents=zeros(np.int32, prefix_sharing),
         ages=zeros(np.int32, version is not None),
     )
     for r, row in enumerate(rows):
@@ -134,7 +134,7 @@ def pack(
                 segment += 1
                 here = slice(start, start + layout.length([span]))
                 _write(batch, r, here, samples[span.trajectory], span, segment, version)
-                if share_prompts:
+                if prefix_sharing:
                     batch.parents[r, here] = parent
                 start = here.stop
     split = lambda x: x.reshape(micro, rows_per_microbatch, *x.shape[1:]) if x.ndim else x

@@ -152,7 +152,7 @@ def evaluate_held_out(
         chosen = [t for t in tasks if t.lineage.kind == kind]
         if not chosen:
             continue
-        how = dict(num_rollouts=c.samples, temperature=c.temperature, seed=c.seed)
+        how = dict(num_rollouts=c.num_rollouts, temperature=c.temperature, seed=c.seed)
         result, _ = evaluate(agent, chosen, **how, title=name)
         row = {
             "step": step,

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
+from coevolve_jax.config.schedule import KEYS
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.preemption import interruptible
-from coevolve_jax.schedule import KEYS
 from coevolve_jax.strategies.base import Lab, Strategy, evolves
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
@@ -36,12 +36,12 @@ class PendingEvolution(NamedTuple):
 class Evolver:
     """strategy.evolve for one step after the other.
 
-    With config.evolution.overlap = n above 0 an evolution that starts after step t goes on in a thread of its own while
+    With config.evolution.async_steps = n above 0 an evolution that starts after step t goes on in a thread of its own while
     training does. It explores with D_t as it was after step t, and D_t grows by what it found after step t + n, however
     soon or late that is ready, so that a seed still gives one result. The strategy is not asked again before.
 
     saved: the JSON of the checkpoint that the run goes on from. An evolution that was pending then starts again. A fork
-    whose overlap is 0 makes up for it at the end of its first step, with D_t and the policy of then.
+    whose async_steps is 0 makes up for it at the end of its first step, with D_t and the policy of then.
 
     An evolution may take minutes where its explorer asks a model. It is then given up where the run is asked to end
     (preemption.py), or where it fails: D_t and the books are as before it, and `to_json` is what it starts again from.
@@ -50,12 +50,12 @@ class Evolver:
 
     def __init__(self, config: ConfigDict, strategy: Strategy, lab: Laboratory, saved: Mapping | None = None):
         self._config, self._strategy, self._lab = config, strategy, lab
-        self._overlap = config.evolution.get("overlap", 0)
+        self._async_steps = config.evolution.async_steps
         self._scheduled = configs.scheduled(config)
         self._pending: PendingEvolution | None = None
         self._slow = lab.synthesizer.roles.costs is not None  # the explorer asks a model
         self._before: dict | None = None  # the strategy's state when the present evolution started
-        self._owed: Mapping | None = None  # what the checkpoint had pending, where overlap is 0 now
+        self._owed: Mapping | None = None  # what the checkpoint had pending, where async_steps is 0 now
         self.given_up = False
         own = saved["strategy"] if saved else {}
         # Another method cannot read this one's state: a fork that changes the strategy leaves the evolution.
@@ -64,7 +64,7 @@ class Evolver:
 
     def _resume(self, saved: Mapping) -> None:
         """Starts the checkpoint's evolution again, or remembers that it is owed."""
-        if not self._overlap:
+        if not self._async_steps:
             self._owed = saved
             return
         # The records of then: training has gone on since, and the strategy may choose by them.
@@ -78,16 +78,16 @@ class Evolver:
         its evidence away, so that an evolution left out would be lost for good.
         """
         step = saved["step"]
-        due = {"evolution.every": step + 1, "evolution.settle_steps": 0, "evolution.overlap": 0}
+        due = {"evolution.every": step + 1, "evolution.freeze_last_steps": 0, "evolution.async_steps": 0}
         config = configs.override(self._config, due)
         return build.strategy(config, {"strategy": {"name": config.strategy.name, "state": saved["state"]}})
 
     def __call__(self, step: int) -> SynthesisStats | None:
         """What became of the evolution that ends with this step; None where none does."""
-        if not self._overlap:
+        if not self._async_steps:
             return self._at_once(step)
         stats, ending = None, self._pending
-        if ending and step >= ending.step + self._overlap:
+        if ending and step >= ending.step + self._async_steps:
             # Waiting here, however long, is what makes D_t a function of the step and not of the thread's speed.
             with self._may_be_given_up():
                 stats = ending.stats.result()

@@ -66,7 +66,7 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
     """D_0, and what became of the proposals for it."""
     c, d0, testbed = config, _task_pool(config, config.data.max_tasks or None), config.get("testbed")
     found = _task_pool(c) if testbed else d0  # a testbed chooses D_0 from more candidates
-    if path := c.data.get("initial_file"):
+    if path := c.data.initial_file:
         stats = tasks_from_file(c, path, synthesizer, found)
     else:
         wanted = testbed.candidates if testbed else c.data.initial_tasks
@@ -141,13 +141,13 @@ def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
 
     Runs whose config is older than the keys of arguments, n-grams, embedding and splits have none of them.
     """
-    data, model = config.data, config.data.get("leak_embedding")
+    data, model = config.data, config.data.leak_embedding
     return LeakGuard(
         [*build.benchmark_tasks(config), *held_out],
         data.leak_threshold,
         features=build.family(config).features,
-        query_threshold=data.get("leak_query_threshold", 0.0),
+        query_threshold=data.leak_query_threshold,
         embed=names.function(model, "data.leak_embedding") if model else None,
-        embedding_threshold=data.get("leak_embedding_threshold", 0.0),
-        call_threshold=data.get("leak_call_threshold", 0.0),
+        embedding_threshold=data.leak_embedding_threshold,
+        call_threshold=data.leak_call_threshold,
     )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop.collect import Roller
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
@@ -34,7 +34,7 @@ class Laboratory:
     synthesizer: Synthesizer
     roller: Callable[[int], Roller]
     ledger: Counter[str]
-    record: Callable[[Sequence[Dialogue]], None] | None = None
+    record: Callable[[Sequence[LLMCall]], None] | None = None
     _rollers: dict[int, Roller] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self):
@@ -110,13 +110,13 @@ class Laboratory:
         roles = self.synthesizer.roles
         for key, value in (roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value
-        if roles.dialogues and self.record:
-            self.record(roles.dialogues)
-            roles.dialogues.clear()
+        if roles.llm_calls and self.record:
+            self.record(roles.llm_calls)
+            roles.llm_calls.clear()
 
 
 def _no_rollouts(step: int) -> Roller:
     raise ValueError(
-        "The strategy asks for rollouts while the training set evolves, but with config.evolution.overlap above 0 the "
+        "The strategy asks for rollouts while the training set evolves, but with config.evolution.async_steps above 0 the "
         "policy is another one by then: set it to 0."
     )

@@ -6,7 +6,7 @@ lock                                             held by the process that writes
 evaluations.jsonl                                success on the held-out sets, before, during and after
 metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
 explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
-dialogues.jsonl  costs.jsonl                     where the explorer is a model: what it was asked and answered (dialogues.py), and what
+llm_calls.jsonl  costs.jsonl                     where the explorer is a model: what it was asked and answered (records/llm_calls.py), and what
                                                  it has cost, by evolution
 checkpoints/    policy/          a Hugging Face folder, at the end
 tensorboard/    wandb/           what trackers keep here, where config.logging.trackers names them
@@ -27,10 +27,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import config_idle
 from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.config import idle
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop.collect import Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
 from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
@@ -38,7 +38,7 @@ from coevolve_jax.loop.transcripts import readable
 from coevolve_jax.preemption import interruptible
 from coevolve_jax.records import health
 from coevolve_jax.records.llm_calls import Packer
-from coevolve_jax.records.logs import COSTS, DIALOGUES, EXPLORATIONS, SIGNALS, MetricsWriter, encode
+from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, SIGNALS, MetricsWriter, encode
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.records.workdir import checkpoints, read_lines, recorded_model, write_lines, write_text
 from coevolve_jax.rollout.chat import Chat
@@ -124,7 +124,7 @@ class Run:
         self.config, self.workdir, self.state = config, workdir, state
         self._logs = MetricsWriter(workdir, saved and saved["sizes"], trackers)
         self._packer = Packer(
-            read_lines(workdir / DIALOGUES) if saved and DIALOGUES in saved["sizes"] else ()
+            read_lines(workdir / LLM_CALLS) if saved and LLM_CALLS in saved["sizes"] else ()
         )
         self._saved = None if saved is None else state.learned
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
@@ -140,9 +140,9 @@ class Run:
         state.tasks.write(workdir / "tasks.jsonl")
         self._log_costs(None)  # of the tasks that the run begins with
 
-    def record(self, dialogues: Sequence[Dialogue]) -> None:
+    def record(self, llm_calls: Sequence[LLMCall]) -> None:
         """Notes what was asked of a model."""
-        self._logs.append(DIALOGUES, self._packer.pack(dialogues))
+        self._logs.append(LLM_CALLS, self._packer.pack(llm_calls))
 
     def _log_costs(self, step: int | None) -> None:
         """A row of what the explorer has spent since the last one, if anything."""
@@ -152,7 +152,7 @@ class Run:
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """Begins a checkpoint of the last update, unless there is one. learner: grpo's, or the leader's (hosts.py).
+        """Begins a checkpoint of the last update, unless there is one. learner: as `leader.lead` gives it.
         strategy: as Evolver.to_json has it."""
         c, state = self.config, self.state
         state.tasks.write(self.workdir / "tasks.jsonl")  # their records
@@ -189,7 +189,7 @@ class Run:
             "tasks": 0,
             "utilization": collected.usage.utilization,
             "serving": serving(collected.usage.counts),
-            "throughput": throughput(c, collected, samples, learned["operations"], seconds),
+            "throughput": throughput(c, collected, samples, learned["flops"], seconds),
             "groups": {
                 "rolled_out": len(groups),
                 "learned_from": len(health.taught(samples)),
@@ -303,7 +303,7 @@ class Run:
             "strategy": c.strategy.name,
             "config_digest": configs.digest(c),
             "versions": versions,
-            "notes": config_idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
+            "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
         if served := recorded_model(self.workdir):
             summary["explorer_model"] = served["model"]

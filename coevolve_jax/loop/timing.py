@@ -52,13 +52,13 @@ def throughput(
     config: ConfigDict,
     collected: Collected,
     samples: Sequence[TrainingSample],
-    operations: float,
+    flops: float,
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
     """For metrics.jsonl.
 
     rollout_tokens: sampled per second of the rollouts. update_tokens: of the samples, prompts included, per second of the
-    update. mfu: the share of the devices' published peak that `operations` in that time are; only where the peak is known.
+    update. mfu: the share of the devices' published peak that `flops` in that time are; only where the peak is known.
     """
     sampled = sum(n for name, n in collected.costs.items() if name.startswith("sampled_tokens/"))
     tokens = config.learner.epochs * sum(len(s.trajectory.ids) for s in samples)
@@ -67,5 +67,5 @@ def throughput(
         "update_tokens": tokens / max(seconds["update"], 1e-9),
     }
     if peak := topologies.PEAKS.get(jax.devices()[0].device_kind):
-        speeds["mfu"] = operations / max(seconds["update"], 1e-9) / (peak * math.prod(config.mesh.values()))
+        speeds["mfu"] = flops / max(seconds["update"], 1e-9) / (peak * math.prod(config.mesh.values()))
     return speeds

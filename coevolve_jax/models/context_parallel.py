@@ -36,7 +36,7 @@ def split(mesh: Mesh, x: jax.Array) -> jax.Array:
     if x.shape[1] % (2 * parts):
         raise ValueError(
             f"Rows of {x.shape[1]} tokens do not divide by twice the mesh's context axis of {parts}: choose "
-            f"config.learner.row_length and row_buckets as multiples of {2 * parts}."
+            f"config.learner.pack_length and pack_length_buckets as multiples of {2 * parts}."
         )
 
     def one_device(x):

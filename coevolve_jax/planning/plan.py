@@ -43,7 +43,7 @@ class Plan:
     Attributes:
       parameters: the policy.
       reference: the frozen start, 0 without a KL term.
-      optimizer: Adam's moments, 0 with learner.moments_on "host".
+      optimizer: Adam's moments, 0 with learner.optimizer_offload.
       gradients: the float32 sum over micro-batches, to which each layer's is added in place.
       activations: what every layer keeps for its backward pass.
       layer: the work of one layer and its weights, gathered.
@@ -140,11 +140,11 @@ def plan(
         raise ValueError(
             f"config.learner.lora_rank is {learner.lora_rank}: adapters cannot be planned; set it to 0."
         )
-    params = hf_io.abstract_params(model, jnp.dtype(learner.get("param_dtype", "float32")))
+    params = hf_io.abstract_params(model, jnp.dtype(learner.param_dtype))
     opt_state = jax.eval_shape(make_optimizer(learner).init, params)
-    on_host = learner.get("moments_on", "device") == "host"
+    on_host = learner.optimizer_offload
     gradients = [jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)]
-    if learner.get("param_dtype", "float32") != "float32":  # a micro-batch's own is added as a whole
+    if learner.param_dtype != "float32":  # a micro-batch's own is added as a whole
         gradients.append(params)
     reference = hf_io.abstract_params(model, jnp.dtype(learner.dtype)) if uses_kl(learner) else {}
     tokens = rows * length // sharding.context_parts(mesh)
@@ -179,7 +179,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
     """
     if memory is not None and not config.learner.lora_rank:
         _check_memory(config, model, mesh, memory)
-    if config.engine.name == "native" and (tokens := config.engine.get("cache_tokens")):
+    if config.engine.name == "native" and (tokens := config.engine.cache_tokens):
         part_pages(tokens, _longest(config), _engine_parts(config, mesh))
 
 
@@ -187,7 +187,7 @@ def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int)
     """Checks the memory for `check_fits`, of a run that can be planned."""
     learner = config.learner
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
-    size: Any = {"rows": rows, "length": learner.row_length, "run": config}
+    size: Any = {"rows": rows, "length": learner.pack_length, "run": config}
     planned, there = plan(model, learner, mesh, **size), f"{memory / GB:.1f} GB are there"
     if planned.update > memory:
         raise ValueError(
@@ -228,21 +228,21 @@ def smallest_change(
 
     scale: a compiler's figure divided by the plan's, which corrects plans. run: as for `plan`.
     """
-    axes, remat, where = dict(mesh.shape), bool(learner.remat), learner.get("moments_on", "device")
-    # Each change: remat, where moments are, rows, and factors for the devices in all and for those of a row.
-    changes = [(True, where, rows, 1, 1)] * (not remat)
-    changes += [(remat, where, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
+    axes, remat, offload = dict(mesh.shape), bool(learner.remat), learner.optimizer_offload
+    # Each change: remat, whether moments are with the host, rows, and factors for the devices in all and for those of a row.
+    changes = [(True, offload, rows, 1, 1)] * (not remat)
+    changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]
-    lengths = (length, *learner.get("row_buckets", ()))
-    changes += [(True, moments, 1, 1, parts) for moments in (where, "host") for parts in split]
-    changes += [(True, where, 1, 2**n, parts) for n in range(1, 9) for parts in split]
+    lengths = (length, *learner.pack_length_buckets)
+    changes += [(True, moments, 1, 1, parts) for moments in (offload, True) for parts in split]
+    changes += [(True, offload, 1, 2**n, parts) for n in range(1, 9) for parts in split]
     for again, moments, fewer, times, parts in changes:
         fsdp, left = divmod(times * axes["fsdp"], parts)
         sizes = axes | {"fsdp": fsdp, "context": parts * axes["context"]}
         if left or (parts > 1 and any(n % (2 * sizes["context"]) for n in lengths)):
             continue
         changed = learner.copy_and_resolve_references()
-        changed.remat, changed.moments_on = again, moments
+        changed.remat, changed.optimizer_offload = again, moments
         try:
             larger: Any = AbstractMesh(tuple(sizes.values()), tuple(sizes))
             planned = plan(model, changed, larger, rows=fewer, length=length, run=run)
@@ -257,8 +257,8 @@ def smallest_change(
             if times > 1 or parts > 1:
                 told.append(f"config.mesh.fsdp={fsdp} ({larger.size} devices)")
             takes = f"{scale * planned.update / GB:.1f} GB by plan"
-            if moments != where:
-                told.append("config.learner.moments_on=host")
+            if moments != offload:
+                told.append("config.learner.optimizer_offload=True")
                 takes += f", and {planned.host / GB:.1f} GB of the host's memory for each device"
             return f"set {' and '.join(told)} ({takes})"
     return "no number of such devices holds a row of this length: use devices with more memory"
@@ -271,20 +271,20 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     """
     engine, params = run.engine, hf_io.abstract_params(model, jnp.dtype(run.engine.dtype))
     own = engine.dtype != run.learner.param_dtype or bool(run.rollout.max_staleness)
-    sharded = engine.get("sharded") and mesh.size > 1
+    sharded = engine.sharded and mesh.size > 1
     parts = _engine_parts(run, mesh)
     whole = sum(math.prod(p.shape) for p in jax.tree.leaves(params)) * jnp.dtype(engine.dtype).itemsize
     weights = shard_bytes(mesh, params) if sharded else whole
     gathered = mesh.size > 1 and not sharded
     cache = _cached_tokens(run, parts) // parts * _token_bytes(run, model, mesh)
-    if not engine.get("cache_tokens"):  # while rows get more columns, the old cache is still there
+    if not engine.cache_tokens:  # while rows get more columns, the old cache is still there
         cache += cache * sum(ladder(COLUMNS, _longest(run), 2)[-2:-1]) // _longest(run)
     return weights if own or gathered else 0, cache
 
 
 def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
     """Bytes of a device for a cached token: keys and values of its heads, and experts for replay."""
-    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.get("sharded") else 1)
+    heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
     keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
     experts = 2 * len(model.sparse_layers) * model.num_experts_per_tok
     return keys + experts * bool(run.learner.replay_routing)
@@ -303,14 +303,14 @@ def _longest_section(run: ConfigDict) -> str:
 
 def _cached_tokens(run: ConfigDict, parts: int) -> int:
     """The most tokens that the cache has, in so many parts: pages, or rows of the longest conversation."""
-    if tokens := run.engine.get("cache_tokens"):
+    if tokens := run.engine.cache_tokens:
         return tokens // PAGE // parts * PAGE * parts
     return -(-run.engine.max_concurrency // parts) * parts * _longest(run)
 
 
 def _engine_parts(run: ConfigDict, mesh: Any) -> int:
     """The number of parts of the devices that the in-process engine's cache is divided over."""
-    return sharding.token_parts(mesh) if run.engine.get("sharded") else 1
+    return sharding.token_parts(mesh) if run.engine.sharded else 1
 
 
 def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
@@ -319,7 +319,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
     They set a power of two of tokens in pages, and the devices: one, all, or more of them.
     """
     axes = dict(mesh.shape)
-    own, before = bool(run.engine.get("sharded")), run.engine.get("cache_tokens", 0)
+    own, before = run.engine.sharded, run.engine.cache_tokens
     spreads = model.num_key_value_heads % mesh.shape["tensor"] == 0
     wants = [(True, 1)] * (spreads and (mesh.size > 1 or own))
     wants += [(False, 1)] * (not own)
@@ -331,7 +331,7 @@ def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -
         larger: Any = AbstractMesh(tuple((axes | {"fsdp": times * axes["fsdp"]}).values()), tuple(axes))
         parts = sharding.token_parts(larger) if sharded else 1
         rows = -(-run.learner.rows_per_microbatch // sharding.row_parts(larger))
-        size: Any = {"rows": rows, "length": run.learner.row_length, "run": changed}
+        size: Any = {"rows": rows, "length": run.learner.pack_length, "run": changed}
         try:
             without = plan(model, run.learner, larger, **size)
         except ValueError:  # so many devices do not divide a parameter
@@ -472,7 +472,7 @@ def table(config: ConfigDict, topologies: Sequence[str], lengths: Sequence[int],
         for length in lengths:
             p = plan(model, learner, mesh, rows=rows, length=length, run=config)
             cells = [f"{x / GB:.1f}" for x in (*(getattr(p, name) for name in names), p.total)]
-            pages = p.cache and config.engine.get("cache_tokens")
+            pages = p.cache and config.engine.cache_tokens
             least = least_tokens(_longest(config), _engine_parts(config, mesh)) if pages else 0
             fits = "yes" if p.fits(topology) and least <= _cached_tokens(config, 1) else "no"
             row = [name, axes, f"{length:,}", *cells, f"{topology.memory // GB}", fits]

@@ -19,13 +19,17 @@ from coevolve_jax.types import Group, TrainingSample, Trajectory
 
 # Threshold in config.health -> (value, whether more than it is alarming, what it means).
 RULES: dict[str, tuple[str, bool, str]] = {
-    "dead_groups": ("dead_groups", True, "tasks are too easy or too hard, or the reward is too coarse"),
+    "zero_variance_groups": (
+        "zero_variance_groups",
+        True,
+        "tasks are too easy or too hard, or the reward is too coarse",
+    ),
     "group_std": ("group_std", False, "rollouts of a task end alike"),
     "logprob": ("logprob", True, "the policy is nearly certain of every token: exploration collapses"),
     "few_steps": ("steps", False, "the policy gives up early"),
     "many_steps": ("steps", True, "the policy goes round in circles"),
     "truncated": ("truncated", True, "conversations are cut: raise the limits or shorten the tasks"),
-    "kept_groups": ("kept_groups", False, "hardly anything is left to learn from"),
+    "active_groups": ("active_groups", False, "hardly anything is left to learn from"),
     "length_reward": ("length_reward", True, "longer conversations are paid better"),
     "malformed": ("malformed", True, "tool calls cannot be read"),
     "invalid": ("invalid", True, "our own infrastructure fails"),
@@ -35,10 +39,10 @@ RULES: dict[str, tuple[str, bool, str]] = {
 def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, Any]:
     """Values of one step, for metrics.jsonl.
 
-    dead_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
+    zero_variance_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
     finds no advantage. A spread above 0, however small, is not counted: the estimator group_std scales it up. group_std: mean standard deviation within groups.
     logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
-    share of rollouts that a limit ended. kept_groups: share of groups that are learned from. length_reward:
+    share of rollouts that a limit ended. active_groups: share of groups that are learned from. length_reward:
     correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
     By outcome, "success" and "failure": tool_failures (share of calls that came back as errors), tool_entropy (of the
     tools called, in bits), repeated (share of pairs of calls in a row, of any rollout, that it made before),
@@ -49,12 +53,12 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
     spreads = [g.spread for g in groups if g.valid]
     written = np.concatenate([t.logprobs[t.mask] for t in valid] or [np.zeros(0)])
     return {
-        "dead_groups": _mean([s == 0 for s in spreads]),
+        "zero_variance_groups": _mean([s == 0 for s in spreads]),
         "group_std": _mean(spreads),
         "logprob": _mean(written),
         "steps": _mean([len(t.steps) for t in valid]),
         "truncated": _mean([t.stop in ("token_limit", "step_limit", "context_limit") for t in valid]),
-        "kept_groups": len(taught(samples)) / len(groups),
+        "active_groups": len(taught(samples)) / len(groups),
         "length_reward": _correlation([len(t.ids) for t in valid], [t.outcome.reward for t in valid]),
         "malformed": _mean([s.call is None for t in valid for s in t.steps]),
         "invalid": 1 - len(valid) / len(everything),
@@ -66,7 +70,7 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
 
 
 def taught(samples: Sequence[TrainingSample]) -> set[str]:
-    """The tasks that something is learned from: with learner.skip_dead_groups off there are samples of others too."""
+    """The tasks that something is learned from: with learner.skip_zero_variance_groups off there are samples of others too."""
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     return {s.trajectory.task_id for s in samples if teaches(s)}
 

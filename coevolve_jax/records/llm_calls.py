@@ -1,6 +1,6 @@
-"""What a model that explores was asked and answered, as rows of dialogues.jsonl: each line of a prompt is stored once.
+"""What a model that explores was asked and answered, as rows of llm_calls.jsonl: each line of a prompt is stored once.
 
-A row is a question: the fields of explorers.base.Dialogue, where "system" and "user" are lists of line numbers, and
+A row is a question: the fields of explorers.base.LLMCall, where "system" and "user" are lists of line numbers, and
 "lines", the texts of those that no row before it has. Numbers count the lines of all rows from the first one's.
 Prompts repeat the tools, and the steps so far, again and again: this is what keeps the file small.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 
 PROMPTS = ("system", "user")
 
@@ -24,10 +24,10 @@ class Packer:
             for line in row["lines"]:
                 self._numbers[line] = len(self._numbers)
 
-    def pack(self, dialogues: Iterable[Dialogue | Mapping]) -> Iterator[dict]:
-        """The rows of whole dialogues."""
-        for dialogue in dialogues:
-            fields = dataclasses.asdict(dialogue) if isinstance(dialogue, Dialogue) else dialogue
+    def pack(self, llm_calls: Iterable[LLMCall | Mapping]) -> Iterator[dict]:
+        """The rows of whole calls."""
+        for llm_call in llm_calls:
+            fields = dataclasses.asdict(llm_call) if isinstance(llm_call, LLMCall) else llm_call
             fresh: list[str] = []
             numbers = {
                 name: [self._number(line, fresh) for line in fields[name].split("\n")] for name in PROMPTS
@@ -47,6 +47,6 @@ def all_lines(rows: Iterable[Mapping]) -> list[str]:
 
 
 def whole(row: Mapping, lines: Sequence[str]) -> dict:
-    """The dialogue of a row, with its prompts as text. lines: of all rows."""
+    """The call of a row, with its prompts as text. lines: of all rows."""
     fields = {name: value for name, value in row.items() if name != "lines"}
     return {**fields, **{name: "\n".join(map(lines.__getitem__, row[name])) for name in PROMPTS}}

@@ -15,7 +15,7 @@ import numpy as np
 from coevolve_jax.records.trackers.base import Tracker
 
 METRICS, SIGNALS, EXPLORATIONS = "metrics.jsonl", "signals.jsonl", "explorations.jsonl"
-DIALOGUES, COSTS = "dialogues.jsonl", "costs.jsonl"  # only where the explorer is a model
+LLM_CALLS, COSTS = "llm_calls.jsonl", "costs.jsonl"  # only where the explorer is a model
 TRAJECTORIES = re.compile(r"step_(\d+)\.jsonl")  # names of the files in trajectories/
 
 

@@ -29,7 +29,7 @@ STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # wh
 
 def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:
     """Where a run's checkpoints lie."""
-    return epath.Path(config.checkpoint.get("folder") or workdir / "checkpoints")
+    return epath.Path(config.checkpoint.folder or workdir / "checkpoints")
 
 
 def claim(workdir: Path, config: ConfigDict) -> None:
@@ -69,7 +69,7 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
         if not _begun(workdir, config):
             (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
-        if (folder := config.checkpoint.get("folder")) and "://" not in folder:  # before hours are spent
+        if (folder := config.checkpoint.folder) and "://" not in folder:  # before hours are spent
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:

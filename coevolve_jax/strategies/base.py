@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.config.schedule import KEYS, evolutions
 from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
-from coevolve_jax.schedule import KEYS, evolutions
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -133,7 +133,7 @@ class Strategy(Protocol):
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
         """Lets the training set evolve; None at a step where it does not.
 
-        With config.evolution.overlap above 0 it runs beside the next steps from its first use of `lab` on: from there
+        With config.evolution.async_steps above 0 it runs beside the next steps from its first use of `lab` on: from there
         it must leave its own state alone. It is then not called again until it has ended, and cannot probe.
         """
 
@@ -155,7 +155,7 @@ def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
 def collect_batch(
     config: ConfigDict, step: int, tasks: TaskPool, roll: Roll, *, rewards: Rewards = outcome_rewards, **how
 ) -> list[Group]:
-    """A batch drawn from D_t as config.data says (new_share, sampling, retire_after), K rollouts each.
+    """A batch drawn from D_t as config.data says (min_evolved_share, sampling, retire_after), K rollouts each.
 
     With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
     another task, for at most that many rounds more. All that was rolled out is returned. how: goes to `roll`.
@@ -167,7 +167,7 @@ def collect_batch(
         drawn = tasks.draw(
             missing,
             rng_for(c.seed, "sample", step, *again),
-            new_share=c.data.new_share,
+            min_evolved_share=c.data.min_evolved_share,
             weights=lambda rows: sampling_weights(c, rows),
             apart_from={group.task.id for group in groups},
         )
@@ -258,7 +258,7 @@ def grpo_samples(
 ) -> tuple[list[TrainingSample], FilterState]:
     """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
 
-    This alone decides which groups count: config.learner.skip_dead_groups, dynamic_sampling and group_filter.
+    This alone decides which groups count: config.learner.skip_zero_variance_groups, dynamic_sampling and group_filter.
 
     Returns:
       the samples, and the group filter's state after them.
@@ -266,7 +266,7 @@ def grpo_samples(
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}
     active_groups = {i: spread(values) for i, values in shaped.items()}
-    if c.skip_dead_groups or c.dynamic_sampling:
+    if c.skip_zero_variance_groups or c.dynamic_sampling:
         active_groups = drop_zero_variance(active_groups)
     if c.group_filter:
         active_groups, state = filter_groups(state, active_groups)

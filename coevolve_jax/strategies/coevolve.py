@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
+from coevolve_jax.config.schedule import still_evolves
 from coevolve_jax.grpo.filter import FilterState
-from coevolve_jax.schedule import still_evolves
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import (
     SHARED,

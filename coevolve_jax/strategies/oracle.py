@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import schedule
+from coevolve_jax.config import schedule
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, solvable, synthesize_for_tools
 from coevolve_jax.strategies.static import Static

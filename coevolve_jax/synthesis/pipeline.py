@@ -263,7 +263,7 @@ class Synthesizer:
         stats = SynthesisStats(len(contexts), made.environment_steps, explored=list(rows.values()))
         stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
         verdicts = made.verdicts
-        if self.config.get("explorer", {}).get("solve", 0):
+        if self.config.explorer.get("solve", 0):
             verdicts = admitted(verdicts, lambda tasks: self._solve(tasks, stats, request.rng))
         if request.admit is not None:
             verdicts = admitted(verdicts, request.admit)

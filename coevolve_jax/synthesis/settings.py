@@ -44,7 +44,7 @@ class Settings:
             limits=Limits(e.proposals, d.min_calls, d.max_calls, d.max_turns),
             rounds=e.rounds,
             steps=e.steps,
-            executions=e.get("executions", 1) if e.validate else 0,
-            calibration=config.get("explorer", {}).get("calibration", 0),
+            executions=e.executions if e.validate else 0,
+            calibration=config.explorer.get("calibration", 0),
             fits=fits,
         )

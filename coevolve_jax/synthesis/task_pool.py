@@ -122,7 +122,7 @@ class TaskPool:
         n: int,
         rng: np.random.Generator,
         *,
-        new_share: float = 0.0,
+        min_evolved_share: float = 0.0,
         weights: Callable[[np.ndarray], np.ndarray] | None = None,
         apart_from: Collection[str] = (),
     ) -> list[Task]:
@@ -131,18 +131,18 @@ class TaskPool:
         A pool of fewer than n tasks gives every one floor(n / size) times and draws the rest by chance. Fewer than n
         come only where apart_from leaves no more.
 
-        new_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
+        min_evolved_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
         weights: of all tasks, [N] from their `rows`; the chance to be drawn next is in proportion to it, and a task of
         weight 0 comes only where no others are left. None: all are alike. apart_from: ids of tasks that are not drawn.
 
         Raises:
-          ValueError: empty pool, n < 1, or new_share outside [0, 1].
+          ValueError: empty pool, n < 1, or min_evolved_share outside [0, 1].
         """
         if not self._size:
             raise ValueError("The task pool is empty; add validated tasks before drawing a batch.")
-        if n < 1 or not 0 <= new_share <= 1:
+        if n < 1 or not 0 <= min_evolved_share <= 1:
             raise ValueError(
-                f"Cannot draw a batch of {n} tasks with new_share {new_share}; "
+                f"Cannot draw a batch of {n} tasks with min_evolved_share {min_evolved_share}; "
                 "the size must be at least 1 and the share between 0 and 1."
             )
         free = np.ones(len(self), bool)
@@ -158,7 +158,7 @@ class TaskPool:
             times
         )  # a weight of 0 gives an infinite time; nothing is reserved for such a task
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
-        least = math.ceil(round(new_share * rest, 9))  # 0.1 * 30 is a little above 3
+        least = math.ceil(round(min_evolved_share * rest, 9))  # 0.1 * 30 is a little above 3
         reserved = evolved[_first(least, times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]

@@ -55,7 +55,7 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
     config.testbed = {"weak_tools": ["tool_0", "tool_1"], **config.get("testbed", {})}
     make = names.module("strategies", name, "strategy.name", ["make"]).make
     count = steps or 2 * config.evolution.every
-    config.steps = count + config.evolution.settle_steps
+    config.steps = count + config.evolution.freeze_last_steps
     read: set[str] = set()
     config = noting(config, read)
     strategy, twin = make(config), make(config)
@@ -125,7 +125,7 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     grown = strategy.evolve(step, cast(Lab, noticed))
     assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
         f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may run beside "
-        "the next steps from there on (config.evolution.overlap)."
+        "the next steps from there on (config.evolution.async_steps)."
     )
     assert grown is None or isinstance(grown, SynthesisStats), (
         f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."

@@ -111,4 +111,4 @@ def batches(
             chosen = [joined[i] for i in order[start : start + rows]]
             # Some are short enough to share a row; the batch keeps its shape.
             samples = [TrainingSample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
-            yield pack(samples, row_length=length, rows_per_microbatch=rows, max_rows=rows)
+            yield pack(samples, pack_length=length, rows_per_microbatch=rows, max_rows=rows)

@@ -125,12 +125,12 @@ def test_every_task_and_every_refusal_leads_to_what_is_behind_it(tmp_path):
     path = fake_workdir(tmp_path / "run")
     found = build(path)
     behind = [row for part in found.parts for row in part][len(found.view["trajectories"]["step"]) :]
-    asked = lines(path / "dialogues.jsonl")
-    assert sum(len(row["dialogues"]) for row in behind) == len(asked) > 200
+    asked = lines(path / "llm_calls.jsonl")
+    assert sum(len(row["llm_calls"]) for row in behind) == len(asked) > 200
     for task in found.view["tasks"]:
         own = behind[task["row"]] if task["lineage"]["signal"] else None
         assert (task["row"] is None) == (own is None) and task["asked"] == len(
-            own["dialogues"] if own else ()
+            own["llm_calls"] if own else ()
         )
         assert own is None or task["id"] in [p["task"] for p in own["exploration"]["proposals"]]
     *refused, bare = found.view["refused"]
@@ -147,17 +147,17 @@ def test_a_context_that_is_explored_again_has_its_own_questions_each_time(tmp_pa
     first, *_ = lines(path / "explorations.jsonl")
     rows = [*lines(path / "explorations.jsonl"), {**first, "proposals": []}]
     (path / "explorations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = lines(path / "dialogues.jsonl")
+    asked = lines(path / "llm_calls.jsonl")
     again = [d for d in asked if d["about"]["context"] == first["context"]["id"] and d["role"] == "explore"][
         :3
     ]
-    with open(path / "dialogues.jsonl", "a") as file:
+    with open(path / "llm_calls.jsonl", "a") as file:
         file.writelines(json.dumps({**d, "lines": [], "answers": ["again"]}) + "\n" for d in again)
     found = build(path)
     behind = [row for part in found.parts for row in part]
     one, two = [row for row in behind if row.get("context") == first["context"]["id"]]
-    assert [d["role"] for d in one["dialogues"]][:2] == ["reflect", "explore"] and len(one["dialogues"]) == 15
-    assert [d["answers"] for d in two["dialogues"]] == [["again"]] * 3 and not two["exploration"]["proposals"]
+    assert [d["role"] for d in one["llm_calls"]][:2] == ["reflect", "explore"] and len(one["llm_calls"]) == 15
+    assert [d["answers"] for d in two["llm_calls"]] == [["again"]] * 3 and not two["exploration"]["proposals"]
     assert [row["proposal"] for row in found.view["refused"] if row["id"].startswith(one["context"])] == [
         0,
         None,
@@ -420,11 +420,11 @@ def test_a_gain_that_is_the_same_for_every_task_has_no_interval(tmp_path):
 def test_alerts_are_told_by_how_long_they_lasted(tmp_path):
     lasting, once = build(fake_workdir(tmp_path / "run", steps=9)).view["alerts"]
     assert (
-        lasting.pop("meaning") == RULES["dead_groups"][2]
+        lasting.pop("meaning") == RULES["zero_variance_groups"][2]
         and once["name"] == "truncated"
         and not once["lasting"]
     )
-    assert lasting == {"name": "dead_groups", "steps": 4, "longest": 3, "last": 6, "lasting": True}
+    assert lasting == {"name": "zero_variance_groups", "steps": 4, "longest": 3, "last": 6, "lasting": True}
 
 
 def test_the_data_of_a_large_run_lie_beside_its_page(tmp_path, monkeypatch):

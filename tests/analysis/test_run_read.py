@@ -11,7 +11,7 @@ from coevolve_jax.analysis.costs import by_role, cost_view
 from coevolve_jax.analysis.loading import asked_for, fate, load_run
 from coevolve_jax.analysis.origins import by_exploration, by_task, origins, packed, refused
 from coevolve_jax.analysis.task_map import coordinates
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 
@@ -112,7 +112,7 @@ def test_the_budget_ended_at_the_first_question_that_was_not_asked():
 
 def asked(context, role, round=None, step=None, text="q"):
     about = {"context": context} | ({} if round is None else {"round": round, "step": step})
-    return Dialogue(role, about, "You explore.", text, ["{}"])
+    return LLMCall(role, about, "You explore.", text, ["{}"])
 
 
 ONCE = [
@@ -161,10 +161,10 @@ def test_what_is_behind_tasks_and_behind_what_became_none():
             explored("none"),
             explored("c", ("duplicate", "refused"), "t2", step=5),
         ],
-        dialogues=questions("first", "c", "vain"),
+        llm_calls=questions("first", "c", "vain"),
     )
     found = origins(run)
-    assert [(o["context"], bool(o["exploration"]), len(o["dialogues"])) for o in found] == [
+    assert [(o["context"], bool(o["exploration"]), len(o["llm_calls"])) for o in found] == [
         ("c", True, 6), ("c", True, 0), ("none", True, 0), ("first", False, 6), ("vain", False, 6),
     ]  # fmt: skip
     tasks = [
@@ -190,11 +190,11 @@ def test_what_is_behind_tasks_and_behind_what_became_none():
 
 
 def test_each_origin_of_the_page_has_the_lines_of_its_own_prompts():
-    run = a_run(explorations=[explored("c", "t")], dialogues=questions("c", "d"))
-    lines = all_lines(run.dialogues)
+    run = a_run(explorations=[explored("c", "t")], llm_calls=questions("c", "d"))
+    lines = all_lines(run.llm_calls)
     for origin, row in zip(origins(run), packed(run, origins(run)), strict=True):
-        own = all_lines(row["dialogues"])
-        assert [whole(d, own) for d in row["dialogues"]] == [whole(d, lines) for d in origin["dialogues"]]
+        own = all_lines(row["llm_calls"])
+        assert [whole(d, own) for d in row["llm_calls"]] == [whole(d, lines) for d in origin["llm_calls"]]
 
 
 # The map

@@ -55,7 +55,9 @@ def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     assert charts == 29  # the other three are bars
     for n in range(charts):
         assert pixels(found, f"#panels canvas >> nth={n}") > 100
-    assert "dead groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
+    assert (
+        "zero variance groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
+    )
     # What the cursor points at stands in the legend, with its interval.
     plot = found.locator("figure", has_text="Held-out success by number of calls")
     plot.scroll_into_view_if_needed()
@@ -103,14 +105,15 @@ def test_light_and_dark(visit, workdir):
 
 
 @pytest.mark.parametrize(
-    "place", [{}, {"view": "tasks"}, {"view": "trajectories"}, "a task", "a dialogue", "a trajectory"]
+    "place",
+    [{}, {"view": "tasks"}, {"view": "trajectories"}, "a task", "the calls of a model", "a trajectory"],
 )
 def test_nothing_is_wider_than_a_phone(visit, workdir, place):
     row = lines(sorted((workdir / "trajectories").iterdir())[0])[0]
     one = {"step": row["step"], "task": row["task_id"], "rollout": row["rollout_index"], "mode": "tokens"}
     known = {
         "a task": {"view": "tasks", "task": row["task_id"]},
-        "a dialogue": {"view": "tasks", "task": row["task_id"], "mode": "dialogue"},
+        "the calls of a model": {"view": "tasks", "task": row["task_id"], "mode": "llm_calls"},
         "a trajectory": {"view": "trajectories", **one},
     }
     found = visit(address(workdir, **known.get(str(place), place)), viewport=PHONE)
@@ -386,7 +389,7 @@ def test_a_large_run_reads_what_lies_beside_its_page(visit, tmp_path, monkeypatc
     found.locator("#trajectories .user").first.wait_for()
     assert last["queries"][0] in found.locator("#trajectories .detail").inner_text()
     task = next(t for t in lines(path / "tasks.jsonl") if t["lineage"]["signal"])
-    other = visit(address(path, view="tasks", task=task["id"], mode="dialogue"))
+    other = visit(address(path, view="tasks", task=task["id"], mode="llm_calls"))
     expect(other.locator("#tasks .question")).to_have_count(14)
     found.keyboard.press("/")
     found.keyboard.type("no such file")

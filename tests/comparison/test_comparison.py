@@ -76,14 +76,14 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
         with pytest.raises(ValueError, match=f"--search='{text}' is no range"):
             plan.search(TINY, [text], 2, 0)
     assert plan.grid(TINY, ["evolution.every=5,5"]) == [{"evolution.every": 5}]
-    assert plan.parse_value(TINY, "learner.row_buckets", "128+256") == (128, 256)
+    assert plan.parse_value(TINY, "learner.pack_length_buckets", "128+256") == (128, 256)
     assert plan.parse_value(TINY, "environment.toolsets", "MessageAPI+TicketAPI") == (
         "MessageAPI",
         "TicketAPI",
     )
     assert (
-        Cell("static", 0, (("learner.row_buckets", (128, 256)),)).column
-        == "static+learner.row_buckets=128+256"
+        Cell("static", 0, (("learner.pack_length_buckets", (128, 256)),)).column
+        == "static+learner.pack_length_buckets=128+256"
     )
 
 
@@ -602,7 +602,7 @@ def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setti
 
 SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve here too
     "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4", "evolution.every=1",
-    "evolution.settle_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.samples=1", "environment.workers=1",
+    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1", "environment.workers=1",
     "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2", "evaluation.every=1",
     "evaluation.balanced_candidates=4", f"model={ROOT / 'models' / 'tiny_qwen3'}",
 ]  # fmt: skip
@@ -645,7 +645,7 @@ time.sleep(60)
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with preemption.heeded():
+    with preemption.handle_signals():
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         with pytest.raises(preemption.Preempted):

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
-from coevolve_jax import config_idle, config_kinds, schedule
 from coevolve_jax.comparison import plan
-from coevolve_jax.config import load_file, override
-from coevolve_jax.records.workdir import fork
+from coevolve_jax.config import idle, keys, kinds, load_file, override, schedule
+from coevolve_jax.records.workdir import claim, fork
 from coevolve_jax.strategies.base import SHARED, evolves
 from coevolve_jax.train import train
 from tests.support.paths import ROOT
@@ -23,12 +22,6 @@ NASTY = (
     float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",), [None],
     None, True, False, {}, {"a": 1}, b"x", 1j,
 )  # fmt: skip
-
-
-def keys(config: ConfigDict) -> list[str]:
-    sections = [(f"{name}.", part) for name, part in config.items() if isinstance(part, ConfigDict)]
-    single = [name for name, part in config.items() if not isinstance(part, ConfigDict)]
-    return single + [prefix + name for prefix, part in sections for name in part]
 
 
 def value(config: ConfigDict, key: str):
@@ -45,8 +38,8 @@ def with_any(config: ConfigDict, key: str, value) -> ConfigDict:
 
 
 MADE = [
-    *((TINY, key) for key in keys(TINY)),
-    *((made, key) for made in (LLM, POLICY) for key in keys(made) if key.startswith("explorer.")),
+    *((TINY, key) for key in keys.names(TINY)),
+    *((made, key) for made in (LLM, POLICY) for key in keys.names(made) if key.startswith("explorer.")),
 ]
 
 
@@ -76,7 +69,7 @@ def test_any_value_is_taken_or_refused_by_name(config, key):
 
 def test_a_section_that_is_none_is_named():
     with pytest.raises(
-        ValueError, match="config.learner is 3: it must be a section, with the key warmup_steps"
+        ValueError, match="config.learner is 3: it must be a section, with the key learning_rate"
     ):
         configs.check(with_any(TINY, "learner", 3))
 
@@ -84,12 +77,8 @@ def test_a_section_that_is_none_is_named():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_key_of_a_config_file_has_a_kind(path):
     config = load_file(path)
-    known = {
-        *config_kinds.KIND,
-        *(f"strategy.{name}" for name in config.strategy),
-        *(f"explorer.{n}" for n in config.explorer),
-    }
-    assert set(keys(config)) <= known
+    own = {f"{section}.{name}" for section in ("strategy", "explorer") for name in config[section]}
+    assert keys.REQUIRED.keys() <= set(keys.names(config)) <= {*keys.REQUIRED, *keys.OPTIONAL, *own}
     configs.check(config)
 
 
@@ -104,29 +93,29 @@ def test_every_key_of_a_config_file_has_a_kind(path):
     st.integers(0, 3),
     st.integers(0, 40),
 )
-def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahead, first):
+def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, ahead, first):
     config = override(
         TINY,
-        {"steps": steps, "evolution.every": every, "evolution.settle_steps": settle, "evolution.overlap": min(overlap, every),
+        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.async_steps": min(async_steps, every),
          "rollout.max_staleness": ahead},
     )  # fmt: skip
     due = [
         s
         for s in range(first, steps)
-        if (s + 1) % every == 0 and s + 1 + min(overlap, every) <= steps - settle
+        if (s + 1) % every == 0 and s + 1 + min(async_steps, every) <= steps - settle
     ]
     assert [s for s in range(first, steps) if evolves(config, s)] == due
     assert schedule.still_evolves(config, first) == bool(due)
     if settle > ahead and due:
         configs.check_evolution(config, first)
         # The batch of a step is drawn max_staleness steps before: what is born last is still in one.
-        assert max(due) + 1 + min(overlap, every) + ahead < steps
+        assert max(due) + 1 + min(async_steps, every) + ahead < steps
         return
     with pytest.raises(ValueError) as refused:
         configs.check_evolution(config, first)
     if settle <= ahead:
         assert (
-            f"config.evolution.settle_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
+            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
             in str(refused.value)
         )
         return
@@ -137,7 +126,7 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, overlap, ahea
 
 
 def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
-    never = {"steps": 1, "evolution.settle_steps": 1, "rollout.max_staleness": 3}
+    never = {"steps": 1, "evolution.freeze_last_steps": 1, "rollout.max_staleness": 3}
     for name in (
         "static",
         "tests.support.strategies.memory",
@@ -145,7 +134,7 @@ def test_only_a_strategy_that_keeps_to_the_schedule_is_looked_at():
     ):  # two of them do not say
         configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
     for name in set(OURS) - {"static"}:
-        with pytest.raises(ValueError, match="settle_steps is 1: it must be above"):
+        with pytest.raises(ValueError, match="freeze_last_steps is 1: it must be above"):
             configs.check_evolution(override(TINY, {**never, "strategy.name": name}))
 
 
@@ -181,8 +170,8 @@ IDLE = (
     ("learner.final_rate", 0.5, {}, [{"learner.schedule": "linear"}]),
     ("learner.decay_embeddings", True, {}, [{"learner.weight_decay": 0.1}]),
     ("learner.decay_embeddings", True, {"learner.weight_decay": 0.1, "learner.lora_rank": 2}, []),
-    ("learner.skip_dead_groups", False, {"learner.dynamic_sampling": 1}, [{}]),
-    ("learner.skip_dead_groups", False, {"learner.group_filter": True}, [{}]),
+    ("learner.skip_zero_variance_groups", False, {"learner.dynamic_sampling": 1}, [{}]),
+    ("learner.skip_zero_variance_groups", False, {"learner.group_filter": True}, [{}]),
     ("learner.lora_alpha", 8.0, {}, [{"learner.lora_rank": 2}]),
     ("learner.lora_targets", "layers/.*", {}, [{"learner.lora_rank": 2}]),
     ("learner.router_balance", 0.1, {"model": str(ROOT / "models" / "tiny_qwen3")}, [{"model": "nowhere"}]),
@@ -191,10 +180,10 @@ IDLE = (
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
     ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
     ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
-    ("data.new_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
+    ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
     ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
-    ("evolution.overlap", 2, {"strategy.name": "static"}, [{}]),
-    ("evolution.settle_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
+    ("evolution.async_steps", 2, {"strategy.name": "static"}, [{}]),
+    ("evolution.freeze_last_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
     ("evolution.contexts", 5, {"strategy.name": "random"}, [{}]),
     ("evolution.executions", 2, {"evolution.validate": False}, [{}]),
@@ -212,21 +201,18 @@ IDLE = (
 
 @pytest.mark.parametrize("key, value, without, acting", IDLE)
 def test_a_setting_without_effect_is_told_and_one_with_effect_is_not(key, value, without, acting):
-    (told,) = [
-        n for n in config_idle.notes(override(TINY, {**without, key: value})) if key in n.partition(" = ")[0]
-    ]
+    (told,) = [n for n in idle.notes(override(TINY, {**without, key: value})) if key in n.partition(" = ")[0]]
     assert told.startswith(f"config.{key} = {value!r} has no effect: ") and told.endswith(".")
-    assert key in config_idle.idle(override(TINY, without))
+    assert key in idle.idle(override(TINY, without))
     for changes in acting:
         made = override(TINY, {**changes, key: value})
-        assert key not in config_idle.idle(made)
-        assert not [n for n in config_idle.notes(made) if n.startswith(f"config.{key} ")]
+        assert key not in idle.idle(made)
+        assert not [n for n in idle.notes(made) if n.startswith(f"config.{key} ")]
 
 
 def test_settings_of_explorers_that_have_no_effect():
     told = lambda config, **changes: [
-        n.split()[0]
-        for n in config_idle.notes(override(config, {f"explorer.{k}": v for k, v in changes.items()}))
+        n.split()[0] for n in idle.notes(override(config, {f"explorer.{k}": v for k, v in changes.items()}))
     ]
     assert told(LLM, budget_money=5.0) == ["config.explorer.budget_money"]
     assert told(LLM, budget_money=5.0, price_in=1.0) == []
@@ -237,19 +223,18 @@ def test_settings_of_explorers_that_have_no_effect():
         assert told(config, **rules, temperature=0.1, solve=2) == ["config.explorer.temperature"]
 
 
-def test_every_rule_is_tried_here_and_knows_the_defaults():
+def test_every_rule_is_tried_here_and_repeats_no_default():
     tried = {key for key, *_ in IDLE}
-    for rule in config_idle.RULES:
-        for key, neutral in rule.keys.items():
+    for rule in idle.RULES:
+        for key, silent in rule.keys.items():
             assert key in tried or key.split(".")[0] in ("engine", "explorer", "environment", "signals"), key
-            config = LLM if key.startswith("explorer.") else TINY
-            if neutral and key in keys(config):
-                assert value(config, key) == neutral[0], key
+            default = keys.REQUIRED.get(key)
+            assert not (silent and default) or default.default not in silent, key
 
 
 def test_a_share_of_new_tasks_acts_where_a_fork_has_some():
-    made = override(TINY, {"strategy.name": "static", "data.new_share": 0.25})
-    assert config_idle.notes(made) and not config_idle.notes(made, fresh=False)
+    made = override(TINY, {"strategy.name": "static", "data.min_evolved_share": 0.25})
+    assert idle.notes(made) and not idle.notes(made, fresh=False)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -258,15 +243,15 @@ def test_no_config_file_has_a_setting_without_effect(path):
     configs.check_evolution(config)
     # The test's settings are frozen, and another of its arms reads this one.
     frozen = ["config.evolution.contexts"] if path.stem == "bfcl_headroom_test" else []
-    assert [note.split()[0] for note in config_idle.notes(config)] == frozen
+    assert [note.split()[0] for note in idle.notes(config)] == frozen
     if path.stem not in ("bfcl_headroom", "bfcl_headroom_test"):  # for either engine
-        assert not config_idle.notes(load_file(path, "engine=native"))
+        assert not idle.notes(load_file(path, "engine=native"))
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_our_strategies_name_keys_that_there_are(name):
     told = configs.reads(override(TINY, {"strategy.name": name}))
-    assert told is not None and told <= set(SHARED) <= set(keys(TINY))
+    assert told is not None and told <= set(SHARED) <= set(keys.names(TINY))
 
 
 def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
@@ -307,9 +292,6 @@ def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
 def test_what_servers_are_told_is_part_of_the_digest():
     told = override(TINY, {"engine.arguments": "--quantization fp8"})
     assert configs.digest(told) != configs.digest(TINY)
-    older = TINY.to_dict()
-    del older["engine"]["arguments"]
-    assert configs.numbers(older) == configs.numbers(TINY.to_dict())
     assert configs.digest(override(TINY, {"engine.url": "http://elsewhere"})) == configs.digest(TINY)
 
 
@@ -322,3 +304,90 @@ def test_the_threshold_of_features_is_never_off_and_a_section_is_no_none():
         broken.mesh = None
     with pytest.raises(ValueError, match="config.mesh is None: it must be a section"):
         configs.check(broken)
+
+
+# Keys and their names
+
+
+def test_every_key_is_specified_once_and_a_default_is_one_of_its_values():
+    made = configs.defaults()
+    assert set(keys.names(made)) - {f"strategy.{name}" for name in made.strategy} <= keys.REQUIRED.keys()
+    configs.check(override(made, {"model": "somewhere"}))
+    for name, key in keys.REQUIRED.items():
+        assert kinds_of(key), name
+        assert name.startswith(("strategy.", "explorer.")) or value(made, name) == key.default
+
+
+def kinds_of(key: kinds.Key) -> str:
+    return key.kind or kinds.kind_of(key.default)
+
+
+def test_a_key_that_a_config_file_invents_or_forgets_is_refused_by_name():
+    with pytest.raises(
+        ValueError, match="no key 'learner.lerning_rate' .did you mean 'learner.learning_rate'"
+    ):
+        configs.check(with_any(TINY, "learner.lerning_rate", 1.0))
+    with pytest.raises(ValueError, match="no key 'reward.scale'"):
+        configs.check(ConfigDict({**TINY.to_dict(), "reward": {"scale": 1.0}}))
+    made = TINY.to_dict()
+    del made["rollout"]["group_size"]
+    with pytest.raises(ValueError, match="lacks the key rollout.group_size: start a config file from"):
+        configs.check(ConfigDict(made))
+    own = override(TINY, {"environment.name": "my.own"}).to_dict()
+    own["environment"]["shelves"] = 3  # a family of somebody else's has settings of its own
+    configs.check(ConfigDict(own))
+
+
+def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(tmp_path):
+    older = TINY.to_dict()
+    del older["data"]["leak_call_threshold"], older["engine"]["sleep"]
+    (tmp_path / "config.json").write_text(configs.to_json(ConfigDict(older)))
+    (tmp_path / "metrics.jsonl").touch()
+    found = configs.of_run(tmp_path)
+    assert found.data.leak_call_threshold == 0.0 and found.engine.sleep is False
+    configs.check(found)
+    with pytest.raises(ValueError, match="config.data.leak_call_threshold is missing there and 0.0 here"):
+        claim(tmp_path, found)
+
+
+def test_a_run_that_differs_only_in_how_it_is_served_goes_on(tmp_path):
+    older = TINY.to_dict()
+    del older["engine"]["sleep"]
+    (tmp_path / "config.json").write_text(configs.to_json(ConfigDict(older)))
+    (tmp_path / "metrics.jsonl").touch()
+    claim(tmp_path, override(TINY, {"engine.url": "http://elsewhere"}))
+
+
+def test_a_run_with_a_name_that_no_key_has_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(configs.to_json(with_any(TINY, "data.leak_thresold", 0.5)))
+    for look in (configs.of_run, lambda workdir: claim(workdir, TINY)):
+        with pytest.raises(
+            ValueError, match="config.json is of another version. The config has no key 'data.lea"
+        ):
+            look(tmp_path)
+
+
+@pytest.mark.parametrize("old, new", keys.RENAMED.items(), ids=keys.RENAMED)
+def test_an_old_name_is_refused_with_the_new_one(old, new, tmp_path):
+    told = f"config.{old} is called config.{new} now"
+    assert new in keys.REQUIRED and old not in keys.REQUIRED
+    with pytest.raises(ValueError, match=told):
+        override(TINY, {old: 1})
+    with pytest.raises(ValueError, match=told):
+        plan.parse_value(TINY, old, "1")
+    with pytest.raises(ValueError, match=told):
+        configs.check(with_any(TINY, old, 1))
+    with pytest.raises(SystemExit, match=told):
+        configs.parse_flags(["main.py", f"--config.{old}=1"])
+    (tmp_path / "config.json").write_text(configs.to_json(with_any(TINY, old, 1)))
+    with pytest.raises(ValueError, match=f"config.json is of another version. {told}"):
+        configs.of_run(tmp_path)
+
+
+def test_a_published_config_is_read_with_todays_names():
+    published = with_any(TINY, "learner.kl_coef", 0.5).to_dict()
+    for old, new in keys.RENAMED.items():
+        (section, name), (there, called) = old.split("."), new.split(".")
+        published[section][name] = published[there].pop(called)
+    assert configs.renamed(published)["learner"]["kl_coef"] == 0.5
+    assert set(keys.names(configs.renamed(published))) == set(keys.names(TINY))

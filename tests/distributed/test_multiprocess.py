@@ -19,7 +19,8 @@ from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.distributed.gathering import on_one_device
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.loop import hosts
+from coevolve_jax.loop import rendezvous
+from coevolve_jax.loop.leader import follow, lead
 from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import Request, Sampling
@@ -88,10 +89,10 @@ def learn_beside(folder, address, index):
         engine.release(range(5))
         return np.stack([c.ids for c in completions])
 
-    with hosts.together(config):
+    with rendezvous.coordinated(config):
         if jax.process_index() > 0:
-            return hosts.follow(learner, policy, config)
-        leader = hosts.Leader(learner, policy, config)
+            return follow(learner, policy, config)
+        leader = lead(learner, policy, config)
         with contextlib.closing(leader), contextlib.closing(leader.engine(folder)) as engine:
             want, state = sample(engine), leader.init(policy.params)
             with ThreadPoolExecutor(1) as thread:
@@ -118,12 +119,13 @@ def sampled_together(folder, mesh):
     place = lambda params: jax.device_put(params, sharding.param_shardings(mesh, params))
     params = random_params(model, seed=2)
     after = place(moved(params))
-    learner = SimpleNamespace(routing=(0, 0), scores=False, operations=None, policy=lambda state: after)
+    unused = dict.fromkeys(("flops", "score", "update"))
+    learner = SimpleNamespace(routing=(0, 0), scores=False, policy=lambda state: after, **unused)
     policy = Policy(model, place(params), None, None)
-    with hosts.together(config):
+    with rendezvous.coordinated(config):
         if jax.process_index() > 0:
-            return hosts.follow(learner, policy, config)
-        leader = hosts.Leader(learner, policy, config)
+            return follow(learner, policy, config)
+        leader = lead(learner, policy, config)
         with contextlib.closing(leader), contextlib.closing(leader.engine(folder)) as engine:
             assert isinstance(engine, LockstepEngine)
             np.savez(folder / "together.npz", **converse(engine, lambda: leader.policy(None)))
@@ -158,9 +160,10 @@ def converse(engine, updated, between=lambda turn: None):
 
 
 def check_what_is_kept(leader):
-    """When all conversations are over there is no cache, and the service keeps nothing that all have heard."""
-    assert leader._lockstep.engine._store.cache is None and not leader._lockstep._requests
-    assert len(hosts._service().key_value_dir_get("coevolve/turn/")) <= 2
+    """When all conversations are over there is no cache, and the service keeps nothing that all have received."""
+    lockstep = leader._part._lockstep
+    assert lockstep.engine._store.cache is None and not lockstep._requests
+    assert len(rendezvous._service().key_value_dir_get("coevolve/turn/")) <= 2
 
 
 def afterwards(folder):

@@ -75,7 +75,7 @@ def settings(config):
     from bfcl_tiny import get_config
 
     c = get_config().learner
-    c.row_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
+    c.pack_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
     c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
     c.router_balance = 0.1
     # Adam turns the rounding of a gradient that is nearly zero into a good part of a step.
@@ -121,7 +121,7 @@ def batches(c, imitate=False):
             ]
         yield pack(
             rollouts,
-            row_length=c.row_length,
+            pack_length=c.pack_length,
             rows_per_microbatch=c.rows_per_microbatch,
             max_rows=len(found),
         )

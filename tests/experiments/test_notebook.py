@@ -31,12 +31,12 @@ SMALL = {
         "rollout.tasks_per_step": 2,  # the shapes are test_train.py's, whose compiled programs serve here too
         "rollout.group_size": 4,
         "evolution.every": 1,
-        "evolution.settle_steps": 1,
+        "evolution.freeze_last_steps": 1,
         "evolution.tasks": 2,
         "evolution.contexts": 4,
         "signals.rare_percent": 100.0,  # whoever acts shows a weakness
         "evaluation.tasks": 4,
-        "evaluation.samples": 1,
+        "evaluation.num_rollouts": 1,
         "environment.workers": 1,
         "engine.max_concurrency": 8,
         "learner.rows_per_microbatch": 2,
@@ -186,7 +186,7 @@ def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
         check(override(config, sizes))
     model = plan.load_model(config.model)
     mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x24"], config.mesh)
-    need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.row_length)
+    need = plan.plan(model, config.learner, mesh, rows=1, length=config.learner.pack_length)
     numbers = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
     assert 2 * numbers == 12_288
     cache = 2 * numbers * config.engine.max_concurrency * config.rollout.max_length

@@ -92,8 +92,8 @@ def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(server, faul
         assert len(server.seen) == 1
     assert answers == [None]
     assert {k: v for k, v in client.costs.items() if k.startswith("llm_faults")} == {f"llm_faults/{kind}": 1}
-    (dialogue,) = client.dialogues
-    assert dialogue.fault == kind and dialogue.user == EXPLORE and KEY not in repr(dialogue)
+    (llm_call,) = client.llm_calls
+    assert llm_call.fault == kind and llm_call.user == EXPLORE and KEY not in repr(llm_call)
     server.faults = [fault] if again else []
     patient = {"timeout": 2.0, "attempts": 8} if kind == "deadline" else {}
     client = Client(settings_of(server, **patient))
@@ -138,12 +138,12 @@ def test_a_wrong_answer_is_asked_for_again_once_and_said_to_be_wrong(server):
     assert second["messages"][:2] == first["messages"] and second["messages"][2]["content"] == '{"action": 7}'
     assert "tool: Field required" in second["messages"][3]["content"]
     assert client.costs["llm_repairs"] == 1 and client.costs["llm_requests/explore"] == 2
-    (dialogue,) = client.dialogues
+    (llm_call,) = client.llm_calls
     assert (
-        dialogue.answers[0] == '{"action": 7}' and Action.model_validate_json(dialogue.answers[1]) == answer
+        llm_call.answers[0] == '{"action": 7}' and Action.model_validate_json(llm_call.answers[1]) == answer
     )
-    assert dialogue.complaint == "tool: Field required" and not dialogue.fault
-    assert (dialogue.tokens_in, dialogue.tokens_out) == (200, 40)
+    assert llm_call.complaint == "tool: Field required" and not llm_call.fault
+    assert (llm_call.tokens_in, llm_call.tokens_out) == (200, 40)
 
 
 def test_books(server):
@@ -161,7 +161,7 @@ def test_a_budget_ends_asking(server, capfd):
     assert None not in client.ask("explore", [ASKED._replace(seed=i) for i in range(3)], Action)
     assert client.ask("explore", [ASKED] * 2, Action) == [None, None]
     assert len(server.seen) == 3 and client.costs["llm_faults/budget"] == 2
-    assert len(client.dialogues) == 3  # nobody was asked the others
+    assert len(client.llm_calls) == 3  # nobody was asked the others
     assert "budget is spent" in capfd.readouterr().err
 
 
@@ -180,13 +180,13 @@ def test_nothing_is_asked_twice(server, tmp_path, monkeypatch):
     server.faults = ["wrong schema"]
     server.wrap = lambda text: text.replace("Let me try.", f"Bearer {KEY}")  # what it was sent
     answers = client.ask("explore", questions, Action)
-    assert answers[0].thought == "Bearer [key]" and KEY not in repr(client.dialogues)
+    assert answers[0].thought == "Bearer [key]" and KEY not in repr(client.llm_calls)
     asked = len(server.seen)
     assert asked == 4 and len(set(map(repr, answers))) <= 3  # three different ones, and a repair
     again = Client(settings_of(server, cache=str(path), offline=True, base_url="http://127.0.0.1:9/v1"))
     assert again.ask("explore", questions, Action) == answers and len(server.seen) == asked
     assert again.costs == client.costs  # what they cost when they were given
-    assert again.dialogues == client.dialogues
+    assert again.llm_calls == client.llm_calls
     assert again.ask("explore", [ASKED._replace(seed=77)], Action) == [None]
     assert again.costs["llm_faults/offline"] == 1
     content = b"".join(p.read_bytes() for p in path.parent.iterdir())
@@ -598,8 +598,8 @@ def run_config(server, cache, **changes):
     return configs.override(
         config,
         {"explorer.name": "llm", "explorer.base_url": server.url, "explorer.cache": str(cache),
-         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.overlap": 1,
-         "data.new_share": 0.5, **changes},
+         "explorer.price_out": 3.0, "evolution.rounds": 2, "evolution.steps": 5, "evolution.async_steps": 1,
+         "data.min_evolved_share": 0.5, **changes},
     )  # fmt: skip
 
 
@@ -659,17 +659,17 @@ def test_a_run_is_repeated_without_a_server(whole, tmp_path):
 
 def test_a_run_keeps_every_question_and_answer_and_no_key(whole):
     workdir, asked = whole
-    packed = rows(workdir, "dialogues.jsonl")
+    packed = rows(workdir, "llm_calls.jsonl")
     lines = all_lines(packed)
-    dialogues = [unpacked(row, lines) for row in packed]
+    llm_calls = [unpacked(row, lines) for row in packed]
     requests = sorted(
         (m[0]["content"], m[1]["content"]) for m in (json.loads(body)["messages"] for body in asked)
     )
-    assert sorted((d["system"], d["user"]) for d in dialogues) == requests
-    assert all(len(d["answers"]) == 1 and not d["fault"] for d in dialogues)
-    assert (workdir / "dialogues.jsonl").stat().st_size < 0.2 * sum(len(json.dumps(d)) for d in dialogues)
+    assert sorted((d["system"], d["user"]) for d in llm_calls) == requests
+    assert all(len(d["answers"]) == 1 and not d["fault"] for d in llm_calls)
+    assert (workdir / "llm_calls.jsonl").stat().st_size < 0.2 * sum(len(json.dumps(d)) for d in llm_calls)
     about = lambda role, context: [
-        d for d in dialogues if (d["role"], d["about"]["context"]) == (role, context)
+        d for d in llm_calls if (d["role"], d["about"]["context"]) == (role, context)
     ]
     for task in rows(workdir, "tasks.jsonl"):
         born = task["lineage"]
@@ -701,7 +701,7 @@ def test_a_run_says_what_each_evolution_has_cost(whole):
     assert f"{whole['llm_tokens_in/explore']:,} in, {whole['llm_tokens_out/explore']:,} out, money" in text
 
 
-def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tmp_path, environ):
+def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tmp_path, environ):
     options = {
         "explorer.base_url": server.url,
         "explorer.cache": "",
@@ -710,26 +710,26 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
     }
     command = [
         sys.executable, "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm", "--tasks=2",
-        f"--output={tmp_path / 'tasks.jsonl'}", f"--dialogues={tmp_path / 'dialogues.jsonl'}",
+        f"--output={tmp_path / 'tasks.jsonl'}", f"--llm_calls={tmp_path / 'llm_calls.jsonl'}",
         *(f"--config.{key}={value}" for key, value in options.items()),
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=ROOT, env={**environ, "OPENAI_API_KEY": KEY}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    dialogues = rows(tmp_path, "dialogues.jsonl")
+    llm_calls = rows(tmp_path, "llm_calls.jsonl")
     requests = sorted(tuple(m["content"] for m in body["messages"]) for body in server.seen)
-    assert sorted((d["system"], d["user"]) for d in dialogues) == requests
+    assert sorted((d["system"], d["user"]) for d in llm_calls) == requests
     for task in rows(tmp_path, "tasks.jsonl"):
-        own = {d["role"] for d in dialogues if d["about"]["context"] == task["lineage"]["context"]}
+        own = {d["role"] for d in llm_calls if d["about"]["context"] == task["lineage"]["context"]}
         assert own == {"explore", "abstract", "judge"} and task["turns"][0]["query"] in done.stdout
-    assert KEY not in (tmp_path / "dialogues.jsonl").read_text() + done.stdout + done.stderr
+    assert KEY not in (tmp_path / "llm_calls.jsonl").read_text() + done.stdout + done.stderr
     again = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert again.returncode != 0 and f"--output={tmp_path / 'tasks.jsonl'} exists" in again.stderr
 
 
 @pytest.mark.parametrize(
-    "overlap, moment, saved, steps",
+    "async_steps, moment, saved, steps",
     [
         # In its evolution after the third update, at the first question and in the middle: that step is not whole yet.
         (0, ("coevolve_jax.explorers.llm.reflector:Reflector.reflect", 1), 2, 1),
@@ -739,9 +739,9 @@ def test_tasks_are_made_without_training_and_their_dialogues_are_kept(server, tm
     ],
 )
 def test_asked_to_end_while_it_evolves_a_run_saves_and_evolves_again(
-    server, tmp_path, overlap, moment, saved, steps
+    server, tmp_path, async_steps, moment, saved, steps
 ):
-    evolve = {"evolution.overlap": overlap, "checkpoint.every": 100}
+    evolve = {"evolution.async_steps": async_steps, "checkpoint.every": 100}
     train(run_config(server, tmp_path / "whole.sqlite", **evolve), tmp_path / "whole")
     first = sorted(json.dumps(body, sort_keys=True) for body in server.seen)
     server.seen.clear()
@@ -755,14 +755,14 @@ def test_asked_to_end_while_it_evolves_a_run_saves_and_evolves_again(
     want, got = comparable(tmp_path / "whole"), comparable(tmp_path / "asked")
     for name in want:
         assert got[name] == want[name], name
-    for name in ("dialogues.jsonl", "costs.jsonl"):
+    for name in ("llm_calls.jsonl", "costs.jsonl"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "asked" / name).read_bytes(), name
 
 
 @needs_browser
 def test_the_report_of_a_run_shows_what_a_model_was_asked_for_a_task(whole, visit):
     workdir, _ = whole
-    packed = rows(workdir, "dialogues.jsonl")
+    packed = rows(workdir, "llm_calls.jsonl")
     lines = all_lines(packed)
     task = next(t for t in rows(workdir, "tasks.jsonl") if t["lineage"]["kind"] == "signal")
     found = visit(address(workdir, view="tasks", task=task["id"]))
@@ -808,5 +808,5 @@ def test_a_run_that_is_killed_while_it_evolves_pays_nothing_twice_and_ends_in_th
     want, got = comparable(workdir), comparable(tmp_path / "killed")
     for name in want:
         assert got[name] == want[name], name
-    for name in ("dialogues.jsonl", "costs.jsonl"):
+    for name in ("llm_calls.jsonl", "costs.jsonl"):
         assert (workdir / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name

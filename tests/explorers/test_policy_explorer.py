@@ -319,9 +319,9 @@ def test_without_a_policy_there_is_nobody_to_ask():
 
 
 def test_an_evolution_beside_training_would_ask_another_policy():
-    config = config_of(**{"evolution.overlap": 2})
+    config = config_of(**{"evolution.async_steps": 2})
     with pytest.raises(
-        ValueError, match="config.evolution.overlap is 2: it must be 0 where the explorer is policy"
+        ValueError, match="config.evolution.async_steps is 2: it must be 0 where the explorer is policy"
     ):
         configs.check(config)
 

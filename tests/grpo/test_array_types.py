@@ -75,7 +75,7 @@ def test_no_function_is_left_out():
 def test_a_batch_is_what_it_says():
     rng = np.random.default_rng(0)
     found = samples([trajectory(rng, 20), trajectory(rng, 30)], [1, 2])
-    batch = pack(found, row_length=32, rows_per_microbatch=2, max_rows=2, version=3)
+    batch = pack(found, pack_length=32, rows_per_microbatch=2, max_rows=2, version=3)
     hints = typing.get_type_hints(Batch)
     with jaxtyped("context"):
         bad = [name for name, x in batch._asdict().items() if x.size and not isinstance(x, hints[name])]

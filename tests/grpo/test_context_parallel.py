@@ -30,7 +30,7 @@ SETTINGS = dict(
     epochs=2,
     router_balance=0.1,
     replay_routing=True,
-    share_prompts=True,
+    prefix_sharing=True,
     attention="chunked",
     remat=True,
 )

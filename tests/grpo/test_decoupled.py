@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import losses
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.grpo.update import learn
 from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import named
 from tests.distributed.test_sharding import start as process
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 NOW = 7  # the version that learns
 CAP = 1.5
 SETTINGS = dict(tis_cap=CAP, clip_low=0.2, clip_high=0.28, kl="none", kl_coef=0.0)
-SHAPE = dict(row_length=32, rows_per_microbatch=2, max_rows=8)
+SHAPE = dict(pack_length=32, rows_per_microbatch=2, max_rows=8)
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +114,13 @@ def backward(start, found, slopes):
 GSPO = dict(ratio="sequence", aggregate="sequence", clip_low=0.03, clip_high=0.04)
 
 
-@pytest.mark.parametrize("share_prompts", [False, True])
+@pytest.mark.parametrize("prefix_sharing", [False, True])
 @pytest.mark.parametrize("changes", [{}, GSPO], ids=["token", "GSPO"])
-def test_loss_and_gradient_are_those_of_a_slow_computation(params, changes, share_prompts):
+def test_loss_and_gradient_are_those_of_a_slow_computation(params, changes, prefix_sharing):
     start = moved(params)
     found = mixed(start)
     learner = make_learner(params, **{**SETTINGS, **changes})
-    got, metrics = gradient(learner, start, packed(found, share_prompts=share_prompts))
+    got, metrics = gradient(learner, start, packed(found, prefix_sharing=prefix_sharing))
     slopes, want = by_hand(start, found, learner_config(**{**SETTINGS, **changes}))
     assert {name: metrics[name] for name in want} == pytest.approx(want, rel=1e-4, abs=1e-6)
     assert 0.05 < want["clip_fraction"] < 0.9 and 0.05 < want["tis_capped"] < 0.9
@@ -213,7 +213,7 @@ def test_no_token_feels_the_age_of_another(params):
     st.booleans(),
     st.integers(0, 10**6),
 )
-def test_packing_keeps_the_age_of_every_token(items, version, share_prompts, seed):
+def test_packing_keeps_the_age_of_every_token(items, version, prefix_sharing, seed):
     """With prompts of their own and shared, and with samples that have no policy gradient."""
     rng, prompt = np.random.default_rng(seed), np.arange(3, dtype=np.int32)
     found = []
@@ -224,7 +224,7 @@ def test_packing_keeps_the_age_of_every_token(items, version, share_prompts, see
         found.append(
             TrainingSample(t, np.ones(length, np.float32) if learned else None, np.ones(length, np.float32))
         )
-    batch = packed(found, max_rows=len(items), version=version, share_prompts=share_prompts)
+    batch = packed(found, max_rows=len(items), version=version, prefix_sharing=prefix_sharing)
     got = sorted(zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.ages))))
     want = []
     for s in found:
@@ -243,7 +243,7 @@ class Watched:
     def __init__(self, learner):
         self.learner, self.batches = learner, []
         self.routing, self.scores, self.score = learner.routing, learner.scores, learner.score
-        self.operations = learner.operations
+        self.flops = learner.flops
 
     def update(self, state, batch, old_logprobs=None):
         self.batches.append(batch)

@@ -102,11 +102,11 @@ def test_chunked_logprobs_equal_the_full_softmax_forward_and_backward(chunk):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 90))
-def test_rows_hold_every_item_once_and_never_overflow(lengths, row_length):
-    rows = assign_rows(lengths, row_length)
+def test_rows_hold_every_item_once_and_never_overflow(lengths, pack_length):
+    rows = assign_rows(lengths, pack_length)
     assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in row) <= row_length for row in rows)
-    assert len(rows) <= max(1, 2 * sum(lengths) // row_length + 1)
+    assert all(sum(lengths[i] for i in row) <= pack_length for row in rows)
+    assert len(rows) <= max(1, 2 * sum(lengths) // pack_length + 1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -115,7 +115,9 @@ def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(ite
     rng = np.random.default_rng(seed)
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
-    batch = pack(samples(trajectories, advantages), row_length=32, rows_per_microbatch=2, max_rows=len(items))
+    batch = pack(
+        samples(trajectories, advantages), pack_length=32, rows_per_microbatch=2, max_rows=len(items)
+    )
     packed = sorted(
         zip(*(x[batch.mask].tolist() for x in (batch.targets, batch.sampler_logprobs, batch.advantages)))
     )
@@ -133,10 +135,10 @@ def test_packing_keeps_every_policy_token_with_its_own_logprob_and_advantage(ite
 
 
 def test_a_trajectory_that_fits_no_row_is_named():
-    with pytest.raises(ValueError, match="40 tokens does not fit a row of 32.*row_length"):
+    with pytest.raises(ValueError, match="40 tokens does not fit a row of 32.*pack_length"):
         pack(
             samples([trajectory(np.random.default_rng(0), 40)], np.ones(1)),
-            row_length=32,
+            pack_length=32,
             rows_per_microbatch=1,
             max_rows=1,
         )
@@ -191,7 +193,7 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
     want = optax.apply_updates(start, updates)
     batch = pack(
         samples(trajectories, advantages),
-        row_length=32,
+        pack_length=32,
         rows_per_microbatch=rows_per_microbatch,
         max_rows=7,
     )
@@ -207,14 +209,14 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
 def test_the_ratio_is_against_the_sampler_and_not_one_off_policy(params):
     rng = np.random.default_rng(4)
     t = trajectory(rng, 20)
-    batch = pack(samples([t], np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(samples([t], np.ones(1)), pack_length=32, rows_per_microbatch=2, max_rows=1)
     learner = make_learner(params)
     _, metrics = learner.update(learner.init(params), batch)
     assert metrics["mismatch_max"] > 0.1 and metrics["ratio_max"] > 1.1 and metrics["clip_fraction"] > 0
     exact = np.concatenate([[0], next_logprobs(params, t)]).astype(np.float32)
     batch = pack(
         samples([dataclasses.replace(t, logprobs=exact)], np.ones(1)),
-        row_length=32,
+        pack_length=32,
         rows_per_microbatch=2,
         max_rows=1,
     )
@@ -227,7 +229,7 @@ def test_the_learner_divides_logits_by_the_samplers_temperature(params):
     t = trajectory(np.random.default_rng(4), 20)
     sampled = padded_logprobs(params, pad(t.ids), 0.8)[:19]
     t = dataclasses.replace(t, logprobs=np.concatenate([[0], sampled]).astype(np.float32))
-    batch = pack(samples([t], np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(samples([t], np.ones(1)), pack_length=32, rows_per_microbatch=2, max_rows=1)
     learner = Learner(MODEL, learner_config(), params, temperature=0.8, mesh=sharding.make_mesh())
     _, metrics = learner.update(learner.init(params), batch)
     assert metrics["mismatch_max"] < 1e-5
@@ -238,7 +240,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
     rng = np.random.default_rng(6)
     t = trajectory(rng, 20)
     t = dataclasses.replace(t, logprobs=np.full(20, -np.inf, np.float32))
-    batch = pack(samples([t], -np.ones(1)), row_length=32, rows_per_microbatch=2, max_rows=1)
+    batch = pack(samples([t], -np.ones(1)), pack_length=32, rows_per_microbatch=2, max_rows=1)
     learner = make_learner(params)
     state, metrics = learner.update(learner.init(params), batch)
     assert not metrics["finite"]
@@ -246,11 +248,18 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
         np.testing.assert_array_equal(got, before)
 
 
+def test_learners_of_equal_settings_share_their_programs(params):
+    """Whatever their parameters, of which the programs hold none."""
+    one, other = make_learner(params, lora_rank=2), make_learner(moved(params), lora_rank=2)
+    assert one._programs is other._programs and one._reference is not other._reference
+    assert make_learner(params, lora_rank=3)._programs is not one._programs
+
+
 def policy_batch(rng, advantages, lengths=(20, 30, 12, 9), rows_per_microbatch=2):
     trajectories = [trajectory(rng, n) for n in lengths]
     return pack(
         samples(trajectories, advantages),
-        row_length=32,
+        pack_length=32,
         rows_per_microbatch=rows_per_microbatch,
         max_rows=4,
     )
@@ -269,7 +278,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
     before = jax.device_get(state)
     for dead in (
         policy_batch(np.random.default_rng(8), [0, 0, 0, 0]),
-        pack([], row_length=32, rows_per_microbatch=2, max_rows=4),
+        pack([], pack_length=32, rows_per_microbatch=2, max_rows=4),
     ):
         state, metrics = learner.update(state, dead)
         assert not metrics["applied"] and metrics["finite"]
@@ -347,7 +356,7 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
     largest = {}
     for chunk in (16, 64):
         learner = make_learner(params, logprob_chunk=chunk)
-        traced = learner._programs.update.trace(state, params, batch, batch.sampler_logprobs)
+        traced = learner._programs.update_step.trace(state, params, batch, batch.sampler_logprobs)
         text = traced.lower().compile().as_text()
         compiled = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
         shapes = [s for s in [*intermediate_sizes(traced.jaxpr.jaxpr), *compiled] if MODEL.vocab_size in s]
@@ -419,6 +428,6 @@ def test_reward_moves_the_policy_towards_what_was_rewarded(params):
     before = logprob(params, good)[0] - logprob(params, bad)[0]
     for _ in range(3):
         fresh = [dataclasses.replace(t, logprobs=logprob(state.params, t)[1]) for t in (good, bad)]
-        batch = pack(samples(fresh, [1, -1]), row_length=32, rows_per_microbatch=2, max_rows=2)
+        batch = pack(samples(fresh, [1, -1]), pack_length=32, rows_per_microbatch=2, max_rows=2)
         state, _ = learner.update(state, batch)
     assert logprob(state.params, good)[0] - logprob(state.params, bad)[0] > before + 1

@@ -34,7 +34,7 @@ def batch():
     rng = np.random.default_rng(2)
     return pack(
         samples([trajectory(rng, n) for n in (20, 30, 12)], rng.normal(size=3)),
-        row_length=32,
+        pack_length=32,
         rows_per_microbatch=2,
         max_rows=3,
     )

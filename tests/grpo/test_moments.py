@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from coevolve_jax.config import load_file
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.grpo.moments import step_by_layer
+from coevolve_jax.grpo.optimizer_offload import step_by_layer
 from coevolve_jax.planning import plan
 from coevolve_jax.planning.aot import devices, host_memory
 from coevolve_jax.planning.topologies import TOPOLOGIES
@@ -76,7 +76,7 @@ def main():
     learners = {}
     for where in ("device", "host"):
         c = settings(config)
-        c.update(moments_on=where, max_grad_norm=0.1, weight_decay=0.01, warmup_steps=2)
+        c.update(optimizer_offload=where == "host", max_grad_norm=0.1, weight_decay=0.01, warmup_steps=2)
         reference = place(random_params(config, seed=2))
         learners[where] = Learner(config, c, reference, temperature=1.0, mesh=mesh)
     batch = list(batches(c))[:3]
@@ -126,7 +126,7 @@ def test_the_plan_has_the_moments_with_the_host_and_a_layer_of_them_on_the_devic
     config = load_file(ROOT / "configs" / "bfcl_qwen3_30b_a3b.py")
     model, mesh = plan.load_model(config.model), plan.make_mesh(TOPOLOGIES["h100-8"], {})
     planned = lambda: plan.plan(model, config.learner, mesh, rows=1, length=25600)
-    before, config.learner.moments_on = planned(), "host"
+    before, config.learner.optimizer_offload = planned(), True
     after = planned()
     assert (after.host, after.optimizer) == (before.optimizer, 0)
     assert 0 < after.in_flight < after.host / 16 and after.total < before.total - after.host

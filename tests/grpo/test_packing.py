@@ -21,25 +21,25 @@ from tests.support.grpo_cases import init_params, make_learner, moved, programs_
     st.integers(0, 10**6),
 )
 def test_segments_are_the_trajectories_whole_and_in_order(
-    items, row_length, rows_per_microbatch, buckets, seed
+    items, pack_length, rows_per_microbatch, buckets, seed
 ):
     rng = np.random.default_rng(seed)
     trajectories = [trajectory(rng, n, valid=valid) for n, valid in items]
     advantages = rng.normal(size=len(items)).astype(np.float32)
-    of_length = lambda row_length, **options: pack(
+    of_length = lambda pack_length, **options: pack(
         samples(trajectories, advantages),
-        row_length=row_length,
+        pack_length=pack_length,
         rows_per_microbatch=rows_per_microbatch,
         max_rows=12,
         **options,
     )
-    batch = of_length(row_length, row_buckets=buckets)
+    batch = of_length(pack_length, pack_length_buckets=buckets)
     longest = max((t.ids.size for t in trajectories if t.outcome.valid), default=0)
-    allowed = [row_length, *(n for n in buckets if n >= longest)]
+    allowed = [pack_length, *(n for n in buckets if n >= longest)]
     computed = {n: int(of_length(n).used) * n for n in allowed}
-    row_length = batch.tokens.shape[2]
-    assert row_length == max(n for n in allowed if computed[n] == min(computed.values()))
-    flat = type(batch)(*(x.reshape(-1, row_length) if x.ndim else x for x in batch))
+    pack_length = batch.tokens.shape[2]
+    assert pack_length == max(n for n in allowed if computed[n] == min(computed.values()))
+    flat = type(batch)(*(x.reshape(-1, pack_length) if x.ndim else x for x in batch))
     found = []
     for row in range(len(flat.tokens)):
         ids = flat.segment_ids[row]
@@ -88,20 +88,20 @@ def demo_lengths(rng) -> np.ndarray:
     return np.clip(n, 120, 512).astype(int)
 
 
-@pytest.mark.parametrize("row_length, rows_per_microbatch", [(512, 4), (512, 2), (1024, 2)])
-def test_less_than_a_tenth_of_what_is_computed_is_padding(row_length, rows_per_microbatch):
+@pytest.mark.parametrize("pack_length, rows_per_microbatch", [(512, 4), (512, 2), (1024, 2)])
+def test_less_than_a_tenth_of_what_is_computed_is_padding(pack_length, rows_per_microbatch):
     rng = np.random.default_rng(0)
     tokens = computed = 0
     for _ in range(30):
         trajectories = [trajectory(rng, n) for n in demo_lengths(rng)]
         batch = pack(
             samples(trajectories, np.ones(len(trajectories))),
-            row_length=row_length,
+            pack_length=pack_length,
             rows_per_microbatch=rows_per_microbatch,
             max_rows=128,
         )
         tokens += (batch.segment_ids > 0).sum()
-        computed += batch.used * rows_per_microbatch * row_length
+        computed += batch.used * rows_per_microbatch * pack_length
     assert 1 - tokens / computed < 0.10
 
 
@@ -118,10 +118,10 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_o
         ]
         batch = pack(
             samples(trajectories, np.ones(len(trajectories))),
-            row_length=32,
+            pack_length=32,
             rows_per_microbatch=2,
             max_rows=8,
-            row_buckets=(24,),
+            pack_length_buckets=(24,),
         )
         used.add(int(batch.used))
         lengths.add(batch.tokens.shape[2])
@@ -139,7 +139,7 @@ def both(rng, n: int, **changes) -> TrainingSample:
     return dataclasses.replace(TrainingSample(trajectory(rng, n), *numbers), **changes)
 
 
-SIZES = dict(row_length=32, rows_per_microbatch=2, max_rows=4)
+SIZES = dict(pack_length=32, rows_per_microbatch=2, max_rows=4)
 
 
 def test_every_sampled_token_keeps_its_own_numbers_and_no_other_has_any():

@@ -54,8 +54,8 @@ def rollouts(
     return [found[i] for i in rng.permutation(len(found))]
 
 
-def packed(found, share_prompts: bool, *, row_length=32, **changes):
-    sizes = dict(row_length=row_length, rows_per_microbatch=2, max_rows=ROWS, share_prompts=share_prompts)
+def packed(found, prefix_sharing: bool, *, pack_length=32, **changes):
+    sizes = dict(pack_length=pack_length, rows_per_microbatch=2, max_rows=ROWS, prefix_sharing=prefix_sharing)
     return pack(found, **{**sizes, **changes})
 
 
@@ -177,12 +177,12 @@ def programs(name: str):
 @given(GROUPS, SEEDS)
 def test_the_update_is_the_one_without_sharing(name, groups, seed):
     """Loss, metrics and gradient: groups of any sizes, split over rows or not."""
-    *_, row_length, streams = UPDATES[name]
+    *_, pack_length, streams = UPDATES[name]
     gradients, start, reference = programs(name)
     found = rollouts(groups, seed, streams=streams)
     results = []
     for share in (False, True):
-        batch = packed(found, share, row_length=row_length)
+        batch = packed(found, share, pack_length=pack_length)
         results.append(jax.device_get(gradients(start, reference, batch, batch.sampler_logprobs)))
     (want, expected), (got, metrics) = results
     norm = optax.tree.norm(want)

@@ -13,9 +13,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
+from coevolve_jax.grpo.learn import learn
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.grpo.update import learn
-from coevolve_jax.loop import hosts
+from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.types import TrainingSample
 from tests.distributed.test_sharding import first_moment
 from tests.grpo.test_grpo import pad, padded_logprobs, states_equal
@@ -41,7 +41,7 @@ def params():
 
 
 def packed(found, max_rows=8):
-    return pack(found, row_length=32, rows_per_microbatch=2, max_rows=max_rows)
+    return pack(found, pack_length=32, rows_per_microbatch=2, max_rows=max_rows)
 
 
 @functools.cache
@@ -107,12 +107,12 @@ def test_the_policy_before_rl_is_held_where_something_asks_for_it(params, change
     first = weakref.ref(policy.params["norm"]["scale"])
     learner = make_learner(policy.params, **changes)
     engine = {"name": "native", "dtype": "float32", "sharded": False}
-    leader = hosts.Leader(learner, policy, ConfigDict({"engine": engine}))
-    state = leader.init(policy.params)
+    trainer = Trainer(learner, policy, ConfigDict({"engine": engine}))
+    state = trainer.init(policy.params)
     gc.collect()
     assert (first() is not None) == (changes.get("kl_coef") == 0.1 or "lora_rank" in changes)
-    state, metrics = leader.update(state, packed(rollouts_of(np.random.default_rng(0))))
-    assert metrics["applied"] and jax.tree.leaves(leader.policy(state))
+    state, metrics = trainer.update(state, packed(rollouts_of(np.random.default_rng(0))))
+    assert metrics["applied"] and jax.tree.leaves(trainer.policy(state))
 
 
 def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params):
@@ -192,7 +192,7 @@ class Scored:
     def __init__(self, learner):
         self.learner, self.asked = learner, []
         self.routing, self.scores, self.update = learner.routing, learner.scores, learner.update
-        self.operations = learner.operations
+        self.flops = learner.flops
 
     def score(self, state, batch):
         self.asked.append(batch)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from coevolve_jax.grpo import operations
+from coevolve_jax.grpo import flops
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.loop import timing
 from coevolve_jax.loop.collect import Collected
@@ -51,7 +51,7 @@ def test_a_forward_pass_is_what_the_traced_model_does(config):
     model, tokens = Qwen(config, attention="plain"), jnp.zeros((rows, length), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
     forward = lambda p: model.apply({"params": p}, tokens).sum()
-    counted = operations.forward(config, rows * length, rows * length * (length + 1) // 2, rows * length)
+    counted = flops.forward(config, rows * length, rows * length * (length + 1) // 2, rows * length)
     traced = products(jax.make_jaxpr(forward)(params).jaxpr)
     if config is SPARSE:  # which also sorts tokens, and weights what experts gave
         assert counted <= traced <= 1.03 * counted
@@ -66,15 +66,15 @@ def test_a_batch_counts_by_its_samples_without_padding():
     lengths = [len(s.trajectory.ids) for s in made]
     learned = sum(int(s.trajectory.mask[1:].sum()) for s in made)
     pairs = sum(n * (n + 1) // 2 for n in lengths)
-    one = operations.forward(MODEL, sum(lengths), pairs, learned)
+    one = flops.forward(MODEL, sum(lengths), pairs, learned)
     for max_rows in (2, 8):
-        batch = pack(made, row_length=32, rows_per_microbatch=2, max_rows=max_rows)
-        assert operations.of_batch(MODEL, batch) == one
+        batch = pack(made, pack_length=32, rows_per_microbatch=2, max_rows=max_rows)
+        assert flops.of_batch(MODEL, batch) == one
         params = init_params()
         for passes, changes in ((4, {}), (3, {"kl_coef": 0.0}), (3, {"lora_rank": 2})):
-            assert make_learner(params, **changes).operations(batch, 1) == passes * one
+            assert make_learner(params, **changes).flops(batch, 1) == passes * one
         scoring = make_learner(params, epochs=2, tis_cap=2.0, kl_coef=0.0)
-        assert scoring.operations(batch, 2) == (2 * 3 + 1) * one
+        assert scoring.flops(batch, 2) == (2 * 3 + 1) * one
 
 
 def test_speeds_are_of_the_step_and_mfu_only_where_the_peak_is_known(monkeypatch):

@@ -57,10 +57,15 @@ def settings(**learner) -> ConfigDict:
     return ConfigDict(
         dict(
             seed=0,
-            data=dict(new_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
+            data=dict(min_evolved_share=0.0, sampling="uniform", sampling_floor=0.1, retire_after=0),
             rollout=dict(tasks_per_step=6, group_size=2, temperature=1.0),
             learner={
-                **dict(dynamic_sampling=0, group_filter=False, skip_dead_groups=False, advantage="group_std"),
+                **dict(
+                    dynamic_sampling=0,
+                    group_filter=False,
+                    skip_zero_variance_groups=False,
+                    advantage="group_std",
+                ),
                 **learner,
             },
         )
@@ -113,7 +118,7 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
     n = alive(groups)
     assert 0 < n < 6
     assert len(grpo_samples(settings(), groups, FilterState())[0]) == 12
-    assert len(grpo_samples(settings(skip_dead_groups=True), groups, FilterState())[0]) == 2 * n
+    assert len(grpo_samples(settings(skip_zero_variance_groups=True), groups, FilterState())[0]) == 2 * n
     samples, state = grpo_samples(settings(group_filter=True), groups, FilterState())
     assert len(samples) == 2 * n and state.seen == n
 
@@ -121,7 +126,7 @@ def test_dead_groups_stay_unless_they_are_to_be_left_out():
 def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
     shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
-    samples, _ = grpo_samples(settings(skip_dead_groups=True), groups, FilterState(), rewards=shaped)
+    samples, _ = grpo_samples(settings(skip_zero_variance_groups=True), groups, FilterState(), rewards=shaped)
     assert len(samples) == 12  # what is shaped spreads everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
         t.outcome.reward for t in trajectories_of(groups)
@@ -170,7 +175,7 @@ def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
             seeds.append(sum(own, []))
             return super().rollout_groups(tasks, own, temperature)
 
-    roles = SimpleNamespace(costs=None, dialogues=None)
+    roles = SimpleNamespace(costs=None, llm_calls=None)
     for _ in range(2):
         roller = functools.partial(Roller, settings(), Seeds())
         lab = Laboratory(TaskPool(), [], SimpleNamespace(roles=roles), roller, Counter())
@@ -191,7 +196,7 @@ def test_a_strategy_goes_through_a_checkpoint(name):
             "strategy": configs.strategy(name),
             "signals": {"window": 3, "rare_percent": 50.0},
             "steps": 20,
-            "evolution": {"every": 5, "settle_steps": 1},
+            "evolution": {"every": 5, "async_steps": 0, "freeze_last_steps": 1},
         }
     )
     strategy = build.strategy(config)
@@ -214,9 +219,9 @@ def test_a_strategy_goes_through_a_checkpoint(name):
         ("kl", "k4", "one of k1, k2, k3, none"),
         ("dtype", "float16", "one of float32, bfloat16"),
         ("epochs", 0, "at least 1"),
-        ("tis_cap", -1.0, "0 or more"),
+        ("tis_cap", -1.0, "at least 0"),
         ("learning_rate", float("inf"), "a finite number"),
-        ("learning_rate", 0.0, "above 0 and finite"),
+        ("learning_rate", 0.0, "above 0.$"),
         ("adam_b2", 0.8, "more than the square of .* \\(0.9\\)"),
         ("schedule", "cosine", "config.learner.decay_steps is 0.*cosine schedule"),
     ],

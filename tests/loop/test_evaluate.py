@@ -159,7 +159,7 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
     config = ConfigDict(
         {
             "environment": {"eval_split": "test", "train_split": "train"},
-            "evaluation": {"samples": 3, "temperature": 0.6, "seed": 9},
+            "evaluation": {"num_rollouts": 3, "temperature": 0.6, "seed": 9},
             **({"testbed": {"weak_tools": weak}} if weak else {}),
         }
     )

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
 SMALL = {
-    "steps": 20, "evolution.every": 5, "evolution.settle_steps": 3, "evolution.overlap": 3, "evolution.contexts": 4,
+    "steps": 20, "evolution.every": 5, "evolution.freeze_last_steps": 3, "evolution.async_steps": 3, "evolution.contexts": 4,
     "rollout.tasks_per_step": 4, "rollout.group_size": 4, "signals.rare_percent": 20.0,
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ SMALL = {
 class Notebook:
     """A Synthesizer that makes a task of each context and notes what it was asked."""
 
-    roles = SimpleNamespace(costs=None, dialogues=None)
+    roles = SimpleNamespace(costs=None, llm_calls=None)
 
     def __init__(self):
         self.reflected, self.grown = [], []
@@ -98,7 +98,7 @@ def test_a_strategy_that_evolves_when_it_said_it_would_not_is_told(monkeypatch):
 
 
 def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
-    run, sizes = Running(override(TINY, {**SMALL, "evolution.overlap": 0})), []
+    run, sizes = Running(override(TINY, {**SMALL, "evolution.async_steps": 0})), []
     for step in range(20):
         sizes.append(len(run.until(step + 1).strategy._evidence))
     assert [s for s in range(20) if evolves(run.config, s)] == [4, 9, 14]
@@ -113,15 +113,15 @@ def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
         {"evolution.every": 3, "steps": 25},
         {"strategy.probe": 0},
         {"steps": 7},
-        {"evolution.settle_steps": 16},
+        {"evolution.freeze_last_steps": 16},
     ],
 )
-def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(changes):
+def test_a_fork_without_async_steps_makes_up_for_the_evolution_that_was_under_way(changes):
     """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
     run = Running(override(TINY, SMALL)).until(6)
     saved = run.save()
     assert saved["strategy"]["pending"]["step"] == 4
-    alone = Running(override(TINY, {**SMALL, "evolution.overlap": 0, **changes}), saved)
+    alone = Running(override(TINY, {**SMALL, "evolution.async_steps": 0, **changes}), saved)
     assert alone.save()["strategy"]["pending"] == saved["strategy"]["pending"]
     again = Running(alone.config, alone.save()).until(7)
     run.evolver.close()
@@ -131,7 +131,7 @@ def test_a_fork_without_overlap_makes_up_for_the_evolution_that_was_under_way(ch
     assert again.until(10).made.grown[1:] == [s for s in range(7, 10) if evolves(again.config, s)]
 
 
-@pytest.mark.parametrize("changes", [{"steps": 8}, {"evolution.settle_steps": 16}, {"steps": 10}])
+@pytest.mark.parametrize("changes", [{"steps": 8}, {"evolution.freeze_last_steps": 16}, {"steps": 10}])
 def test_a_fork_with_another_schedule_goes_on_with_the_pending_evolution(changes):
     """By its own schedule the evolution after step 4 would come too late."""
     run = Running(override(TINY, SMALL)).until(6)
@@ -146,15 +146,15 @@ def test_a_fork_with_another_schedule_goes_on_with_the_pending_evolution(changes
 
 
 def test_two_evolutions_of_one_step_are_counted_together():
-    saved = Running(override(TINY, {**SMALL, "evolution.overlap": 5})).until(9).save()
-    alone = Running(override(TINY, {**SMALL, "evolution.overlap": 0}), saved).until(10)
+    saved = Running(override(TINY, {**SMALL, "evolution.async_steps": 5})).until(9).save()
+    alone = Running(override(TINY, {**SMALL, "evolution.async_steps": 0}), saved).until(10)
     assert alone.made.grown == [4, 9] and alone.stats == {9: len(alone.tasks) - 12}
 
 
 def test_a_fork_with_another_strategy_leaves_it():
     saved = Running(override(TINY, SMALL)).until(6).save()
     assert (
-        Running(override(TINY, {**SMALL, "evolution.overlap": 0, "strategy.name": "static"}), saved)
+        Running(override(TINY, {**SMALL, "evolution.async_steps": 0, "strategy.name": "static"}), saved)
         .until(8)
         .stats
         == {}

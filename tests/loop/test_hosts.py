@@ -13,7 +13,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from coevolve_jax import preemption
-from coevolve_jax.loop import hosts
+from coevolve_jax.loop import rendezvous
+from coevolve_jax.loop.leader import Leader, multihost_utils
 from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
 from tests.distributed.test_multiprocess import free_address
@@ -84,7 +85,7 @@ def alone(tmp_path_factory, quick):
 NAMES = ("step", "success", "length", "tasks", "applied", "signals", "policy_tokens")
 
 
-def told(folder) -> list[dict]:
+def progress(folder) -> list[dict]:
     return [{name: row[name] for name in NAMES} for row in rows(folder, "metrics.jsonl")]
 
 
@@ -110,7 +111,7 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alon
     # The sum of two processes' parts is the same in either order, so that the trajectories are the same ones.
     for name in ("tasks.jsonl", "signals.jsonl", "held_out.jsonl"):
         assert (workdir / name).read_bytes() == (alone / name).read_bytes(), name
-    assert told(workdir) == told(alone) and len(told(alone)) == SMALL["steps"]
+    assert progress(workdir) == progress(alone) and len(progress(alone)) == SMALL["steps"]
     np.testing.assert_allclose(sums(workdir), sums(alone), atol=1e-5)
     assert any(norm > 0 for _, norm in sums(alone))
 
@@ -125,8 +126,8 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
     """Two processes with one engine of both (rollout/native/lockstep.py), whose cache has pages, do what one process with rows
     on one device does, until they are asked to end. Each generates its part of the conversations (weights in parts, exchanged
     for each token over TCP, are in test_multiprocess.py)."""
-    together = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
-    changes = {**together, "checkpoint.every": 999, "steps": 999}
+    sharded = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
+    changes = {**sharded, "checkpoint.every": 999, "steps": 999}
     done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0
     both = start(tmp_path, quick, changes=(changes, changes))
     kill_when(both[1], lambda: done() >= SMALL["steps"], signal.SIGTERM)
@@ -135,7 +136,7 @@ def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(t
         assert message.endswith("Asked to end: every finished step is saved, and the same command goes on.\n")
     assert checkpoint.latest_step(tmp_path / "checkpoints") == done()
     steps = slice(SMALL["steps"])
-    assert told(tmp_path)[steps] == told(alone())
+    assert progress(tmp_path)[steps] == progress(alone())
     np.testing.assert_allclose(sums(tmp_path)[steps], sums(alone()), atol=1e-5)
 
 
@@ -183,24 +184,25 @@ def test_what_ends_the_follower_ends_the_leader(tmp_path, quick):
 
 
 def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
-    told = []
+    published = []
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(hosts, "_wait_for", lambda key: "")
-    monkeypatch.setattr(hosts, "_tell", told.append)
-    monkeypatch.setattr(hosts.multihost_utils, "broadcast_one_to_all", lambda batch: batch)
+    monkeypatch.setattr(rendezvous, "meet", lambda: None)
+    monkeypatch.setattr(rendezvous, "publish", published.append)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", lambda batch: batch)
     learner = SimpleNamespace(
         routing=(0, 0),
         scores=True,
         keeps_reference=True,
-        operations=lambda batch, updates: 0.0,
+        flops=lambda batch, updates: 0.0,
         init=lambda params: object(),
         score=lambda state, batch: object(),
         update=lambda state, batch, old_logprobs: (object(), {}),
     )
-    leader = hosts.Leader(learner, SimpleNamespace(params={"a": 1}), HERE)
+    policy = SimpleNamespace(params={"a": 1})
+    leader = Leader(learner, policy, HERE)
     with pytest.raises(ValueError, match="given another `params` than the last one"):
         leader.init({"a": 1})
-    first, batch = leader.init(leader._policy.params), (np.zeros(2, np.float32),)
+    first, batch = leader.init(policy.params), (np.zeros(2, np.float32),)
     scores = leader.score(first, batch)
     second, _ = leader.update(first, batch, scores)
     third, _ = leader.update(state=second, batch=batch, old_logprobs=None)
@@ -208,7 +210,7 @@ def test_a_state_or_scores_that_the_others_do_not_hold_are_refused(monkeypatch):
         with pytest.raises(ValueError, match=f"Leader.update was given another `{name}`"):
             leader.update(state, batch, old_logprobs)
     leader.update(third, (np.ones(3, np.int32),), scores)
-    assert told == [
+    assert published == [
         ["init", {}, ["params"], {}],
         ["score", {}, ["state", "batch"], {"batch": [["float32", (2,)]]}],
         ["update", {}, ["state", "batch", "old_logprobs"], {}],

@@ -1,6 +1,6 @@
 """The loop of train.py beside reference_loop.py, over random configurations: they must agree on every step.
 
-`train` is the real one, with the real strategies, pool of tasks, roller, agent, synthesis, packing, leader, logs and
+`train` is the real one, with the real strategies, pool of tasks, roller, agent, synthesis, packing, trainer, logs and
 resume. The model, the worlds' processes, the explorer and the arrays of checkpoints are those of loop_fakes.py.
 """
 
@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from coevolve_jax import build
 from coevolve_jax import train as training
 from coevolve_jax.config import load_file, override
-from coevolve_jax.loop import hosts, run
+from coevolve_jax.loop import run
 from coevolve_jax.loop.collect import Collector
 from coevolve_jax.loop.evolve import Evolver, FirstUse
+from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import EngineError
 from tests.support import loop_fakes, reference_loop
@@ -100,7 +101,7 @@ class Paced(Evolver):
         self._pace(self._soon)
 
     def __call__(self, step):
-        self._pace(self._pending and step >= self._pending.step + self._overlap)
+        self._pace(self._pending and step >= self._pending.step + self._async_steps)
         grown = super().__call__(step)
         self._pace(self._soon)
         return grown
@@ -178,7 +179,7 @@ def session(config, workdir, batches, soon, kill_at=None, until=None):
         m.setattr(training, "Evolver", partial(Paced, soon, gates))
         m.setattr(checkpoint.Writer, "save", lambda self, *saved, keep: save(tell, *saved, keep=keep))
         m.setattr(checkpoint, "restore", restore)
-        m.setattr(hosts.hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
+        m.setattr(hf_io, "save", lambda folder, config, params: tell("policy saved", int(params)))
         m.setattr(run.report, "write_report", lambda workdir: None)
         m.setattr(run, "summary_table", lambda *_: "")
         m.setattr(training, "versions", lambda *others: {})
@@ -323,10 +324,12 @@ def compare(config, stops=(), batches=True, soon=True):
             "environment.name": "tests.support.families.lamps",
         },
     )
-    overlap = min(config.evolution.overlap, config.evolution.every)
-    settle = max(config.evolution.settle_steps, config.rollout.max_staleness + 1)
-    config = override(config, {"evolution.overlap": overlap, "evolution.settle_steps": settle})
-    if overlap + config.evolution.every + settle > config.steps:  # it could not evolve, and would be refused
+    async_steps = min(config.evolution.async_steps, config.evolution.every)
+    settle = max(config.evolution.freeze_last_steps, config.rollout.max_staleness + 1)
+    config = override(config, {"evolution.async_steps": async_steps, "evolution.freeze_last_steps": settle})
+    if (
+        async_steps + config.evolution.every + settle > config.steps
+    ):  # it could not evolve, and would be refused
         config = override(config, {"strategy.name": "static"})
     loop = reference_loop.Loop(config, loop_fakes.Lamplighter(), soon)
     with tempfile.TemporaryDirectory() as folder:
@@ -376,7 +379,7 @@ SETTINGS = {
     "data.min_calls": st.integers(1, 2),
     "data.max_calls": st.integers(3, 5),
     "data.max_turns": st.sampled_from([1, 2, 3, 3]),
-    "data.new_share": st.sampled_from([0.0, 0.3, 1.0]),
+    "data.min_evolved_share": st.sampled_from([0.0, 0.3, 1.0]),
     "data.sampling": st.sampled_from(["uniform", "uniform", "variance"]),
     "data.sampling_floor": st.sampled_from([0.0, 0.1]),
     "data.retire_after": st.sampled_from([0, 0, 2]),
@@ -384,8 +387,8 @@ SETTINGS = {
     "data.leak_threshold": st.sampled_from([0.5123, 0.7234, 0.9]),
     "data.leak_call_threshold": st.sampled_from([0.5987, 0.88, 1.0]),
     "evolution.every": st.integers(1, 4),
-    "evolution.overlap": st.sampled_from([0, 0, 1, 2, 4]),
-    "evolution.settle_steps": st.integers(1, 3),
+    "evolution.async_steps": st.sampled_from([0, 0, 1, 2, 4]),
+    "evolution.freeze_last_steps": st.integers(1, 3),
     "evolution.contexts": st.integers(1, 6),
     "evolution.tasks": st.integers(1, 5),
     "evolution.rounds": st.integers(1, 3),
@@ -397,10 +400,10 @@ SETTINGS = {
     "learner.tis_cap": st.sampled_from([0.0, 0.0, 2.0]),
     "learner.dynamic_sampling": st.sampled_from([0, 0, 1, 3]),
     "learner.group_filter": st.booleans(),
-    "learner.skip_dead_groups": st.booleans(),
+    "learner.skip_zero_variance_groups": st.booleans(),
     "learner.advantage": st.sampled_from(["group_std", "group_mean", "leave_one_out"]),
     "evaluation.tasks": st.integers(1, 3),
-    "evaluation.samples": st.integers(1, 2),
+    "evaluation.num_rollouts": st.integers(1, 2),
     "evaluation.seed": st.integers(0, 99),
     "evaluation.temperature": st.sampled_from([0.6, 1.0]),
     "checkpoint.every": st.integers(1, 3),
@@ -416,8 +419,8 @@ STOPS = st.lists(
 
 
 SMALL = {
-    "evolution.settle_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
-    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.samples": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
+    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
+    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
 }  # fmt: skip
 
 
@@ -437,14 +440,14 @@ EXAMPLES = (
             "steps": 6,
             "rollout.max_staleness": 2,
             "learner.tis_cap": 2.0,
-            "evolution.settle_steps": 3,
+            "evolution.freeze_last_steps": 3,
         },
         [("until", 3)],
         False,
     ),
     # Evolutions that are under way when the run ends, in the ways in which it can.
     (
-        {**SMALL, "steps": 12, "evolution.every": 3, "evolution.overlap": 2},
+        {**SMALL, "steps": 12, "evolution.every": 3, "evolution.async_steps": 2},
         [("until", 4), ("kill", 0.4), ("no engine", 0.5)],
         True,
     ),

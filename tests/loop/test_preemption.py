@@ -55,7 +55,7 @@ def asked(config, workdir, moment) -> int | None:
     """Trains, asked to end at that moment: step of the newest checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         ask_at(patch, *moment[:2])
-        with pytest.raises(preemption.Preempted), preemption.heeded():
+        with pytest.raises(preemption.Preempted), preemption.handle_signals():
             train(config, workdir)
     return checkpoint.latest_step(workdir / "checkpoints")
 
@@ -69,11 +69,11 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "moments, place", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], "device"), ([EVOLUTION], "host")]
+    "moments, offload", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], False), ([EVOLUTION], True)]
 )
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, place):
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, offload):
     """Wherever Adam's moments lie."""
-    config, workdir = settings("coevolve", **RARE, **{"learner.moments_on": place}), tmp_path / "run"
+    config, workdir = settings("coevolve", **RARE, **{"learner.optimizer_offload": offload}), tmp_path / "run"
     for moment in moments:
         assert asked(config, workdir, moment) == moment[-1]
     train(config, workdir)
@@ -107,7 +107,7 @@ def test_the_program_ends_with_a_status_of_its_own(tmp_path, environ, moment, ti
 
 def test_what_may_be_given_up_is_and_what_may_not_is_finished():
     done = []
-    with preemption.heeded():
+    with preemption.handle_signals():
         with pytest.raises(preemption.Preempted), preemption.interruptible():
             os.kill(os.getpid(), signal.SIGUSR1)
             done.append("the rest of what may be given up")
@@ -129,7 +129,7 @@ def test_a_request_that_python_drops_is_heeded_at_the_end():
             signal.raise_signal(signal.SIGTERM)  # what the handler raises here is heard by nobody
 
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(preemption.Preempted), preemption.heeded(), preemption.interruptible():
+    with pytest.raises(preemption.Preempted), preemption.handle_signals(), preemption.interruptible():
         Finalised()
     assert signal.getsignal(signal.SIGTERM) is before
 

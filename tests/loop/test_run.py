@@ -157,7 +157,6 @@ def test_a_file_that_cannot_be_begun_with_is_one_sentence(whole, tmp_path, text,
         (7, {}, r"has no checkpoint of step 7 \(it has 1, 2, 3, 4\)"),
         (2, {"no.such.key": 1}, "no key 'no.such.key'"),
         (2, {"steps": "many"}, "config.steps cannot be 'many'"),
-        (2, {"evolution.mode": "static"}, "'evolution.mode' is called 'strategy.name' now"),
         (2, {"rollout.group_size": 1}, "config.rollout.group_size is 1"),
     ],
 )

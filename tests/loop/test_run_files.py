@@ -23,7 +23,7 @@ WEAK = ("look",)
 SEED = 3
 CHANGES = {
     **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3, "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
-    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.samples": 2, "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
+    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2, "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
     "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
 }  # fmt: skip
 

@@ -80,10 +80,10 @@ def test_a_run_that_loses_its_server_keeps_every_step_and_goes_on_with_another(
 def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, quick, tmp_path):
     ahead = {
         "rollout.max_staleness": 1,
-        "evolution.settle_steps": 2,
+        "evolution.freeze_last_steps": 2,
         "learner.tis_cap": 2.0,
         "steps": 4,
-        "learner.skip_dead_groups": False,
+        "learner.skip_zero_variance_groups": False,
     }
     ahead |= {"engine.name": engine, "engine.url": sglang_server.url}
     done = forked.run(command(tmp_path / "run", **ahead), quick)

@@ -131,12 +131,12 @@ def test_the_health_of_a_step(seed):
             learned |= {t.task_id} if kind > 1 else set()
     found = health.diagnose(groups, samples)
     wanted = {
-        "dead_groups": mean(s == 0 for s in spreads),
+        "zero_variance_groups": mean(s == 0 for s in spreads),
         "group_std": mean(spreads),
         "logprob": mean(p for t in valid for p, own in zip(t.logprobs.tolist(), t.mask) if own),
         "steps": mean(len(t.steps) for t in valid),
         "truncated": mean("limit" in t.stop for t in valid),
-        "kept_groups": len(learned) / len(groups),
+        "active_groups": len(learned) / len(groups),
         "length_reward": correlation([t.ids.size for t in valid], [t.outcome.reward for t in valid]),
         "malformed": mean(s.call is None for t in valid for s in t.steps),
         "invalid": mean(not t.outcome.valid for g in groups for t in g.trajectories),
@@ -174,9 +174,9 @@ def with_rewards(*rewards):
 
 def test_equal_rewards_alone_are_without_spread_and_a_small_difference_is_learned_from():
     """The environment's own reward of parts of a task can have a spread of 0.0005, which group_std scales to 1."""
-    assert health.diagnose([with_rewards(0.1, 0.1, 0.1)], [])["dead_groups"] == 1
+    assert health.diagnose([with_rewards(0.1, 0.1, 0.1)], [])["zero_variance_groups"] == 1
     small = with_rewards(0.2, 0.201)
-    assert health.diagnose([small], [])["dead_groups"] == 0
+    assert health.diagnose([small], [])["zero_variance_groups"] == 0
     assert group_advantages(small.rewards) == pytest.approx([-1, 1], rel=0.01)
 
 

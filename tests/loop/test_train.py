@@ -28,11 +28,11 @@ SMALL = {
     "engine.max_concurrency": 8,
     "learner.rows_per_microbatch": 2,
     "evolution.every": 2,
-    "evolution.settle_steps": 1,
+    "evolution.freeze_last_steps": 1,
     "evolution.tasks": 3,
     "evolution.contexts": 4,
     "evaluation.tasks": 6,
-    "evaluation.samples": 1,
+    "evaluation.num_rollouts": 1,
     "checkpoint.every": 1,
     "environment.workers": 1,
     "signals.rare_percent": 20.0,
@@ -77,7 +77,7 @@ def test_a_run_leaves_everything_that_the_docs_name(finished):
         "policy",
     ):
         assert (finished / name).exists(), name
-    assert not list(finished.glob("dialogues*")) + list(finished.glob("costs*"))  # no model was asked
+    assert not list(finished.glob("llm_calls*")) + list(finished.glob("costs*"))  # no model was asked
     summary = json.loads((finished / "summary.json").read_text())
     assert {
         "held_out_success_before",
@@ -160,7 +160,7 @@ def test_a_step_says_how_fast_it_was(finished):
     for m in rows(finished, "metrics.jsonl"):
         assert m["throughput"].keys() == {"rollout_tokens", "update_tokens"}  # nobody publishes a CPU's peak
         assert m["throughput"]["rollout_tokens"] > 0 and m["seconds"]["push"] > 0
-        assert (m["operations"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
+        assert (m["flops"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
 
 
 def test_sampler_and_learner_agree_on_the_logprobs(finished):
@@ -253,13 +253,15 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(finished, 
     [
         ({"rollout.group_size": 1}, "config.rollout.group_size is 1"),
         ({"strategy.name": "evolve"}, "config.strategy.name is 'evolve'.*coevolve, .*random, static"),
-        ({"evolution.mode": "random"}, "'evolution.mode' is called 'strategy.name' now"),
-        ({"learner.row_length": 100}, "config.learner.row_length is 100"),
+        ({"learner.pack_length": 100}, "config.learner.pack_length is 100"),
         (
-            {"learner.row_length": 516, "mesh.context": 4},
-            r"config.learner.row_length is 516: .*2 . mesh.context = 8",
+            {"learner.pack_length": 516, "mesh.context": 4},
+            r"config.learner.pack_length is 516: .*2 . mesh.context .2 . 4.",
         ),
-        ({"learner.row_buckets": "(64,512)"}, r"config.learner.row_buckets is \(64, 512\).*below .* \(512\)"),
+        (
+            {"learner.pack_length_buckets": "(64,512)"},
+            r"config.learner.pack_length_buckets is \(64, 512\).*below .* \(512\)",
+        ),
         ({"model": "no/such/folder"}, "no/such/folder"),
         ({"environment.toolsets": "('NoSuchClass',)"}, "NoSuchClass"),
         ({"no_such_key": 1}, "no_such_key"),

@@ -288,7 +288,7 @@ def test_a_batch_is_loaded_as_the_run_packs_it(four):
     assert some.rows == some.microbatches == 1 and some.blocks < full.blocks / 6
     tokens = some.full * row
     assert 5 * 3300 < tokens < 7 * 3300 and 3300 / 2 < some.pairs["forward"] / tokens < 12800 / 6
-    four.learner.share_prompts = True
+    four.learner.prefix_sharing = True
     shared = load(batches.Lengths(2600, 700), "tpu", 1)
     assert shared.full < some.full / 2 and shared.blocks == some.blocks
     assert load(None, "cpu").pairs == {}
@@ -328,22 +328,25 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     told = change(memory, 2)  # one row each does not fit either, but a half does
     assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
     odd = four.learner.copy_and_resolve_references()
-    odd.row_buckets = (8_191,)  # which no context axis splits
+    odd.pack_length_buckets = (8_191,)  # which no context axis splits
     assert "mesh.context" not in change(memory, 2, odd)
     memory = 26 * GB  # which no part of a row mends
     told = change(memory, 2)
     assert total(mesh, 1) > memory and told.startswith(
-        "set config.learner.rows_per_microbatch=4 and config.learner.moments_on=host ("
+        "set config.learner.rows_per_microbatch=4 and config.learner.optimizer_offload=True ("
     )
     there = four.learner.copy_and_resolve_references()
-    there.moments_on = "host"
+    there.optimizer_offload = True
     planned = plan.plan(model, there, mesh, rows=1, length=25600)
     assert (
         f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
     )
-    assert "fsdp=2 (4 devices) and config.learner.moments_on=host" in change(planned.total - 1, 2)
+    assert "fsdp=2 (4 devices) and config.learner.optimizer_offload=True" in change(planned.total - 1, 2)
     told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
-    assert "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told and "moments_on" not in told
+    assert (
+        "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told
+        and "optimizer_offload" not in told
+    )
     assert "devices with more memory" in change(GB, 2)
     kept = four.learner.copy_and_resolve_references()
     kept.remat = False
@@ -386,8 +389,8 @@ def test_every_command_for_accelerators_is_in_the_list():
         assert TOPOLOGIES[command.topology].compiler
         config = load_file(ROOT / "configs" / f"{command.config}.py")
         shown = (ROOT / command.place).read_text()
-        length = f"--config.learner.row_length={command.length} --config.mesh.context={command.context}"
-        assert command.length == config.learner.row_length or length in " ".join(shown.split())
+        length = f"--config.learner.pack_length={command.length} --config.mesh.context={command.context}"
+        assert command.length == config.learner.pack_length or length in " ".join(shown.split())
     peaks = (ROOT / "docs" / "notes" / "memory.md").read_text()
     for command in hardware.COMMANDS:
         assert f"`{command.place}`" in peaks

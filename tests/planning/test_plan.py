@@ -197,7 +197,7 @@ def test_weights_are_counted_where_the_engine_has_its_own(configs):
 def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens, memory):
     config, mesh = alone(configs, **{"engine.cache_tokens": tokens}), fsdp(4)
     config.learner.rows_per_microbatch = 4
-    config.learner.moments_on = "host"
+    config.learner.optimizer_offload = True
     model, memory = plan.load_model(config.model), memory * plan.GB
     check = lambda: plan.check_fits(config, model, mesh, memory)
     if tokens and memory == 60 * plan.GB:
@@ -206,7 +206,7 @@ def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens
         check()
     if memory == 20 * plan.GB:
         assert str(refused.value).startswith("The update")
-        config.learner.row_length = 2048
+        config.learner.pack_length = 2048
         with pytest.raises(ValueError, match="^Rollouts need") as refused:
             check()
     told = int(re.search(r"set config.engine.cache_tokens=(\d+) \(", str(refused.value))[1])
@@ -220,7 +220,7 @@ def test_a_cache_that_does_not_fit_is_told_the_largest_that_does(configs, tokens
 def test_a_cache_stays_during_an_update_where_rollouts_run_ahead(configs):
     config, mesh = alone(configs, **{"rollout.max_staleness": 1}), fsdp(8)
     model, rows = plan.load_model(config.model), config.learner.rows_per_microbatch // 8
-    p = plan.plan(model, config.learner, mesh, rows=rows, length=config.learner.row_length, run=config)
+    p = plan.plan(model, config.learner, mesh, rows=rows, length=config.learner.pack_length, run=config)
     assert p.total == p.update + p.cache > p.kept + p.cache
     with pytest.raises(ValueError, match="^Rollouts beside the update need") as refused:
         plan.check_fits(config, model, mesh, p.total - 1)
@@ -232,7 +232,7 @@ def test_a_cache_stays_during_an_update_where_rollouts_run_ahead(configs):
 
 def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(configs):
     config = alone(
-        configs, **{"engine.sharded": False, "learner.row_length": 2048, "learner.moments_on": "host"}
+        configs, **{"engine.sharded": False, "learner.pack_length": 2048, "learner.optimizer_offload": True}
     )
     config.learner.rows_per_microbatch = 2
     model = plan.load_model(config.model)
@@ -254,7 +254,7 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
     """Of rollouts, or of questions to the policy, whichever is the longer one."""
     config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
     config.engine.update(name="native", sharded=True)
-    config.learner.update(row_length=2048, moments_on="host", rows_per_microbatch=2)
+    config.learner.update(pack_length=2048, optimizer_offload=True, rows_per_microbatch=2)
     config[longer].max_length = 10**7
     model = plan.load_model(config.model)
     room = plan.plan(model, config.learner, fsdp(2), rows=1, length=2048).update + 10 * plan.GB
@@ -262,18 +262,6 @@ def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
         ValueError, match=rf"a conversation of config\.{longer}\.max_length=10,000,000 tokens"
     ):
         plan.check_fits(config, model, fsdp(2), room)
-
-
-def test_a_config_from_before_these_options_is_planned(configs):
-    """As everywhere else, what it lacks is off."""
-    told = []
-    for config in (alone(configs, **{"engine.sharded": False, "engine.cache_tokens": 0}), alone(configs)):
-        if told:
-            del config.engine["sharded"], config.engine["cache_tokens"]
-        with pytest.raises(ValueError, match="^Rollouts need") as refused:
-            plan.check_fits(config.lock(), plan.load_model(config.model), fsdp(8), 40 * plan.GB)
-        told.append(str(refused.value))
-    assert told[0] == told[1] and "set config.engine.cache_tokens=" in told[0]
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -384,7 +372,7 @@ def command(*options):
 
 
 def test_the_command_prints_a_line_per_topology_and_length():
-    done = command("--topology=v5p-8", "--row_length=16384,32768")
+    done = command("--topology=v5p-8", "--pack_length=16384,32768")
     assert done.returncode == 0, done.stderr
     lines = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| v5p-8")]
     assert [line[1:3] for line in lines] == [["fsdp=4", "16,384"], ["fsdp=4", "32,768"]]

@@ -45,14 +45,14 @@ def diagnose(groups):
 
 def test_a_sound_step_raises_nothing():
     values = diagnose(sound())
-    assert values["dead_groups"] == 0 and values["group_std"] == 0.5 and values["kept_groups"] == 1
+    assert values["zero_variance_groups"] == 0 and values["group_std"] == 0.5 and values["active_groups"] == 1
     assert values["logprob"] == -1 and values["steps"] == 2 and values["length_reward"] == pytest.approx(0)
     assert health.alerts(values, THRESHOLDS) == []
     assert values["success"]["tool_entropy"] == 1 and values["success"]["longest_run"] == 1
 
 
 BAD = {
-    "dead_groups": [group(f"g{i}", *(rollout(m, 0.0) for m in range(4))) for i in range(4)],
+    "zero_variance_groups": [group(f"g{i}", *(rollout(m, 0.0) for m in range(4))) for i in range(4)],
     "group_std": [group("g", *(rollout(m, 0.5 + 0.01 * m) for m in range(4)))],
     "logprob": [group("g", *(rollout(m, float(m % 2), logprob=-0.01) for m in range(4)))],
     "few_steps": [group("g", *(rollout(m, float(m % 2), "") for m in range(4)))],
@@ -74,8 +74,8 @@ def test_what_is_wrong_is_told(name):
 
 def test_groups_that_nothing_is_learned_from_are_counted():
     values = health.diagnose(sound(), [])
-    assert values["kept_groups"] == 0 and "kept_groups" in health.alerts(values, THRESHOLDS)
-    assert set(BAD) | {"kept_groups"} == set(health.RULES)
+    assert values["active_groups"] == 0 and "active_groups" in health.alerts(values, THRESHOLDS)
+    assert set(BAD) | {"active_groups"} == set(health.RULES)
 
 
 def test_behaviour_is_split_by_outcome():
@@ -94,7 +94,7 @@ def test_behaviour_is_split_by_outcome():
 
 def test_a_step_without_a_valid_rollout_has_values_and_no_alarm_but_its_own():
     values = diagnose([group("g", *(rollout(m, 0.0, valid=False) for m in range(2)))])
-    assert values["logprob"] is None and health.alerts(values, THRESHOLDS) == ["kept_groups", "invalid"]
+    assert values["logprob"] is None and health.alerts(values, THRESHOLDS) == ["active_groups", "invalid"]
 
 
 def test_the_terminal_hears_of_what_lasts_and_of_each_spell_once():
@@ -111,4 +111,4 @@ def test_groups_without_a_spread_count_as_nothing_to_learn_from_even_where_they_
         for t in g.valid
     ]
     assert health.taught(samples) == {groups[0].task.id}
-    assert health.diagnose(groups, samples)["kept_groups"] == 1 / len(groups)
+    assert health.diagnose(groups, samples)["active_groups"] == 1 / len(groups)

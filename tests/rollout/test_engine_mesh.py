@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.paged import BLOCK, PAGE, PagedCache
@@ -123,7 +123,7 @@ def main(folder):
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     with open(f"{folder}/moved.json", "w") as file:
         json.dump(moved_elements(mesh), file)
-    served = ConfigDict({"engine": {"dtype": "bfloat16"}})
+    served = configs.defaults()
     compiled = compile_decoding(served, MODELS["qwen3"], mesh, rows=8, columns=128)
     with open(f"{folder}/compiled.json", "w") as file:
         json.dump(compiled._asdict() | {"token": compiled.token._asdict()}, file)

@@ -118,7 +118,7 @@ def other_routers(params):
 
 
 def make_learner(params, mesh=None, **changes):
-    config = learner_config(row_length=LENGTH, **{"replay_routing": True, **changes})
+    config = learner_config(pack_length=LENGTH, **{"replay_routing": True, **changes})
     return Learner(MODEL, config, params, temperature=1.0, mesh=mesh or sharding.make_mesh())
 
 
@@ -126,7 +126,7 @@ def pack_for(learner, trajectories):
     advantages = np.arange(1.0, 1 + len(trajectories), dtype=np.float32)
     return pack(
         samples(trajectories, advantages),
-        row_length=LENGTH,
+        pack_length=LENGTH,
         rows_per_microbatch=2,
         max_rows=4,
         routing=learner.routing,
@@ -248,7 +248,7 @@ def test_each_token_keeps_the_first_routing_that_it_got(messages, left):
     st.integers(30, 50),
     st.integers(0, 10**6),
 )
-def test_every_token_keeps_its_routing(items, row_length, seed):
+def test_every_token_keeps_its_routing(items, pack_length, seed):
     rng = np.random.default_rng(seed)
     trajectories = [
         dataclasses.replace(
@@ -259,7 +259,7 @@ def test_every_token_keeps_its_routing(items, row_length, seed):
     advantages = 1.0 + np.arange(len(items), dtype=np.float32)  # names the trajectory
     batch = pack(
         samples(trajectories, advantages),
-        row_length=row_length,
+        pack_length=pack_length,
         rows_per_microbatch=2,
         max_rows=8,
         routing=(3, 2),

@@ -257,7 +257,7 @@ def test_a_probe_counts_valid_rollouts_only():
 @pytest.mark.parametrize("filtered", [False, True])
 def test_what_is_skipped_and_what_is_filtered_are_two_settings(skip, filtered):
     """The filter sees every group that has spread, whatever is skipped."""
-    own = {"learner.skip_dead_groups": skip, "learner.group_filter": filtered}
+    own = {"learner.skip_zero_variance_groups": skip, "learner.group_filter": filtered}
     config, rng = settings_of("static", **own), np.random.default_rng(4)
     groups = [g for _ in range(8) for g in some_groups(rng)]
     samples, state = grpo_samples(config, groups, FilterState())

@@ -45,11 +45,11 @@ def settings_of(name="coevolve", **changes):
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 15))
 def test_no_evolution_comes_too_late_to_be_trained_on(steps, every, settle):
-    config = settings_of(**{"steps": steps, "evolution.every": every, "evolution.settle_steps": settle})
+    config = settings_of(**{"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle})
     evolutions = [s for s in range(steps) if evolves(config, s)]
     assert evolutions == [s for s in range(steps) if (s + 1) % every == 0 and steps - (s + 1) >= settle]
-    with pytest.raises(ValueError, match="settle_steps is 0.*trained on"):
-        configs.check(override(config, {"evolution.settle_steps": 0}))
+    with pytest.raises(ValueError, match="freeze_last_steps is 0.*trained on"):
+        configs.check(override(config, {"evolution.freeze_last_steps": 0}))
 
 
 @pytest.mark.parametrize("name", ["coevolve", "random", "blame"])
@@ -69,7 +69,7 @@ def test_every_method_keeps_to_it(name):
 BAD = {
     "seed": -1, "mesh.data": 0, "mesh.tensor": 0, "rollout.tasks_per_step": 0, "rollout.max_new_tokens": 0,
     "rollout.max_steps": 0, "rollout.max_length": 10, "engine.max_concurrency": 0, "data.min_calls": 99,
-    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.samples": 0, "evaluation.temperature": -1.0,
+    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.num_rollouts": 0, "evaluation.temperature": -1.0,
     "evolution.contexts": 0, "evolution.rounds": 0, "evolution.steps": 0, "evolution.proposals": 0,
     "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5, "learner.weight_decay": -1.0,
     "learner.kl_coef": float("inf"), "learner.lora_targets": "[", "environment.call_timeout": 0.0,

@@ -51,16 +51,16 @@ def learner_config(**changes) -> ConfigDict:
                 epochs=1,
                 router_balance=0.0,
                 replay_routing=False,
-                row_length=32,
-                row_buckets=(),
+                pack_length=32,
+                pack_length_buckets=(),
                 rows_per_microbatch=2,
-                share_prompts=False,
+                prefix_sharing=False,
                 logprob_chunk=16,
                 remat=False,
                 dtype="float32",
                 param_dtype="float32",
                 moment_dtype="float32",
-                moments_on="device",
+                optimizer_offload=False,
                 attention="auto",
                 lora_rank=0,
                 lora_alpha=8.0,
@@ -77,7 +77,7 @@ def make_learner(params, **changes) -> Learner:
 
 def programs_of(learner) -> int:
     """How many programs of the update it has compiled, for itself and for learners of equal settings."""
-    return learner._programs.update._cache_size()
+    return learner._programs.update_step._cache_size()
 
 
 def init_params():

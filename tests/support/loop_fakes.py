@@ -246,13 +246,13 @@ class Engine:
 class Learner:
     """grpo.learner.Learner whose policy is a number, and whose update says what the batch holds."""
 
-    routing, scores, keeps_reference = (0, 0), False, True
+    routing, scores, keeps_reference, score = (0, 0), False, True, None
 
     def __init__(self, model_config, config, reference, *, temperature, mesh, seed, tell):
         self.abstract_state, self.tell = np.zeros((), np.uint32), tell
         tell("learner", temperature, seed)
 
-    def operations(self, batch, updates):
+    def flops(self, batch, updates):
         return 0.0
 
     def init(self, params):

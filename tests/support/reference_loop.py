@@ -105,7 +105,7 @@ class Loop:
             self.events.append(("observe", step))
             found = self.observe(step, groups)
             # 4. Every F steps the training set evolves.
-            grown = self.evolve_beside(step) if c.evolution.overlap else self.evolve(step)
+            grown = self.evolve_beside(step) if c.evolution.async_steps else self.evolve(step)
             self.s.step = step + 1
             self.note(step, groups, learned, found, grown, costs)
             if self.s.step % c.checkpoint.every == 0 or self.s.step == last:
@@ -142,7 +142,7 @@ class Loop:
     def evaluate(self):
         """Success rates on the held-out tasks by sampling and by greedy decoding."""
         c, rates = self.c.evaluation, []
-        for samples, temperature in ((c.samples, c.temperature), (1, 0.0)):
+        for samples, temperature in ((c.num_rollouts, c.temperature), (1, 0.0)):
             seeds = rng_for(c.seed, "evaluation").integers(2**32, size=len(self.held_out) * samples).tolist()
             jobs = [(task, m) for task in self.held_out for m in range(samples)]
             done = self.roll([(*job, seed) for job, seed in zip(jobs, seeds)], temperature)
@@ -194,7 +194,7 @@ class Loop:
 
         order = sorted(by_id, key=rank)
         new = [id for id in order if by_id[id].lineage.kind != "initial" and rank(id)[0] < np.inf]
-        first = new[: math.ceil(round(self.c.data.new_share * rest, 6))]
+        first = new[: math.ceil(round(self.c.data.min_evolved_share * rest, 6))]
         batch = list(by_id) * whole + first + [id for id in order if id not in first][: rest - len(first)]
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
@@ -215,7 +215,7 @@ class Loop:
         rewards = lambda group: [t.outcome.reward for t in group]
         spread = lambda group: float(np.std(rewards(group))) if len(set(rewards(group))) > 1 else 0.0
         alive = [group for group in chosen if spread(group) > 0]
-        if c.skip_dead_groups or c.dynamic_sampling or c.group_filter:
+        if c.skip_zero_variance_groups or c.dynamic_sampling or c.group_filter:
             chosen = alive
         if c.group_filter:
             kept, self.s.spreads = filter_groups([spread(group) for group in alive], *self.s.spreads)
@@ -267,9 +267,9 @@ class Loop:
     # --- 4. How the training set evolves ----------------------------------------------------------------------------
 
     def evolve_beside(self, step):
-        """What is found with the D_t of now joins it config.evolution.overlap steps later."""
+        """What is found with the D_t of now joins it config.evolution.async_steps steps later."""
         grown, size = None, len(self.s.tasks)
-        if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.overlap:
+        if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.async_steps:
             grown, then, heard = self.found
             self.events += [] if self.soon else heard
             new = then.tasks[size:]
@@ -296,7 +296,7 @@ class Loop:
 
     def evolves(self, step):
         c = self.c.evolution
-        too_late = step + 1 + c.overlap > self.c.steps - c.settle_steps
+        too_late = step + 1 + c.async_steps > self.c.steps - c.freeze_last_steps
         return self.c.strategy.name != "static" and (step + 1) % c.every == 0 and not too_late
 
     def evolve(self, step):

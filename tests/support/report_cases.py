@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.types import SIGNAL_KINDS, Call, Lineage, Signal, Task, Turn
 
@@ -136,12 +136,12 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
         "evolution": evolution,
         "held_out": None,
         "health": {
-            "dead_groups": 0.4,
+            "zero_variance_groups": 0.4,
             "logprob": -0.2,
             "success": {"tool_failures": 0.1, "stops": {"done": 9}},
             "failure": {"tool_failures": 0.3, "stops": {"done": 3}},
         },
-        "alerts": ["dead_groups"] if step in (1, 4, 5, 6) else ["truncated"] if step == 2 else [],
+        "alerts": ["zero_variance_groups"] if step in (1, 4, 5, 6) else ["truncated"] if step == 2 else [],
         "throughput": {"rollout_tokens": 900.0 + step, "update_tokens": 4000.0, "mfu": 0.4},
         "utilization": {"engine": 0.7, "cached": 0.9},
         "serving": {"prefill_tokens": 5000, "decode_tokens": 900 + step, "queue_seconds": 0.02},
@@ -168,11 +168,11 @@ def _exploration(task):
     }  # fmt: skip
 
 
-def _dialogues(exploration):
+def _llm_calls(exploration):
     """What a model was asked for a row of explorations.jsonl: two tasks were proposed, and the second became one."""
     context, tools = {"context": exploration["context"]["id"]}, '{"name": "cd"}\n{"name": "mkdir"}'
     kept = exploration["proposals"][1]["triplets"]
-    ask = lambda role, about, user, *answers, **more: Dialogue(
+    ask = lambda role, about, user, *answers, **more: LLMCall(
         role,
         {**context, **about},
         f"You {role}.\n{tools}",
@@ -201,9 +201,9 @@ def _dialogues(exploration):
     ]
 
 
-def _costs(dialogues, step):
+def _costs(llm_calls, step):
     costs = Counter()
-    for d in dialogues:
+    for d in llm_calls:
         costs[f"llm_requests/{d.role}"] += len(d.answers)
         costs[f"llm_tokens_in/{d.role}"] += d.tokens_in
         costs[f"llm_tokens_out/{d.role}"] += d.tokens_out
@@ -250,9 +250,9 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
     explored = [_exploration(t) for t in tasks if t.lineage.signal]
     asked = {step: [] for step in (None, *(row["step"] for row in rows if row["evolution"]))}
     for row in explored:
-        asked[row["step"]] += _dialogues(row)
+        asked[row["step"]] += _llm_calls(row)
     asked[None] = [
-        Dialogue(
+        LLMCall(
             "explore",
             {"context": "initial-0-context-0", "round": 0, "step": 0},
             "You explore.",
@@ -267,7 +267,7 @@ def fake_workdir(path, steps=12, every=3, initial=8, added=4, held_out=20, finis
         ("held_out", [fake_task(rng, f"held_{i:03d}", kind="held_out").to_json() for i in range(held_out)]),
         ("signals", [s.to_json() for s in found]),
         ("explorations", explored),
-        ("dialogues", Packer().pack(d for own in asked.values() for d in own)),
+        ("llm_calls", Packer().pack(d for own in asked.values() for d in own)),
         ("costs", [_costs(own, step) for step, own in asked.items()]),
     ):
         _dump(path / f"{name}.jsonl", lines)

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
+from coevolve_jax import config as configs
 from coevolve_jax import envs
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
@@ -443,11 +443,9 @@ def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
 
 @pytest.fixture
 def synthesizer(roles, pool):
-    sizes = {
-        "evolution": {"rounds": 1, "steps": 6, "proposals": 2, "validate": True},
-        "data": {"min_calls": 2, "max_calls": 6, "max_turns": 3},
-    }
-    return Synthesizer(roles, bfcl.tools, pool, ConfigDict(sizes), None)
+    config = configs.defaults()
+    config.evolution.update(rounds=1, steps=6, proposals=2)
+    return Synthesizer(roles, bfcl.tools, pool, config, None)
 
 
 def test_growth_passes_over_the_contexts_until_there_are_enough_tasks(synthesizer, contexts):

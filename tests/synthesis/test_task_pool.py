@@ -114,12 +114,12 @@ def test_new_share_reserves_a_part_for_all_that_evolution_made():
         evolved(3, born, pool)
     rng = np.random.default_rng(1)
     for _ in range(50):
-        batch = names(pool.draw(8, rng, new_share=0.25))
+        batch = names(pool.draw(8, rng, min_evolved_share=0.25))
         assert len(set(batch)) == 8 and sum(name.startswith("new") for name in batch) >= 2
-    shares = drawn(pool, 8, new_share=0.5)
+    shares = drawn(pool, 8, min_evolved_share=0.5)
     new = [share for name, share in shares.items() if name.startswith("new")]
     assert max(new) - min(new) < 0.05 and min(new) > 0.6 and sum(new) >= 4
-    everything = names(evolved(3, 5, filled(5)).draw(4, rng, new_share=1.0))
+    everything = names(evolved(3, 5, filled(5)).draw(4, rng, min_evolved_share=1.0))
     assert {"new5-0", "new5-1", "new5-2"} < set(everything) and len(set(everything)) == 4
 
 
@@ -149,12 +149,12 @@ def test_weights_by_record_and_tasks_that_are_left_out():
 def test_new_share_is_at_least_that_fraction(share, of, least):
     """0.1 * 30 and 0.7 * 10 are not whole in floating point."""
     pool = evolved(of, 100, filled(1000))  # so few of so many that chance draws none
-    draws = (pool.draw(of, np.random.default_rng(seed), new_share=share) for seed in range(20))
+    draws = (pool.draw(of, np.random.default_rng(seed), min_evolved_share=share) for seed in range(20))
     found = [sum(t.lineage.kind == "signal" for t in batch) for batch in draws]
     assert min(found) == least
 
 
-def slow_sample(pool, n, rng, new_share, weight, apart_from):
+def slow_sample(pool, n, rng, min_evolved_share, weight, apart_from):
     """The draw as it is meant: all tasks in the order of their times, each weighed by its record alone."""
     ids = [t.id for t in pool if t.id not in apart_from]
     rounds, rest = (0, min(n, len(ids))) if apart_from else divmod(n, len(ids))
@@ -162,7 +162,7 @@ def slow_sample(pool, n, rng, new_share, weight, apart_from):
     noise = rng.exponential(size=len(ids))
     order = [ids[i] for i in np.lexsort((noise, noise / weights))]
     new = [i for i in order if pool[i].lineage.kind != "initial" and weight(pool.records[i]) > 0]
-    reserved = new[: next(k for k in range(rest + 1) if k >= Fraction(str(new_share)) * rest)]
+    reserved = new[: next(k for k in range(rest + 1) if k >= Fraction(str(min_evolved_share)) * rest)]
     others = [i for i in order if i not in reserved]
     batch = ids * rounds + reserved + others[: rest - len(reserved)]
     return [batch[i] for i in rng.permutation(len(batch))]
@@ -208,7 +208,7 @@ def test_a_draw_is_that_of_the_slow_reference(made, n, share, barred, uniform, s
     with np.errstate(divide="ignore", invalid="ignore"):
         expected = slow_sample(pool, n, one, share, lambda r: weight[r.born], apart_from)
         weights = None if uniform else lambda rows: weight[rows["born"]]
-        batch = pool.draw(n, two, new_share=share, weights=weights, apart_from=apart_from)
+        batch = pool.draw(n, two, min_evolved_share=share, weights=weights, apart_from=apart_from)
     assert names(batch) == expected
     if seed is not None:
         assert one.bit_generator.state == two.bit_generator.state
@@ -262,7 +262,7 @@ def test_a_fork_and_its_pool_grow_and_learn_apart(acts):
             copy.record({name: i / 5})
         assert [p.to_json() for p in pools] == [c.to_json() for c in whole]
     for pool, copy in zip(pools, whole):
-        batches = [names(p.draw(4, np.random.default_rng(0), new_share=0.5)) for p in (pool, copy)]
+        batches = [names(p.draw(4, np.random.default_rng(0), min_evolved_share=0.5)) for p in (pool, copy)]
         assert batches[0] == batches[1]
 
 
@@ -279,11 +279,13 @@ def test_tasks_that_are_always_or_never_solved_settle():
 def test_state_continues_exactly(size, n, share, cut):
     pool, rng = evolved(3, 7, filled(size)), np.random.default_rng(3)
     for _ in range(cut):
-        pool.record({t.id: 1 / 3 for t in pool.draw(n, rng, new_share=share)})
+        pool.record({t.id: 1 / 3 for t in pool.draw(n, rng, min_evolved_share=share)})
     copy, copy_rng = reload(pool), np.random.default_rng()
     copy_rng.bit_generator.state = rng.bit_generator.state
     for _ in range(5):
-        assert names(copy.draw(n, copy_rng, new_share=share)) == names(pool.draw(n, rng, new_share=share))
+        assert names(copy.draw(n, copy_rng, min_evolved_share=share)) == names(
+            pool.draw(n, rng, min_evolved_share=share)
+        )
     assert json.dumps(copy.to_json()) == json.dumps(pool.to_json())
     assert list(copy) == list(pool)
 
@@ -352,7 +354,7 @@ def test_what_is_no_training_set_is_not_read(tmp_path, lines, word):
     [
         (lambda: TaskPool().draw(1, np.random.default_rng(0)), "empty"),
         (lambda: filled(1).draw(0, np.random.default_rng(0)), "batch of 0"),
-        (lambda: filled(1).draw(1, np.random.default_rng(0), new_share=1.5), "new_share 1.5"),
+        (lambda: filled(1).draw(1, np.random.default_rng(0), min_evolved_share=1.5), "min_evolved_share 1.5"),
         (lambda: TaskPool(max_size=0), "max_size"),
     ],
 )
@@ -366,5 +368,5 @@ def test_none_is_reserved_for_evolved_tasks_that_are_drawn_no_more():
     evolved(8, 3, pool)
     weights = lambda rows: np.where(rows["evolved"], 0.0, 1.0)
     for seed in range(20):
-        drawn = pool.draw(4, np.random.default_rng(seed), new_share=0.5, weights=weights)
+        drawn = pool.draw(4, np.random.default_rng(seed), min_evolved_share=0.5, weights=weights)
         assert all(t.id.startswith("old") for t in drawn)

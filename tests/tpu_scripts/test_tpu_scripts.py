@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coevolve_jax.config import CHOICES, load_file
+from coevolve_jax.config import keys, load_file
 from tests.support.paths import ROOT
 
 SCRIPTS = ROOT / "tpu_scripts"
@@ -189,7 +189,7 @@ def test_the_learners_options_are_keys_of_its_config(setup, fakes, tmp_path):
     config = load_file(SCRIPTS.parent / "configs/bfcl_qwen3_4b.py")
     for name in given:
         functools.reduce(lambda section, key: section[key], name.split("."), config)
-    assert given["engine.name"] in CHOICES["engine.name"]
+    assert given["engine.name"] in keys.REQUIRED["engine.name"].of
 
 
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

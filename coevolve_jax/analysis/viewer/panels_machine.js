@@ -20,8 +20,8 @@ const OPTIMISATION = [
 
 // Titles of what health.py measures, and how to read it; what is not here has its name for a title.
 const HEALTH = {
-  dead_groups: ["Groups without spread", "Share of groups whose rewards are all alike: they teach nothing."],
-  kept_groups: ["Groups learned from", "Share of groups that reach the update."],
+  zero_variance_groups: ["Groups without spread", "Share of groups whose rewards are all alike: they teach nothing."],
+  active_groups: ["Groups learned from", "Share of groups that reach the update."],
   group_std: ["Spread within groups", "Mean standard deviation of the rewards of a group."],
   logprob: ["Certainty", "Mean log-probability in nats of sampled tokens: near 0 exploration has collapsed."],
   steps: ["Calls per rollout", "Few: the policy gives up. Many: it goes round in circles."],

@@ -77,13 +77,13 @@ const tasksView = (host, run, store) => {
   // The page of what was chosen; a part of the data may have to be read for it.
   const read = async (task, place) => {
     const turn = ++asked;
-    const wanted = task.origin === "refused" || (place.mode === "dialogue" && task.asked);
+    const wanted = task.origin === "refused" || (place.mode === "llm_calls" && task.asked);
     const row = wanted ? await store.full(store.count + task.row).catch((error) => error) : null;
     if (turn !== asked) return;
     if (row instanceof Error) return void detail.replaceChildren(h("p", { class: "missing" }, row.message));
     const found = task.origin === "refused" ? refusal(task, row) : task;
     detail.replaceChildren(
-      ...(place.mode === "dialogue" ? dialogue(found, row) : lineage(found, byId, children, store)),
+      ...(place.mode === "llm_calls" ? llmCalls(found, row) : lineage(found, byId, children, store)),
     );
   };
 
@@ -107,7 +107,7 @@ const tasksView = (host, run, store) => {
       list.select(task);
       points.mark(task?.x === undefined ? null : task, fits);
       host.classList.toggle("chosen", Boolean(place.task));
-      host.classList.toggle("reading", Boolean(task) && place.mode === "dialogue");
+      host.classList.toggle("reading", Boolean(task) && place.mode === "llm_calls");
       if (task) return read(task, place);
       asked++;
       detail.replaceChildren(
@@ -152,13 +152,13 @@ const reflection = (context) =>
     .map(([name, text]) => h("p", { class: "note" }, `${name}${text}`));
 
 // What became no task, in the form of one. row: what is behind it.
-const refusal = (item, { exploration, dialogues }) => {
+const refusal = (item, { exploration, llm_calls }) => {
   const proposal = item.proposal === null ? null : exploration.proposals[item.proposal];
   const context = exploration?.context;
   const triplets = proposal?.triplets ?? exploration?.triplets.map((t) => t.index) ?? [];
   return {
     ...item,
-    asked: dialogues.length,
+    asked: llm_calls.length,
     lineage: {
       signal: item.signal,
       parent: context?.task,
@@ -191,11 +191,11 @@ const headline = (task) =>
   );
 
 // What a model was asked on the way to a task. row: what is behind it.
-const dialogue = (task, row) => [
+const llmCalls = (task, row) => [
   h("a", { class: "up", href: address({ ...here(), mode: "" }) }, "← lineage"),
   headline(task),
   ...(task.asked
-    ? dialogueView(row, task.proposal === null ? null : task.lineage.triplets)
+    ? llmCallsView(row, task.proposal === null ? null : task.lineage.triplets)
     : [h("p", { class: "missing" }, "No model was asked for it.")]),
 ];
 
@@ -238,7 +238,7 @@ const lineage = (task, byId, children, store) => {
     ["Reflection", born.context && [born.context, task.reflection && reflection(task.reflection)]],
     [
       "Questions to a model",
-      task.asked > 0 && link({ ...here(), mode: "dialogue" }, "what it was asked, and what it answered"),
+      task.asked > 0 && link({ ...here(), mode: "llm_calls" }, "what it was asked, and what it answered"),
     ],
     [
       "Exploration",

@@ -73,5 +73,5 @@ def played_by(name: str, client: answers.Client, family: Family) -> Roles:
         Abstractor(client),
         Validator(client),
         client.costs,
-        client.dialogues,
+        client.llm_calls,
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -17,7 +17,7 @@ class Question(NamedTuple):
     """A prompt for a model.
 
     seed: goes to the model, so that equal questions may get different answers and each is reproducible.
-    about: the purpose of the question, for the log alone (explorers.base.Dialogue).
+    about: the purpose of the question, for the log alone (explorers.base.LLMCall).
     """
 
     system: str
@@ -31,11 +31,11 @@ class Client(Protocol):
 
     costs: cumulative, by key of the ledger: llm_requests/ROLE, llm_tokens_in/ROLE, llm_tokens_out/ROLE,
       llm_tokens, llm_repairs and llm_faults/FAULT. The roles add their refusals.
-    dialogues: all questions that were asked, in order. The logger takes them out.
+    llm_calls: all questions that were asked, in order. The logger takes them out.
     """
 
     costs: Counter
-    dialogues: list[Dialogue]
+    llm_calls: list[LLMCall]
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """Returns the answers, in order; None for a fault, which is counted. role: the role that pays."""
@@ -58,17 +58,17 @@ class Fault(Exception):
         self.kind, self.detail, self.wait = kind, detail, wait
 
 
-def book(costs: Counter, dialogue: Dialogue) -> None:
+def book(costs: Counter, llm_call: LLMCall) -> None:
     """Adds the costs of a question and its fault, if any, to the ledger's counts."""
-    if dialogue.answers:
-        costs[f"llm_requests/{dialogue.role}"] += len(dialogue.answers)
-        costs[f"llm_tokens_in/{dialogue.role}"] += dialogue.tokens_in
-        costs[f"llm_tokens_out/{dialogue.role}"] += dialogue.tokens_out
-        costs["llm_tokens"] += dialogue.tokens_in + dialogue.tokens_out
-    if dialogue.complaint:
+    if llm_call.answers:
+        costs[f"llm_requests/{llm_call.role}"] += len(llm_call.answers)
+        costs[f"llm_tokens_in/{llm_call.role}"] += llm_call.tokens_in
+        costs[f"llm_tokens_out/{llm_call.role}"] += llm_call.tokens_out
+        costs["llm_tokens"] += llm_call.tokens_in + llm_call.tokens_out
+    if llm_call.complaint:
         costs["llm_repairs"] += 1
-    if dialogue.fault:
-        costs[f"llm_faults/{dialogue.fault}"] += 1
+    if llm_call.fault:
+        costs[f"llm_faults/{llm_call.fault}"] += 1
 
 
 def read(text: str, form: type[Form]) -> Form:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.explorers.llm.cache import Cache
 from coevolve_jax.explorers.llm.endpoint import AGAIN, Endpoint, message
@@ -68,7 +68,7 @@ class Client:
 
     def __init__(self, config: ConfigDict, recorded: Mapping[str, Any] | None = None):
         self._config, self.costs = config, Counter()
-        self.dialogues: list[Dialogue] = []
+        self.llm_calls: list[LLMCall] = []
         self._cache = Cache(config.cache) if config.cache else None
         self._said: set[str] = set()
         self._endpoint, self._address = Endpoint(config), address(config.base_url)
@@ -128,16 +128,16 @@ class Client:
             self._say("budget", "The explorer's budget is spent: training goes on without new tasks.")
             return [None] * len(questions)
         # System prompts are long and mostly equal: interned, they take memory once.
-        dialogues = [Dialogue(role, q.about, sys.intern(q.system), q.user) for q in questions]
+        llm_calls = [LLMCall(role, q.about, sys.intern(q.system), q.user) for q in questions]
         away = None
         if questions:
             try:
                 self.settle()
             except Fault as fault:
                 away = fault  # the cache may still hold answers of a recorded model
-        answers = event_loop.run(self._ask_all(questions, dialogues, form, away)) if questions else []
-        for dialogue in dialogues:
-            self._book(dialogue)  # in the order of questions: float sums are then reproducible
+        answers = event_loop.run(self._ask_all(questions, llm_calls, form, away)) if questions else []
+        for llm_call in llm_calls:
+            self._book(llm_call)  # in the order of questions: float sums are then reproducible
         return answers
 
     def unanswered(self, costs: Mapping[str, float]) -> str:
@@ -157,29 +157,29 @@ class Client:
             f"variable {self._config.key_variable}."
         )
 
-    def _book(self, dialogue: Dialogue) -> None:
-        book(self.costs, dialogue)
-        for key, count in (("in", dialogue.tokens_in), ("out", dialogue.tokens_out)):
-            for money in ("money", f"money/{dialogue.role}"):
+    def _book(self, llm_call: LLMCall) -> None:
+        book(self.costs, llm_call)
+        for key, count in (("in", llm_call.tokens_in), ("out", llm_call.tokens_out)):
+            for money in ("money", f"money/{llm_call.role}"):
                 self.costs[money] += count * self._config[f"price_{key}"] / 1e6
-        self.dialogues.append(dialogue)
+        self.llm_calls.append(llm_call)
 
     async def _ask_all(
         self,
         questions: Sequence[Question],
-        dialogues: Sequence[Dialogue],
+        llm_calls: Sequence[LLMCall],
         form: type[Form],
         away: Fault | None,
     ) -> list[Form | None]:
-        """Returns the answers and fills the dialogues. away: the fault of a server that is away."""
+        """Returns the answers and fills the calls. away: the fault of a server that is away."""
         limit, under_way = asyncio.Semaphore(self._config.concurrency), dict[str, asyncio.Task]()
 
-        async def one(question: Question, dialogue: Dialogue) -> Form | None:
+        async def one(question: Question, llm_call: LLMCall) -> Form | None:
             try:
                 async with limit:
-                    return await self._ask(under_way, away, question, form, dialogue)
+                    return await self._ask(under_way, away, question, form, llm_call)
             except Fault as fault:
-                dialogue.fault = fault.kind
+                llm_call.fault = fault.kind
                 self._say(
                     fault.kind,
                     f"The explorer's endpoint, config.explorer.base_url = {self._address!r}: {fault.kind} "
@@ -187,7 +187,7 @@ class Client:
                 )
                 return None
 
-        return list(await asyncio.gather(*map(one, questions, dialogues)))
+        return list(await asyncio.gather(*map(one, questions, llm_calls)))
 
     async def _ask(
         self,
@@ -195,7 +195,7 @@ class Client:
         away: Fault | None,
         question: Question,
         form: type[Form],
-        dialogue: Dialogue,
+        llm_call: LLMCall,
     ) -> Form:
         """Returns the answer. Asks again once if it has the wrong form. Raises Fault."""
         c = self._config
@@ -213,18 +213,18 @@ class Client:
             request["response_format"] = _response_format(form)
         for again in (False, True):
             reply = await self._reply(under_way, away, request)
-            dialogue.answers.append(reply["text"])
-            dialogue.tokens_in += reply["tokens_in"]
-            dialogue.tokens_out += reply["tokens_out"]
+            llm_call.answers.append(reply["text"])
+            llm_call.tokens_in += reply["tokens_in"]
+            llm_call.tokens_out += reply["tokens_out"]
             try:
                 return read(message(reply), form)
             except Fault as fault:
                 if again or fault.kind not in REPAIRED:
                     raise
-                dialogue.complaint = fault.detail
+                llm_call.complaint = fault.detail
                 said = {"role": "assistant", "content": reply["text"][:QUOTED]}
                 wish = (
-                    f"This is not what was asked for ({dialogue.complaint}). Answer again, with the JSON "
+                    f"This is not what was asked for ({llm_call.complaint}). Answer again, with the JSON "
                     "object alone."
                 )
                 messages = [*request["messages"], said, {"role": "user", "content": wish}]

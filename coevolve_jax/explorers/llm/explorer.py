@@ -62,7 +62,7 @@ class Explorer:
 
 
 def _about(episode: Episode) -> dict[str, Any]:
-    """Dialogue.about of an episode. A task being solved belongs to the context that it was made under."""
+    """LLMCall.about of an episode. A task being solved belongs to the context that it was made under."""
     context, step = episode.context, len(episode.history)
     if context.signal != "solve":
         return {"context": context.id, "round": episode.round, "step": step}

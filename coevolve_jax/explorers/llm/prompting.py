@@ -29,7 +29,7 @@ SHOWN = jinja2.Environment(
 def question(name: str, seed: int, about: Mapping[str, Any], **values) -> Question:
     """Renders prompts/NAME.md: the system prompt, a line of ---, then the user prompt.
 
-    seed: below 2**31. about: see explorers.base.Dialogue. values: of the template's variables.
+    seed: below 2**31. about: see explorers.base.LLMCall. values: of the template's variables.
     """
     system, _, user = _template(name).render(**values).partition("\n---\n")
     return Question(whole(system.strip()), whole(user.strip()), seed, about)

@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax import event_loop
-from coevolve_jax.explorers.base import Dialogue
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
@@ -46,7 +46,7 @@ class Client:
         self._config, self._chat, self._engine = config, chat, engine
         self._conversation_ids = itertools.count(-1, -1)  # negative, since rollouts count upwards from 0
         self.costs: Counter = Counter()
-        self.dialogues: list[Dialogue] = []
+        self.llm_calls: list[LLMCall] = []
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """Returns the answers, in order; None where there is none. role: the role that pays for them."""
@@ -62,10 +62,10 @@ class Client:
         done = {r.conversation_id: completion for r, completion in completions}
         answers: list[Form | None] = []
         for q, r in zip(questions, requests, strict=True):
-            dialogue = Dialogue(role, q.about, q.system, q.user)
-            answers.append(self._read(r, done.get(r.conversation_id), form, dialogue))
-            book(self.costs, dialogue)
-            self.dialogues.append(dialogue)
+            llm_call = LLMCall(role, q.about, q.system, q.user)
+            answers.append(self._read(r, done.get(r.conversation_id), form, llm_call))
+            book(self.costs, llm_call)
+            self.llm_calls.append(llm_call)
         return answers
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
@@ -82,9 +82,9 @@ class Client:
             self._engine.release([r.conversation_id for r in requests])
 
     def _read(
-        self, request: Request, completion: Completion | None, form: type[Form], dialogue: Dialogue
+        self, request: Request, completion: Completion | None, form: type[Form], llm_call: LLMCall
     ) -> Form | None:
-        """Reads the answer from a completion and notes it in the dialogue.
+        """Reads the answer from a completion and notes it in the call.
 
         completion: None if the question was too long to ask. Returns None where there is no usable answer.
         """
@@ -93,11 +93,11 @@ class Client:
             if completion is None:
                 raise Fault("too_long")
             text = self._chat.decode(completion.ids[: -1 if completion.finish == "stop" else None])
-            dialogue.answers.append(text)
-            dialogue.tokens_in, dialogue.tokens_out = len(request.ids), len(completion.ids)
+            llm_call.answers.append(text)
+            llm_call.tokens_in, llm_call.tokens_out = len(request.ids), len(completion.ids)
             if completion.finish in unfinished:
                 raise Fault(unfinished[completion.finish], completion.reason)
             return read(text, form)
         except Fault as fault:
-            dialogue.fault = fault.kind
+            llm_call.fault = fault.kind
             return None

@@ -40,7 +40,7 @@ class Load(NamedTuple):
     pairs: dict[str, float]
 
 
-def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> list[TrainingSample]:
+def made_up(groups: int, group_size: int, lengths: Lengths, pack_length: int) -> list[TrainingSample]:
     """Invents rollouts that fit a row. All that follows the prompts is learned from.
 
     Prompts have a standard deviation of a fifth of their mean, what follows a twelfth. BFCL's are like this
@@ -50,16 +50,16 @@ def made_up(groups: int, group_size: int, lengths: Lengths, row_length: int) -> 
     draw = lambda mean, spread: max(1, round(rng.normal(mean, spread)))
     found = []
     for group in range(groups):
-        prompt = min(draw(lengths.prompt, lengths.prompt / 5), row_length - 1)
+        prompt = min(draw(lengths.prompt, lengths.prompt / 5), pack_length - 1)
         for _ in range(group_size):
-            rest = min(draw(lengths.rest, lengths.rest / 12), row_length - prompt)
+            rest = min(draw(lengths.rest, lengths.rest / 12), pack_length - prompt)
             found.append(_sample(group, prompt, prompt + rest))
     return found
 
 
-def full_rows(rollouts: int, row_length: int) -> list[TrainingSample]:
+def full_rows(rollouts: int, pack_length: int) -> list[TrainingSample]:
     """Invents rollouts that each fill a row. All but the first token is learned from."""
-    return [_sample(i, 1, row_length) for i in range(rollouts)]
+    return [_sample(i, 1, pack_length) for i in range(rollouts)]
 
 
 def _sample(group: int, prompt: int, length: int) -> TrainingSample:
@@ -82,7 +82,7 @@ def load(
     config: ConfigDict,
     holders: int,
     rows: int,
-    row_length: int,
+    pack_length: int,
     platform: str,
     lengths: Lengths | None,
     context: int = 1,
@@ -99,27 +99,27 @@ def load(
     c = config.rollout
     count = c.tasks_per_step * c.group_size
     batch = pack(
-        full_rows(count, row_length)
+        full_rows(count, pack_length)
         if lengths is None
-        else made_up(c.tasks_per_step, c.group_size, lengths, row_length),
-        row_length=row_length,
+        else made_up(c.tasks_per_step, c.group_size, lengths, pack_length),
+        pack_length=pack_length,
         rows_per_microbatch=rows * holders,
         max_rows=count,
-        share_prompts=config.learner.share_prompts,
+        prefix_sharing=config.learner.prefix_sharing,
     )
     used = int(batch.used)
     of_device = lambda x: x.reshape(used, holders, rows, context).sum(axis=2).max(axis=(1, 2))
     chunk, devices = config.learner.logprob_chunk, holders * context
-    columns = logprobs.block_columns(devices, rows * row_length // context, chunk, platform)
+    columns = logprobs.block_columns(devices, rows * pack_length // context, chunk, platform)
     learned = np.stack(
-        [batch.mask[:used, :, own].sum(axis=2) for own in _places(context, row_length)], axis=-1
+        [batch.mask[:used, :, own].sum(axis=2) for own in _places(context, pack_length)], axis=-1
     )
     real = batch.segment_ids[:used] > 0
     held = int(real.any(axis=2).sum())
-    calls = 1 if platform == "gpu" else rows * (2 if config.learner.share_prompts else 1)
+    calls = 1 if platform == "gpu" else rows * (2 if config.learner.prefix_sharing else 1)
     return Load(
         rows=held,
-        full=float(real.sum()) / (held * row_length),
+        full=float(real.sum()) / (held * pack_length),
         microbatches=used,
         blocks=int(np.sum(-(-of_device(learned) // columns))),
         pairs={

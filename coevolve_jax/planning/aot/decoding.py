@@ -48,13 +48,13 @@ def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: in
     With config.engine.cache_tokens the cache is in pages, for rows of at most so many columns. Raises
     jax.errors.JaxRuntimeError where the compiler refuses the program.
     """
-    records = bool(config.get("learner", {}).get("replay_routing"))
+    records = config.learner.replay_routing
     programs = Programs(model, jnp.dtype(config.engine.dtype), records, mesh)
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     shapes = hf_io.abstract_params(model)
     where = sharding.param_shardings(mesh, shapes)
     params = jax.tree.map(place, jax.eval_shape(programs.computed, shapes), where)
-    if tokens := config.engine.get("cache_tokens", 0):
+    if tokens := config.engine.cache_tokens:
         parts = sharding.token_parts(mesh)
         cache = jax.eval_shape(
             lambda: programs.empty_pages(tokens // PAGE // parts * parts)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import logprobs, losses, moments
+from coevolve_jax.grpo import logprobs, losses, optimizer_offload
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import expert_all_to_all, hf_io
@@ -96,7 +96,7 @@ def compile_programs(
     that of a whole update.
     """
     reference = hf_io.abstract_params(model, jnp.dtype(config.learner.dtype))
-    on_host = config.learner.moments_on == "host"
+    on_host = config.learner.optimizer_offload
     learner = Learner(
         model, config.learner, reference, temperature=config.rollout.temperature, mesh=mesh, seed=config.seed
     )
@@ -104,7 +104,7 @@ def compile_programs(
     micros = -(-config.rollout.tasks_per_step * config.rollout.group_size // rows)
     shape = micros, rows, size.length
     batch = abstract_batch(
-        shape, learner.routing, share_prompts=config.learner.share_prompts, ages=losses.uses_ages(config)
+        shape, learner.routing, prefix_sharing=config.learner.prefix_sharing, ages=losses.uses_ages(config)
     )
     programs = {"update": learner.lower}
     if learner.scores:
@@ -146,10 +146,10 @@ def compile_programs(
 
 
 def abstract_batch(
-    shape: tuple[int, int, int], routing: tuple[int, int], *, share_prompts: bool = False, ages: bool = False
+    shape: tuple[int, int, int], routing: tuple[int, int], *, prefix_sharing: bool = False, ages: bool = False
 ) -> Batch[Any]:
     """A batch of so many micro-batches, rows and tokens, as shapes. routing: as for `Learner`."""
-    wanted = {"parents": share_prompts, "ages": ages}
+    wanted = {"parents": prefix_sharing, "ages": ages}
     more = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, wants in wanted.items() if wants}
     array = lambda dtype, *axes: jax.ShapeDtypeStruct((*shape, *axes), dtype)
     return Batch(
@@ -172,7 +172,7 @@ def kind(path: str) -> str:
         return LAYER
     if re.search(rf"\b{logprobs.SCOPE}\)*/while$", path):
         return VOCABULARY
-    if re.search(rf"\b{moments.SCOPE}\)*/while$", path):
+    if re.search(rf"\b{optimizer_offload.SCOPE}\)*/while$", path):
         return OTHER
     if re.search(rf"\b{expert_all_to_all.SCOPE}\)*/while$", path):
         return ROUND

@@ -95,16 +95,16 @@ def decoding(config: ConfigDict, name: str, rows: int, columns: int) -> str:
             raise
         raise ValueError(
             f"A cache of {rows} rows of {columns:,} tokens does not fit {name}, says the compiler: pass "
-            "fewer --rows, a smaller --row_length, or fewer tokens in pages (--config.engine.cache_tokens)."
+            "fewer --rows, a smaller --pack_length, or fewer tokens in pages (--config.engine.cache_tokens)."
         ) from None
     sizes = " ".join(f"{axis}={n}" for axis, n in axes.items() if n > 1)
     title = f"{config.model} on {name} ({sizes}), {config.engine.dtype}"
-    text = f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.get('cache_tokens', 0))}"
+    text = f"{title}\n\n{decode.text(found, topology, rows, columns, config.engine.cache_tokens)}"
     if config.learner.lora_rank:  # adapters cannot be planned
         return text
     run = config.copy_and_resolve_references()
     run.engine.update(name="native", sharded=True)
-    kept = plan.plan(model, run.learner, mesh, rows=1, length=run.learner.row_length, run=run).kept
+    kept = plan.plan(model, run.learner, mesh, rows=1, length=run.learner.pack_length, run=run).kept
     together = kept + found.cache + found.work
     return (
         f"{text}\n\nWith the parameters, reference and moments that the learner keeps beside it, by plan: "

@@ -1,7 +1,7 @@
 """The in-process engine over the devices of several processes: each has one, and all make its calls together.
 
 What an engine does follows from its calls alone, and every program that it starts is one of all processes' devices. So
-the leader tells what it is asked, as it tells the learner's calls (hosts.py), and each process's engine does it.
+the leader publishes what it is asked, as it does the learner's calls (loop/leader.py), and each process's engine does it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALLEST = 4096
 
 
 class Calls(Protocol):
-    """The calls that all processes make; `hosts.Leader` has them."""
+    """The calls that all processes make; `loop.leader.Leader` has them."""
 
     def tick(
         self,

@@ -1,4 +1,4 @@
-"""What a step learns from: samples in, the next policy out."""
+"""The updates of a step: samples in, the next policy out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coevolve_jax.types import TrainingSample
 
 
 class Updates(Protocol):
-    """What `learn` asks of a learner, as `grpo.learner.Learner` documents it."""
+    """The part of `grpo.learner.Learner` that `learn` uses."""
 
     @property
     def routing(self) -> tuple[int, int]: ...
@@ -24,7 +24,7 @@ class Updates(Protocol):
     @property
     def scores(self) -> bool: ...
 
-    def operations(self, batch: Batch[np.ndarray], updates: int) -> float: ...
+    def flops(self, batch: Batch[np.ndarray], updates: int) -> float: ...
 
     def score(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array: ...
 
@@ -44,27 +44,27 @@ def learn(
 
     Args:
       config: of the run.
-      learner: `grpo.learner.Learner`, or what stands for it (`distributed.hosts.Leader`).
+      learner: `grpo.learner.Learner`, or a run's own (`loop.leader.lead`).
       state: donated.
-      version: of the policy in `state`, as `Trajectory.versions` counts; None: no token counts as stale.
+      version: of the policy in `state`, as `Trajectory.versions` counts. None: no token counts as stale.
 
     Returns:
-      the state, and the metrics of the last epoch as Python numbers; those of the mismatch are the first epoch's,
-      whose policy is the one that the sampler had; "operations" is of all epochs (operations.py).
+      the state, and the metrics of the last epoch as Python numbers. Those of the mismatch are the first
+      epoch's, whose policy is the sampler's. "flops" counts all epochs (flops.py).
 
     Raises:
       FloatingPointError: an update is not finite.
-      ValueError: as of `pack`.
+      ValueError: as `pack`.
     """
     c = config.learner
     batch = pack(
         samples,
-        row_length=c.row_length,
-        row_buckets=c.row_buckets,
+        pack_length=c.pack_length,
+        pack_length_buckets=c.pack_length_buckets,
         rows_per_microbatch=c.rows_per_microbatch,
         max_rows=config.rollout.tasks_per_step * config.rollout.group_size,
         routing=learner.routing,
-        share_prompts=c.share_prompts,
+        prefix_sharing=c.prefix_sharing,
         version=version if version is not None and losses.uses_ages(config) else None,
     )
     old_logprobs = learner.score(state, batch) if learner.scores else None
@@ -75,7 +75,8 @@ def learn(
         if not learned.pop("finite"):
             raise FloatingPointError(
                 f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) or its step is not "
-                "finite: the last checkpoint is intact; start a new workdir with a lower config.learner.learning_rate."
+                "finite: the last checkpoint is intact; start a new workdir with a lower "
+                "config.learner.learning_rate."
             )
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}
-    return state, {**learned, **mismatch, "operations": learner.operations(batch, c.epochs)}
+    return state, {**learned, **mismatch, "flops": learner.flops(batch, c.epochs)}

@@ -1,7 +1,7 @@
 """Settings that have no effect under the rest of a config.
 
 RULES has every key of a config that can be without effect whatever its value, when, and why. Not in it are keys whose effect depends
-on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.row_buckets).
+on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on what the rollouts give (learner.pack_length_buckets).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from coevolve_jax import config as configs
+from coevolve_jax.config import keys, methods
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Holds what a rule looks at. reads: of `configs.reads`. experts: whether the model has some; None where its folder does not
+    """What a rule looks at. reads: of `methods.reads`. experts: whether the model has some; None where its folder does not
     say. fresh: D_t holds no task that evolution made; False also where that is not known."""
 
     config: ConfigDict
@@ -35,10 +35,11 @@ class Run:
 
 
 class Rule(NamedTuple):
-    """keys: with the values of which nothing is said: the default, and those that switch off what is off already; none where every
-    value is told. when: they have no effect. why: completes "config.KEY = VALUE has no effect: "."""
+    """keys: each with the values, besides its default, of which nothing is said, since configs/ has them or they switch off
+    what is off already; None where every value is told. when: the keys have no effect. why: completes
+    "config.KEY = VALUE has no effect: "."""
 
-    keys: Mapping[str, tuple]
+    keys: Mapping[str, tuple | None]
     when: Callable[[Run], bool]
     why: str
 
@@ -49,38 +50,31 @@ def _uses_kl(c: ConfigDict) -> bool:
 
 def _all_by_rules(c: ConfigDict) -> bool:
     """An explorer with a model of its own, which leaves every part to the rules."""
-    return all(c.explorer.get(part) == "scripted" for part in configs.PARTS)
+    return all(c.explorer.get(part) == "scripted" for part in methods.PARTS)
 
 
-# Of values with several defaults the others are those that configs/*qwen* keep for a run by the other engine.
-LAUNCHED = {
-    "engine.servers": (1,),
-    "engine.python": ("",),
-    "engine.arguments": ("",),
-    "engine.restarts": (5,),
-}
-SERVED = {
-    **LAUNCHED, "engine.url": ("",), "engine.push": ("disk",), "engine.push_folder": ("",), "engine.push_timeout": (600.0,),
-    "engine.push_exact": (True,), "engine.timeout": (120.0, 1200.0), "engine.attempts": (5,), "engine.patience": (120.0, 900.0),
+LAUNCHED: dict[str, tuple] = {
+    "engine.servers": (), "engine.python": (), "engine.arguments": (), "engine.restarts": (),
 }  # fmt: skip
-OF_FAMILY = {
-    "bfcl": ("toolsets",), "tau2": ("domains",), "textworld": ("difficulty", "games"), "appworld": (),
+SERVED: dict[str, tuple] = {
+    **LAUNCHED, "engine.url": (), "engine.push": (), "engine.push_folder": (), "engine.push_timeout": (),
+    "engine.push_exact": (), "engine.timeout": (1200.0,), "engine.attempts": (), "engine.patience": (900.0,),
 }  # fmt: skip
 
 RULES = (
     Rule(
-        {"learner.clip_low": (0.2,), "learner.clip_high": (0.2,)},
+        {"learner.clip_low": (), "learner.clip_high": ()},
         lambda r: r.config.learner.tis_cap > 0 and r.config.learner.epochs == 1 and not r.config.rollout.max_staleness,
         "config.learner.tis_cap is above 0, config.learner.epochs is 1 and config.rollout.max_staleness is 0, so every ratio "
         "is exactly 1; config.learner.tis_cap bounds the weights instead",
     ),
     Rule(
-        {"learner.constant_length": (512,)},
+        {"learner.constant_length": ()},
         lambda r: r.config.learner.aggregate != "constant",
         "config.learner.aggregate is not constant",
     ),
     Rule(
-        {"learner.kl_bound": (10.0, 0.0)},
+        {"learner.kl_bound": (0.0,)},
         lambda r: not _uses_kl(r.config),
         "config.learner.kl is none or config.learner.kl_coef is 0, so the loss has no KL term",
     ),
@@ -90,103 +84,103 @@ RULES = (
         "config.learner.kl is none",
     ),
     Rule(
-        {"learner.kl": ("k3", "none")},
+        {"learner.kl": ("none",)},
         lambda r: r.config.learner.kl_coef == 0,
         "config.learner.kl_coef is 0",
     ),
     Rule(
-        {"learner.decay_steps": (0,), "learner.final_rate": (0.0,)},
+        {"learner.decay_steps": (), "learner.final_rate": ()},
         lambda r: r.config.learner.schedule == "constant",
         "config.learner.schedule is constant",
     ),
     Rule(
-        {"learner.learning_rate": ()},
+        {"learner.learning_rate": None},
         lambda r: r.config.learner.warmup_steps >= r.config.steps * r.config.learner.epochs,
         "config.learner.warmup_steps are as many as the updates of the run or more, so the rate never gets there",
     ),
     Rule(
-        {"learner.decay_embeddings": (False,)},
+        {"learner.decay_embeddings": ()},
         lambda r: r.config.learner.weight_decay == 0,
         "config.learner.weight_decay is 0",
     ),
     Rule(
-        {"learner.decay_embeddings": (False,)},
+        {"learner.decay_embeddings": ()},
         lambda r: r.config.learner.lora_rank > 0,
         "config.learner.lora_rank is above 0, and adapters alone are trained",
     ),
     Rule(
-        {"learner.skip_dead_groups": (True,)},
+        {"learner.skip_zero_variance_groups": ()},
         lambda r: r.config.learner.dynamic_sampling > 0 or r.config.learner.group_filter,
         "config.learner.dynamic_sampling and config.learner.group_filter leave groups without spread out by themselves",
     ),
     Rule(
-        {"learner.lora_alpha": (16.0,), "learner.lora_targets": ("layers/.*_proj/kernel",)},
+        {"learner.lora_alpha": (), "learner.lora_targets": ()},
         lambda r: r.config.learner.lora_rank == 0,
         "config.learner.lora_rank is 0",
     ),
     Rule(
-        {"learner.router_balance": (0.0,)},
+        {"learner.router_balance": ()},
         lambda r: r.experts is False,
         "the model has no experts",
     ),
     Rule(
-        {"data.sampling_floor": (0.1,)},
+        {"data.sampling_floor": ()},
         lambda r: r.config.data.sampling == "uniform",
         "config.data.sampling is uniform",
     ),
     Rule(
-        {"data.leak_embedding_threshold": (0.0,)},
-        lambda r: not r.config.data.get("leak_embedding"),
+        {"data.leak_embedding_threshold": ()},
+        lambda r: not r.config.data.leak_embedding,
         "config.data.leak_embedding names no model",
     ),
     Rule(
-        {"data.initial_tasks": (100,)},
-        lambda r: bool(r.config.data.get("initial_file")) and "testbed" not in r.config,
+        {"data.initial_tasks": ()},
+        lambda r: bool(r.config.data.initial_file) and "testbed" not in r.config,
         "config.data.initial_file gives D_0, all of its tasks",
     ),
     Rule(
-        {"data.max_tasks": (0,)},
-        lambda r: r.static and not r.config.data.get("initial_file"),
+        {"data.max_tasks": ()},
+        lambda r: r.static and not r.config.data.initial_file,
         "the strategy {strategy} does not let the training set grow",
     ),
     Rule(
-        {"data.new_share": (0.5, 0.0)},
+        {"data.min_evolved_share": (0.5,)},
         lambda r: r.static and r.fresh,
         "the strategy {strategy} does not let the training set grow",
     ),
     *(
         Rule(
-            {key: (default,)},
+            {key: silent},
             lambda r, key=key: r.reads is not None and key not in r.reads,
             "the strategy {strategy} does not read it",
         )
-        for key, default in (
-            ("evolution.every", 10), ("evolution.overlap", 0), ("evolution.settle_steps", 10), ("evolution.tasks", 24),
-            ("evolution.contexts", 24), ("signals.window", 10), ("signals.rare_percent", 1.0),
+        for key, silent in (
+            ("evolution.every", ()), ("evolution.async_steps", ()), ("evolution.freeze_last_steps", ()), ("evolution.tasks", ()),
+            ("evolution.contexts", ()), ("signals.window", ()), ("signals.rare_percent", (1.0,)),
         )
     ),
     Rule(
-        {"evolution.executions": (1,), "explorer.calibration": (4, 0)},
+        {"evolution.executions": (), "explorer.calibration": (0,)},
         lambda r: not r.config.evolution.validate,
         "config.evolution.validate is False",
     ),
     Rule(
-        {"evaluation.balanced_candidates": (0,)},
+        {"evaluation.balanced_candidates": ()},
         lambda r: r.config.evaluation.balanced_tasks == 0,
         "config.evaluation.balanced_tasks is 0",
     ),
     Rule(
-        {"logging.trajectories_every": (10,)},
+        {"logging.trajectories_every": ()},
         lambda r: r.config.logging.trajectories == 0,
         "config.logging.trajectories is 0",
     ),
     Rule(
-        {"engine.sharded": (False,), "engine.cache_tokens": (0, 2**20, 2**21)},
+        {"engine.sharded": (), "engine.cache_tokens": (2**20, 2**21)},
         lambda r: r.config.engine.name != "native",
         "it is the in-process engine's, and config.engine.name is not native",
     ),
     Rule(
-        {"engine.sharded": (False,)},
+        {"engine.sharded": ()},
         lambda r: math.prod(r.config.mesh.values()) == 1,
         "config.mesh has one device",
     ),
@@ -201,17 +195,17 @@ RULES = (
         "config.engine.url names servers that run already, so none is launched",
     ),
     Rule(
-        {"engine.push_folder": ("",)},
+        {"engine.push_folder": ()},
         lambda r: r.config.engine.push == "distributed",
         "config.engine.push is distributed",
     ),
     *(
         Rule(
-            {f"environment.{key}": () for key in keys},
-            lambda r, family=family: r.config.environment.name in OF_FAMILY.keys() - {family},
+            {f"environment.{key}": None for key in settings},
+            lambda r, family=family: r.config.environment.name in keys.FAMILIES.keys() - {family},
             f"it is a setting of the environment {family}",
         )
-        for family, keys in OF_FAMILY.items()
+        for family, settings in keys.FAMILIES.items()
     ),
     Rule(
         {f"explorer.{key}": () for key in ("timeout", "attempts", "patience", "key_variable")},
@@ -219,7 +213,7 @@ RULES = (
         "config.explorer.offline is True, so no server is asked",
     ),
     Rule(
-        {"explorer.budget_money": (0.0,)},
+        {"explorer.budget_money": ()},
         lambda r: r.config.explorer.get("price_in") == r.config.explorer.get("price_out") == 0,
         "config.explorer.price_in and price_out are 0, so nothing is ever spent",
     ),
@@ -244,14 +238,14 @@ def notes(config: ConfigDict, fresh: bool = True) -> list[str]:
     """A sentence for each value that has no effect, unless it is the default."""
     found = {}
     for rule, key in _rules(config, fresh):
-        value = _value(config, key)
-        if value not in (rule.keys[key] or _defaults(config, key)):
+        value, silent = _value(config, key), rule.keys[key]
+        if silent is None or value not in (_default(config, key), *silent):
             found[key] = f"config.{key} = {value!r} has no effect: {_why(config, rule)}."
     return list(found.values())
 
 
 def _rules(config: ConfigDict, fresh: bool) -> Iterator[tuple[Rule, str]]:
-    run = Run(config, configs.reads(config), _experts(config.model), fresh)
+    run = Run(config, methods.reads(config), _experts(config.model), fresh)
     for rule in RULES:
         there = [key for key in rule.keys if _value(config, key) is not None]
         if there and rule.when(run):
@@ -268,10 +262,11 @@ def _value(config: ConfigDict, key: str) -> Any:
     return config.get(section, {}).get(name)
 
 
-def _defaults(config: ConfigDict, key: str) -> tuple:
-    """Returns the default of an explorer's own setting; nothing for another's."""
+def _default(config: ConfigDict, key: str) -> Any:
+    """An explorer's own settings have their defaults in its module."""
     section, _, name = key.partition(".")
-    return (configs.explorer(config.explorer.name).get(name),) if section == "explorer" else ()
+    own = section == "explorer"
+    return methods.explorer(config.explorer.name).get(name) if own else keys.REQUIRED[key].default
 
 
 def _experts(model: str) -> bool | None:

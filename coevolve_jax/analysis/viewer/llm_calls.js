@@ -2,7 +2,7 @@
 
 const LINES = 4000; // characters of a prompt or an answer, before the rest is asked for
 
-// Rows of dialogues with their prompts as text (dialogues.py).
+// Rows of llm_calls.jsonl with their prompts as text (records/llm_calls.py).
 const whole = (rows) => {
   const lines = rows.flatMap((row) => row.lines);
   const text = (numbers) => numbers.map((n) => lines[n]).join("\n");
@@ -74,8 +74,8 @@ const questionBlock = (row, triplets) => {
 
 // The elements of a page: all questions in their order, under a title for each role and round. row: what is behind a
 // task; used: its exploration steps.
-const dialogueView = ({ dialogues, exploration }, used) => {
-  const shown = whole(dialogues).filter(concerns(used));
+const llmCallsView = ({ llm_calls, exploration }, used) => {
+  const shown = whole(llm_calls).filter(concerns(used));
   const triplets = exploration?.triplets ?? [];
   const sum = (name) => plain(shown.reduce((total, row) => total + row[name], 0));
   const groups = [];

@@ -1,7 +1,8 @@
-"""An optimiser's step with its state in host memory: through the layers, one layer's state on the device at a time.
+"""An optimiser's step with its state in host memory: one layer's state on the device at a time.
 
-As a whole, the state of all layers would be on the device together, and nothing were saved. The compilers for TPUs and
-NVIDIA GPUs copy a slice of an array in host memory, and write one, where both are in the body of a loop.
+Moved as a whole, the state of all layers would be on the device together, and nothing would be saved. The
+compilers for TPUs and NVIDIA GPUs copy a slice of an array in host memory, and write one, where both are in
+the body of a loop.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
-SCOPE = "moments"  # of the loops' names in programs
+SCOPE = "moments"  # in the names of the loops in programs
 _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def step_by_layer(step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[Any, Any]:
-    """`step(params, grads, opt_state)`, which gives the new params and the new opt_state, both in place.
+    """Runs `step(params, grads, opt_state)`, which returns new params and a new opt_state, both in place.
 
     Args:
       step: takes every number by itself, with the scalars of opt_state; it gets parts of the trees.
@@ -27,8 +28,8 @@ def step_by_layer(step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[
       grads: likewise.
       opt_state: optax's. Scalars are in device memory; all else, dicts like params, in host memory.
     """
-    opt_state = _move(opt_state, _HOST)  # where it is; devices that are only described do not say so (aot/)
-    stacks: dict[int, list[tuple]] = collections.defaultdict(list)  # by layers; 0 for what is none
+    opt_state = _move(opt_state, _HOST)  # it is there; devices that are only described do not say so (aot/)
+    stacks: dict[int, list[tuple]] = collections.defaultdict(list)  # by layers; 0: of no layer
     for path, leaf in flatten_dict(params).items():
         stacks[leaf.shape[0] if path[0] == "layers" else 0].append(path)
     others = stacks.pop(0, [])
@@ -43,7 +44,7 @@ def step_by_layer(step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[
 
 
 def _through(layers: int, step: Step, params: Any, grads: Any, opt_state: Any) -> tuple[Any, Any]:
-    """`step` of each layer; scalars of opt_state as they were."""
+    """Runs `step` on each layer. Scalars of opt_state stay as they were."""
 
     def one_layer(i: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         at = lambda tree: _each(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1), tree)
@@ -56,7 +57,7 @@ def _through(layers: int, step: Step, params: Any, grads: Any, opt_state: Any) -
 
 
 def _each(f: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """f of all leaves but scalars."""
+    """Maps f over all leaves but scalars."""
     return jax.tree.map(lambda x, *more: f(x, *more) if x.ndim else x, tree, *others)
 
 
@@ -69,7 +70,7 @@ def _is_dict(x: Any) -> bool:
 
 
 def _part(tree: Any, paths: Iterable[tuple]) -> Any:
-    """Of each dict of parameters in the tree those with such a path."""
+    """The tree with those entries of each dict of parameters whose path is among `paths`."""
 
     def of(x: Any) -> Any:
         if not _is_dict(x):
@@ -81,7 +82,7 @@ def _part(tree: Any, paths: Iterable[tuple]) -> Any:
 
 
 def _join(trees: Any) -> Any:
-    """The tree whose parts these are, with the last one's scalars."""
+    """Joins the parts of a tree; scalars are the last part's."""
 
     def of(*parts: Any) -> Any:
         if not _is_dict(parts[0]):

@@ -1,0 +1,34 @@
+"""The config of a run: every key (keys.py), config files, checks, and what a run writes down of it.
+
+A config file defines `get_config(arg) -> ConfigDict`: it starts from `defaults` or `inherit` and holds what it changes.
+"""
+
+from coevolve_jax.config.command_line import check_new_file, parse_flags
+from coevolve_jax.config.loading import defaults, find, inherit, load_file, override, parse_arg
+from coevolve_jax.config.methods import (
+    PARTS,
+    REMEDY,
+    asks_policy,
+    explorer,
+    reads,
+    scheduled,
+    strategy,
+    trackers,
+)
+from coevolve_jax.config.recorded import (
+    difference,
+    digest,
+    filled,
+    numbers,
+    of_run,
+    read,
+    renamed,
+    to_json,
+)
+from coevolve_jax.config.rules import check, check_evolution, check_values
+
+__all__ = [
+    "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values", "defaults",
+    "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "numbers", "of_run", "override",
+    "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "strategy", "to_json", "trackers",
+]  # fmt: skip

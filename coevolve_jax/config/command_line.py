@@ -1,0 +1,51 @@
+"""The flags of a command that takes a config: wrong ones get one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from coevolve_jax.config import keys
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+    """absl's parser, for app.run, with one sentence instead of a traceback for a config key or value that is wrong."""
+    given = [argument.lstrip("-").partition("=")[0] for argument in argv[1:]]
+    given = [name.removeprefix("config.") for name in given if name.startswith("config.")]
+    for name in given:
+        if name in keys.RENAMED:
+            sys.exit(f"Error: {keys.unknown(name)}")
+    try:
+        rest = flags.FLAGS(argv)
+        if "config" in flags.FLAGS:  # a file that is not there tells when it is looked at
+            getattr(flags.FLAGS["config"].value, "model", None)
+        return rest
+    except flags.Error as error:
+        sys.exit(
+            f"Error: {str(error).strip().splitlines()[-1].strip().removeprefix('ValueError: ')} (--help lists the options)"
+        )
+    except (AttributeError, KeyError) as error:
+        key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
+        sys.exit(f"Error: {keys.unknown(next((name for name in given if name.endswith(key)), key))}")
+    except (TypeError, ValueError) as error:
+        sys.exit(f"Error: {error}")
+    except (OSError, SyntaxError, ImportError, NameError) as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        sys.exit(
+            f"Error: --config names no config file that can be read ({why}): give one of configs/, or your own."
+        )
+
+
+def check_new_file(flag: str, path: str | os.PathLike) -> None:
+    """For a file that a command is to write at its end: raises ValueError where one is there, or none can be."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "x"):
+            pass
+        Path(path).unlink()
+    except OSError as error:
+        why = "exists" if Path(path).exists() else f"cannot be written ({error.strerror})"
+        raise ValueError(f"--{flag}={path} {why}: choose another.") from None

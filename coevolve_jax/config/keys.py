@@ -1,0 +1,346 @@
+"""Every key of a config: its default, its meaning, and what it may be.
+
+A new key is added here and nowhere else. The type of a default is the type of the key; `Key` adds bounds. Rules that
+need several keys stand in rules.py. A config file starts from `config.defaults()` and holds what it changes.
+
+The defaults suit a real model; whatever a run can do without is off. The settings of a strategy and of an explorer are
+the exception: DEFAULTS of each module in coevolve_jax/strategies and coevolve_jax/explorers defines them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coevolve_jax.config.kinds import Key, texts, wholes
+
+SHARE = dict(least=0, most=1)
+PRECISIONS = ("float32", "bfloat16")
+
+TOP = dict(
+    seed=Key(0, least=0),
+    steps=Key(120, least=1),  # GRPO steps
+    model="",  # a Hugging Face folder
+)
+
+ENVIRONMENT = dict(
+    name="bfcl",  # an environment family: coevolve_jax.envs.<name>, or the dotted path of a module
+    # Interpreter of the family's own virtual environment; "": this one.
+    python=Key("", serving=True),
+    train_split="train",  # the scenarios that are explored
+    # The scenarios of the held-out tasks. A benchmark's test split is to be read once.
+    eval_split="development",
+    workers=Key(16, least=1),  # processes
+    # "ray": so many processes on every node of the Ray cluster that runs here.
+    backend=Key("local", of=("local", "ray"), serving=True),
+    # Seconds of processor time. A call that takes more fails its rollout.
+    call_timeout=Key(5.0, above=0),
+    worker_memory=Key(2.0, least=0),  # GiB
+)
+# Settings of one family each, absent where a config does not set them.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bfcl": dict(toolsets=texts()),  # classes of tools; absent: all
+    "tau2": dict(domains=texts()),  # of telecom, retail, airline; absent: all
+    "textworld": dict(
+        difficulty=wholes(),  # the lowest and the highest level, from 1 to 8
+        games=0,  # of each level, for training, and as many for evaluation
+    ),
+    "appworld": {},
+}
+
+DATA = dict(
+    initial_tasks=Key(100, least=1),  # N, the size of D_0
+    initial_file="",  # a tasks.jsonl whose tasks are D_0, all of them; "": exploration makes D_0
+    min_calls=Key(2, least=1),  # of a task
+    max_calls=6,
+    max_turns=Key(3, least=1),
+    min_evolved_share=Key(
+        0.0, **SHARE
+    ),  # at least this share of a batch comes from tasks that evolution made
+    # Over D_t. "variance": by 4 p (1 - p), where p is the last score of a task.
+    sampling=Key("uniform", of=("uniform", "variance")),
+    sampling_floor=Key(0.1, **SHARE),  # the least weight with "variance"
+    # Visits in a row in which all rollouts ended alike, after which a task is drawn no more; 0: never.
+    retire_after=Key(0, least=0),
+    max_tasks=Key(0, least=0),  # bound on the size of D_t; 0: none
+    # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
+    leak_threshold=Key(0.9, above=0, most=1),
+    # By the calls with their arguments alone, in any words and order; 0: not compared. Most paraphrases are seen so,
+    # which the features miss; configs/ has 0.88 (docs/notes/performance.md).
+    leak_call_threshold=Key(0.0, **SHARE),
+    # By n-grams of 3 to 5 characters of the queries alone; 0: not compared, else 0.9 (docs/notes/performance.md).
+    leak_query_threshold=Key(0.0, **SHARE),
+    # By the vectors of a model: the dotted path of a function embed(texts) -> floats [n, d]; "": none.
+    leak_embedding="",
+    leak_embedding_threshold=Key(0.0, **SHARE),
+    leak_splits=texts(),  # new tasks are compared with the tasks of these splits too, besides those of eval_split
+)
+
+ROLLOUT = dict(
+    tasks_per_step=Key(32, least=1),
+    group_size=Key(8, least=2, why="a group needs a spread"),  # K rollouts per task
+    temperature=Key(1.0, above=0, why="greedy rollouts have no spread"),  # top_p is always 1
+    max_length=8192,  # tokens of a trajectory
+    max_new_tokens=Key(512, least=1),  # of one assistant message
+    max_steps=Key(20, least=1),  # messages with calls per user turn (BFCL's own limit)
+    max_messages=Key(0, least=0),  # assistant messages of the whole conversation; 0: no bound
+    # A tool call that cannot be read is answered with an error, or ends the turn.
+    malformed=Key("answer", of=("answer", "end_turn")),
+    max_observation=Key(4000, least=1),  # characters of a tool result that the policy reads
+    # How the policy writes calls. "python": the first such block of a message is run, for execute(code).
+    tool_call_format=Key("json", of=("json", "python")),
+    # S: the rollouts of the next S steps already run, with weights that are up to S updates old.
+    max_staleness=Key(0, least=0),
+)
+
+ENGINE = dict(
+    name=Key("native", of=("native", "sglang")),  # "native": in this process; "sglang": servers
+    max_concurrency=Key(64, least=1),  # conversations at once
+    dtype=Key("bfloat16", of=PRECISIONS),  # of the computation and the cache
+    # "native" only: on all devices of config.mesh, with the weights where the learner has them.
+    sharded=False,
+    # "native" only: tokens of all conversations together, in pages; 0: a row each, as long as the longest.
+    cache_tokens=Key(0, least=0, serving=True),
+    # All that follows concerns "sglang". Servers to attach to, separated by commas; "": they are launched.
+    url=Key("", serving=True),
+    servers=Key(1, least=1, serving=True),  # to launch
+    # Interpreter of the environment that has sglang; "": .sglang/bin/python, or this one.
+    python=Key("", serving=True),
+    arguments="",  # more arguments of launched servers, as on the command line
+    # How weights get there. "distributed": by torch.distributed (NCCL on GPUs).
+    push=Key("disk", of=("disk", "distributed"), serving=True),
+    # For "disk", a folder that the servers see; "": WORKDIR/weights, or a temporary one if they are launched.
+    push_folder=Key("", serving=True),
+    push_timeout=Key(600.0, above=0, serving=True),  # seconds that a server may take to load new weights
+    # Weights are verified tensor by tensor. False: for servers that keep them in a layout of their own.
+    push_exact=Key(True, serving=True),
+    # Servers on the learner's own GPUs give back their memory while it updates.
+    sleep=Key(False, serving=True),
+    timeout=Key(120.0, above=0, serving=True),  # seconds that one message may take
+    attempts=Key(5, least=1, serving=True),  # at a message, before its trajectory is given up as invalid
+    patience=Key(120.0, above=0, serving=True),  # seconds to wait while no server answers
+    restarts=Key(5, least=0, serving=True),  # of each launched server
+)
+
+LEARNER = dict(
+    learning_rate=Key(1e-6, above=0),
+    warmup_steps=Key(0, least=0),  # updates in which the rate rises, the first at 1 / warmup_steps of it
+    schedule=Key("constant", of=("constant", "cosine", "linear")),  # of the rate after the warm-up
+    decay_steps=Key(0, least=0),  # the update at which cosine and linear have come down
+    final_rate=Key(0.0, least=0),  # to this share of learning_rate
+    adam_b1=0.9,
+    adam_b2=0.999,
+    weight_decay=Key(0.0, least=0),  # of matrices; norms and biases never decay
+    decay_embeddings=False,
+    max_grad_norm=Key(1.0, above=0),
+    # The table in coevolve_jax/grpo/losses.py tells which of these is which paper's method.
+    advantage=Key("group_std", of=("group_std", "group_mean", "leave_one_out")),
+    ratio=Key("token", of=("token", "sequence")),  # whose ratio is clipped
+    aggregate=Key("token", of=("token", "sequence", "constant")),  # the mean over tokens; or over sequences
+    constant_length=Key(512, least=1),  # tokens, for "constant": the sum over a trajectory is divided by them
+    # Neither acts with tis_cap, one epoch and no max_staleness: every ratio is 1 then.
+    clip_low=Key(0.2, least=0, most=1, why="ratios are above 0"),
+    clip_high=Key(0.2, least=0),
+    kl=Key("k3", of=("k1", "k2", "k3", "none")),  # estimator
+    kl_coef=Key(0.001, least=0),  # weight of the KL to the frozen start
+    kl_bound=Key(10.0, least=0),  # nats from which the KL of a token is a straight line; 0: never
+    router_balance=Key(0.0, least=0),  # weight of the load-balancing loss, for models with experts
+    replay_routing=False,  # use the experts that the sampler used, for models with experts
+    # Bound on the weight learner / sampler of a token; 0: a ratio to the sampler. 2 where the two differ in bfloat16.
+    tis_cap=Key(0.0, least=0),
+    epochs=Key(1, least=1),  # updates per batch of rollouts
+    # Groups without spread have no advantage. Leaving them out saves their work.
+    skip_zero_variance_groups=True,
+    # Rounds, at most, in which groups without spread are replaced by others.
+    dynamic_sampling=Key(0, least=0),
+    group_filter=False,  # leave out groups of unusually small spread
+    pack_length=8192,  # tokens of a packed row
+    pack_length_buckets=wholes(),  # shorter rows, for batches that compute fewer tokens in them, e.g. (8192, 16384)
+    rows_per_microbatch=Key(1, least=1),
+    prefix_sharing=False,  # one copy of the prompt for the rollouts of a group that lie in one row
+    logprob_chunk=Key(4096, least=1),  # tokens whose logits exist at once, at most; a CPU takes fewer
+    # By platform; or one of them: flash is for NVIDIA GPUs, splash for TPUs.
+    attention=Key("auto", of=("auto", "plain", "chunked", "flash", "splash")),
+    remat=True,  # recompute layers in the backward pass
+    dtype=Key("bfloat16", of=PRECISIONS),  # of the computation
+    param_dtype=Key("float32", of=PRECISIONS),  # of the master weights
+    moment_dtype=Key("float32", of=PRECISIONS),  # of Adam's moments
+    # Adam's moments lie in pinned memory of the host; those of one layer at a time are on the device for its step.
+    optimizer_offload=Key(False, serving=True),
+    lora_rank=Key(0, least=0),  # 0: all parameters are trained
+    lora_alpha=Key(16.0, least=0),  # adapters are scaled by lora_alpha / lora_rank
+    lora_targets="layers/.*_proj/kernel",  # regular expression on parameter paths
+)
+
+MESH = dict(  # the product is the number of devices
+    data=Key(1, least=1),
+    fsdp=Key(1, least=1),
+    expert=Key(1, least=1),
+    # Splits the tokens of rows, where one device does not hold a row. 2 * context divides pack_length.
+    context=Key(1, least=1),
+    tensor=Key(1, least=1),
+)
+
+SIGNALS = dict(
+    window=Key(10, least=1),  # W, the scores that forgetting looks back on
+    rare_percent=Key(5.0, least=0.0, most=100),  # theta
+)
+
+EVOLUTION = dict(
+    every=Key(10, least=1),  # F, GRPO steps between evolutions
+    # Steps that an evolution takes beside training before D_t grows; 0: training waits for it.
+    async_steps=0,
+    # D_t stays as it is in the last so many steps. More than rollout.max_staleness.
+    freeze_last_steps=Key(10, least=1, why="what is born must be trained on"),
+    tasks=Key(24, least=1),  # validated tasks wanted per evolution
+    contexts=Key(24, least=1),  # trajectories reflected on at most, per evolution
+    rounds=Key(3, least=1),  # R
+    steps=Key(10, least=1),  # S, environment steps per round
+    proposals=Key(3, least=1),  # tasks abstracted per context at most
+    validate=True,  # by execution; False is an ablation
+    # Of each proposal, in fresh environments. From 2 on those that differ are refused.
+    executions=Key(1, least=1, why="config.evolution.validate=False is the ablation without execution"),
+)
+
+EVALUATION = dict(
+    tasks=Key(192, least=1),  # held-out synthetic tasks, made as D_0 is
+    balanced_tasks=Key(0, least=0),  # and these besides, in which all tools come about equally often
+    balanced_candidates=0,  # tasks that they are chosen from
+    every=Key(20, least=0),  # GRPO steps between evaluations on the way; 0: before and after only
+    num_rollouts=Key(2, least=1),  # rollouts per task
+    temperature=Key(1.0, least=0.0),
+    seed=Key(1234, least=0),  # of the held-out tasks; the same for every run
+)
+
+# Thresholds beyond which a step raises an alert. coevolve_jax/records/health.py has what each is of, and what it means.
+HEALTH = dict(
+    patience=Key(3, least=1),  # steps in a row before it is told in the terminal
+    zero_variance_groups=0.7,  # the paper's 0.5 and 0.3 are for rewards with more levels
+    group_std=0.05,
+    logprob=-0.02,  # -0.05 for language; most tokens here are copies
+    few_steps=1.0,
+    many_steps=50.0,
+    truncated=0.2,
+    active_groups=0.2,
+    length_reward=0.3,
+    malformed=0.3,
+    invalid=0.05,
+)
+
+CHECKPOINT = dict(
+    every=Key(5, least=1),  # GRPO steps
+    keep=Key(2, least=2, why="a damaged one needs a predecessor"),
+    # Where they lie, e.g. gs://BUCKET/RUN; "": checkpoints/ of the workdir.
+    folder=Key("", serving=True),
+)
+
+LOGGING = dict(
+    trajectories_every=Key(10, least=1),  # steps between trajectory files
+    trajectories=Key(8, least=0),  # trajectories per file
+    trackers=Key("tensorboard", serving=True),  # tensorboard,wandb or dotted paths of modules
+)
+
+# How the training set evolves: "coevolve", "blame" (a signal of ours), "random" (as many new tasks, without signals),
+# "static" (no new tasks, plain GRPO), "oracle" (testbeds only), or the dotted path of a module (docs/guides/add_strategy.md).
+STRATEGY = dict(name="coevolve")
+# Who explores: "scripted", "llm" (a model over the OpenAI protocol), "policy" (the one that is trained), or the dotted
+# path of a module (docs/guides/add_explorer.md).
+EXPLORER = dict(name="scripted")
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER, "mesh": MESH,
+    "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER, "evolution": EVOLUTION, "evaluation": EVALUATION,
+    "health": HEALTH, "checkpoint": CHECKPOINT, "logging": LOGGING,
+}  # fmt: skip
+
+# A section of comparisons whose weak tools are known, absent elsewhere.
+TESTBED = dict(
+    weak_tools=texts(),
+    least=1,  # tasks of D_0 with each of them
+    most=1,
+    candidates=800,  # tasks that D_0 is chosen from
+)
+
+# What the settings of our strategies and explorers may be, beside their kind. Their modules have defaults and meanings.
+OWN: dict[str, Key] = {
+    "strategy.probe": Key(None, least=0),
+    "explorer.base_url": Key(None, serving=True),
+    "explorer.key_variable": Key(None, serving=True),
+    "explorer.timeout": Key(None, least=0.0, serving=True),
+    "explorer.attempts": Key(None, least=1, serving=True),
+    "explorer.patience": Key(None, least=0.0, serving=True),
+    "explorer.concurrency": Key(None, least=1, serving=True),
+    "explorer.cache": Key(None, serving=True),
+    "explorer.offline": Key(None, serving=True),
+    "explorer.temperature": Key(None, least=0.0),
+    "explorer.max_tokens": Key(None, least=1),
+    "explorer.max_length": Key(None, least=1),
+    "explorer.max_bytes": Key(None, least=1),
+    "explorer.price_in": Key(None, least=0.0),
+    "explorer.price_out": Key(None, least=0.0),
+    "explorer.budget_tokens": Key(None, least=0),
+    "explorer.budget_money": Key(None, least=0.0),
+    "explorer.solve": Key(None, least=0),
+    "explorer.calibration": Key(None, least=0),
+}
+
+# Old name -> new name. An old name is refused with a sentence that has the new one.
+RENAMED: dict[str, str] = {
+    "data.new_share": "data.min_evolved_share",
+    "evolution.settle_steps": "evolution.freeze_last_steps",
+    "evolution.overlap": "evolution.async_steps",
+    "learner.moments_on": "learner.optimizer_offload",
+    "learner.share_prompts": "learner.prefix_sharing",
+    "learner.row_length": "learner.pack_length",
+    "learner.row_buckets": "learner.pack_length_buckets",
+    "learner.skip_dead_groups": "learner.skip_zero_variance_groups",
+    "health.dead_groups": "health.zero_variance_groups",
+    "health.kept_groups": "health.active_groups",
+    "evaluation.samples": "evaluation.num_rollouts",
+    "rollout.calls": "rollout.tool_call_format",
+}
+
+
+def _specified(found: Mapping[str, Any], prefix: str = "") -> dict[str, Key]:
+    return {f"{prefix}{k}": v if isinstance(v, Key) else Key(v) for k, v in found.items()}
+
+
+# By dotted name: the keys that every config has, and those that a config may have.
+REQUIRED: dict[str, Key] = _specified(TOP)
+for _section, _keys in SECTIONS.items():
+    REQUIRED |= _specified(_keys, f"{_section}.")
+OPTIONAL: dict[str, Key] = _specified(TESTBED, "testbed.")
+for _keys in FAMILIES.values():
+    OPTIONAL |= _specified(_keys, "environment.")
+SERVING = tuple(name for name, key in (REQUIRED | OWN).items() if key.serving)
+
+
+def names(config: Mapping[str, Any]) -> list[str]:
+    """The dotted names of a config's keys. config: a ConfigDict or its plain values."""
+    sections = {name: part for name, part in config.items() if hasattr(part, "items")}
+    inner = [f"{section}.{name}" for section, part in sections.items() for name in part]
+    return [name for name in config if name not in sections] + inner
+
+
+def unknown(name: str, there: Iterable[str] = ()) -> str:
+    """The sentence for a dotted name that no key has. there: names to choose from besides those that are specified."""
+    if name in RENAMED:
+        return f"config.{name} is called config.{RENAMED[name]} now: use that name."
+    near = difflib.get_close_matches(name, [*REQUIRED, *OPTIONAL, *OWN, *there], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"The config has no key {name!r}{hint}: coevolve_jax/config/keys.py has the keys and their meaning."
+    )
+
+
+def check_names(config: Mapping[str, Any]) -> None:
+    """Raises ValueError for a name that no key has, and for a key of another version. Strategies, explorers and other
+    people's environment families name their own settings."""
+    own = ["strategy.", "explorer."]
+    environment = config.get("environment")
+    if hasattr(environment, "get") and environment.get("name") not in tuple(FAMILIES):
+        own.append("environment.")
+    for name in names(config):
+        if name in RENAMED or not (name in REQUIRED or name in OPTIONAL or name.startswith(tuple(own))):
+            raise ValueError(unknown(name))

@@ -1,0 +1,60 @@
+"""The modules that a config names: strategy, explorer and trackers, with their own settings."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import names
+from coevolve_jax.config import schedule
+
+# The remedy where a module that a config names imports a package that is not installed.
+REMEDY = (
+    "install it (what explorer=llm and explorer=policy import comes with pip install 'coevolve_jax[llm]')"
+)
+
+# What an explorer whose section has these keys can leave to the scripted one: roles, and D_0 with the held-out tasks.
+PARTS = ("reflector", "explorer", "abstractor", "validator", "initial")
+
+
+def strategy(name: str) -> ConfigDict:
+    """The `strategy` section for a strategy: its name and its own settings, which are DEFAULTS of its module."""
+    return _section("strategies", name, "strategy.name")
+
+
+def explorer(name: str) -> ConfigDict:
+    """The `explorer` section, likewise."""
+    return _section("explorers", name, "explorer.name")
+
+
+def reads(config: ConfigDict) -> frozenset[str] | None:
+    """The keys of `strategies.base.SHARED` that the strategy reads, READS of its module; None where it does not say."""
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
+    told = getattr(module, "READS", None)
+    return None if told is None else frozenset(told)
+
+
+def scheduled(config: ConfigDict) -> bool:
+    """Whether the strategy says that it evolves after the steps of `schedule.evolutions`, and no others."""
+    return set(schedule.KEYS) <= (reads(config) or set())
+
+
+def asks_policy(config: ConfigDict) -> bool:
+    """Whether the explorer asks the policy that the run trains, and so needs its engine: its module has ASKS_POLICY."""
+    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], remedy=REMEDY)
+    return getattr(module, "ASKS_POLICY", False)
+
+
+def trackers(config: ConfigDict) -> list[ModuleType]:
+    """The modules that config.logging.trackers names, separated by commas."""
+    remedy = "install it (pip install 'coevolve_jax[wandb]'), or leave it out"
+    return [
+        names.module("records.trackers", name, "logging.trackers", ["make"], remedy)
+        for name in filter(None, config.logging.trackers.split(","))
+    ]
+
+
+def _section(room: str, name: str, key: str) -> ConfigDict:
+    module = names.module(room, name, key, ["make"], remedy=REMEDY)
+    return ConfigDict({"name": name, **getattr(module, "DEFAULTS", {})})

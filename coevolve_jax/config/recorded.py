@@ -1,0 +1,97 @@
+"""A config as a run writes it down: config.json, what is compared when the run goes on, and the digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import keys
+from coevolve_jax.config.loading import defaults
+
+
+def to_json(config: ConfigDict) -> str:
+    """The config as JSON text with sorted keys."""
+    return json.dumps(config.to_dict(), sort_keys=True, indent=1)
+
+
+def of_run(workdir: str | os.PathLike) -> ConfigDict:
+    """The config of a run that has begun. Raises ValueError where there is none, or it has a name that no key has.
+
+    A key that is newer than the run has its default here, so every run can be read, evaluated and forked. Such a run
+    does not go on: `records.workdir.claim` compares config.json itself, and names the key that it lacks.
+    """
+    if not (Path(workdir) / "config.json").exists():
+        raise ValueError(
+            f"{workdir} holds no run (no config.json): give a --config to begin one, or the workdir of a run."
+        )
+    return ConfigDict(filled(read(workdir)))
+
+
+def read(workdir: str | os.PathLike) -> dict[str, Any]:
+    """A run's config.json as plain values. Raises ValueError, which names the file, where it holds none."""
+    path = Path(workdir) / "config.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): restore it, or choose another --workdir."
+        ) from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no config: restore it, or choose another --workdir.")
+    try:
+        keys.check_names(found)
+    except ValueError as error:
+        raise ValueError(f"{path} is of another version. {error}") from None
+    return found
+
+
+def filled(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a config, with the defaults of the keys that it lacks, as JSON has them."""
+    named = {section: config.get(section, {}).get("name") for section in ("strategy", "explorer")}
+    known = json.loads(to_json(defaults(**{section: name for section, name in named.items() if name})))
+    sections = {
+        name: {**part, **config.get(name, {})} for name, part in known.items() if isinstance(part, dict)
+    }
+    return {**known, **config, **sections}
+
+
+def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a published comparison's config, with today's names of its keys."""
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    for old, new in keys.RENAMED.items():
+        section, _, name = old.partition(".")
+        if name in found.get(section, {}):
+            there, _, called = new.partition(".")
+            found.setdefault(there, {})[called] = found[section].pop(name)
+    return found
+
+
+def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's numbers depend on, of a config as plain values: all but the keys of `keys.SERVING`."""
+    found = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    for key in keys.SERVING:
+        section, name = key.split(".")
+        found.get(section, {}).pop(name, None)
+    return found
+
+
+def digest(config: ConfigDict) -> str:
+    """16 hex digits that name everything in the config that a run's numbers depend on."""
+    return hashlib.sha256(json.dumps(numbers(config.to_dict()), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def difference(theirs: Mapping, ours: Mapping, prefix: str = "config") -> str:
+    """The first key in which two configs, as plain values, differ, with both values."""
+    for key in sorted(theirs.keys() | ours.keys()):
+        a, b = (repr(found[key]) if key in found else "missing" for found in (theirs, ours))
+        if a != b and key in theirs and key in ours and isinstance(theirs[key], dict):
+            return difference(theirs[key], ours[key], f"{prefix}.{key}")
+        if a != b:
+            return f"{prefix}.{key} is {a} there and {b} here"
+    return "equal"

@@ -1,0 +1,244 @@
+"""What a config must be before anything is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import names
+from coevolve_jax.config import keys, kinds, methods, schedule
+
+
+class Rule(NamedTuple):
+    """A rule that needs several keys. key: whose value is refused. must: completes "config.KEY is VALUE: it must be ",
+    where {SECTION.KEY} stands for that value."""
+
+    key: str
+    holds: Callable[[ConfigDict], bool]
+    must: str
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _rows(c: ConfigDict) -> tuple[int, ...]:
+    return (c.learner.pack_length, *c.learner.pack_length_buckets)
+
+
+def _probes(c: ConfigDict) -> int:
+    return c.strategy.get("probe", 0)  # a strategy of somebody else's has no such setting
+
+
+RULES = (
+    *(
+        Rule(
+            f"explorer.{part}",
+            lambda c, part=part: c.explorer.get(part, "scripted") in (c.explorer.name, "scripted"),
+            "{explorer.name} or scripted",
+        )
+        for part in methods.PARTS
+    ),
+    Rule(
+        "data.max_tasks",
+        lambda c: c.data.max_tasks == 0 or c.data.max_tasks >= c.data.initial_tasks,
+        "0, or at least config.data.initial_tasks ({data.initial_tasks})",
+    ),
+    Rule(
+        "data.leak_embedding_threshold",
+        lambda c: not c.data.leak_embedding or c.data.leak_embedding_threshold > 0,
+        "a cosine above 0 where config.data.leak_embedding names a model",
+    ),
+    Rule(
+        "data.min_calls",
+        lambda c: c.data.min_calls <= c.data.max_calls,
+        "at most config.data.max_calls ({data.max_calls})",
+    ),
+    Rule(
+        "rollout.max_new_tokens",
+        lambda c: c.rollout.max_new_tokens < c.rollout.max_length,
+        "below config.rollout.max_length ({rollout.max_length}), which a prompt must fit in too",
+    ),
+    Rule(
+        "learner.lora_targets",
+        lambda c: _is_pattern(c.learner.lora_targets),
+        "a regular expression",
+    ),
+    Rule(
+        "learner.pack_length",
+        lambda c: c.learner.pack_length >= c.rollout.max_length,
+        "at least config.rollout.max_length ({rollout.max_length})",
+    ),
+    Rule(
+        "learner.pack_length_buckets",
+        lambda c: all(0 < length < c.learner.pack_length for length in c.learner.pack_length_buckets),
+        "tokens of rows, each below config.learner.pack_length ({learner.pack_length})",
+    ),
+    Rule(
+        "learner.decay_steps",
+        lambda c: c.learner.schedule == "constant" or c.learner.decay_steps > c.learner.warmup_steps,
+        "more than config.learner.warmup_steps ({learner.warmup_steps}) for a {learner.schedule} schedule",
+    ),
+    Rule(
+        "learner.adam_b2",
+        lambda c: 0 <= c.learner.adam_b1 and c.learner.adam_b1**2 < c.learner.adam_b2 < 1,
+        "below 1 and more than the square of config.learner.adam_b1 ({learner.adam_b1}), for steps to be bounded",
+    ),
+    Rule(
+        "learner.adam_b2",
+        lambda c: c.learner.moment_dtype == "float32" or c.learner.adam_b2 <= 0.99,
+        "at most 0.99 with bfloat16 moments, which cannot hold smaller changes",
+    ),
+    Rule(
+        "learner.param_dtype",
+        lambda c: c.learner.param_dtype == "float32" or c.learner.learning_rate >= 1e-4,
+        "float32 at so small a learning rate: bfloat16 weights would round the steps away",
+    ),
+    Rule(
+        "learner.rows_per_microbatch",
+        lambda c: c.learner.rows_per_microbatch % (c.mesh.data * c.mesh.fsdp * c.mesh.expert) == 0,
+        "a multiple of mesh.data * mesh.fsdp * mesh.expert ({mesh.data} * {mesh.fsdp} * {mesh.expert})",
+    ),
+    Rule(
+        "learner.pack_length",
+        lambda c: c.mesh.context == 1 or all(length % (2 * c.mesh.context) == 0 for length in _rows(c)),
+        "a multiple of 2 * mesh.context (2 * {mesh.context}), as must config.learner.pack_length_buckets",
+    ),
+    Rule(
+        "data.initial_tasks",
+        lambda c: c.data.initial_tasks >= c.rollout.tasks_per_step,
+        "at least config.rollout.tasks_per_step ({rollout.tasks_per_step})",
+    ),
+    Rule(
+        "engine.push",
+        lambda c: not c.rollout.max_staleness or (c.engine.name, c.engine.push) != ("sglang", "distributed"),
+        "disk where rollouts run ahead: the update takes the weights that would be broadcast",
+    ),
+    Rule(
+        "engine.sleep",
+        lambda c: not c.engine.sleep or (c.engine.name == "sglang" and not c.rollout.max_staleness),
+        "False unless servers generate (config.engine.name=sglang) and none does so during the update "
+        "(config.rollout.max_staleness=0)",
+    ),
+    Rule(
+        "evolution.async_steps",
+        lambda c: 0 <= c.evolution.async_steps <= c.evolution.every,
+        "between 0 and config.evolution.every ({evolution.every}) steps",
+    ),
+    Rule(
+        "strategy.probe",
+        lambda c: not (c.evolution.async_steps and _probes(c)),
+        "0 where config.evolution.async_steps is above 0: the policy is another one by then",
+    ),
+    Rule(
+        "evolution.async_steps",
+        lambda c: not c.evolution.async_steps or not methods.asks_policy(c),
+        "0 where the explorer is {explorer.name}, which asks the policy: it is another one by then",
+    ),
+    Rule(
+        "evaluation.balanced_candidates",
+        lambda c: c.evaluation.balanced_candidates >= c.evaluation.balanced_tasks,
+        "at least config.evaluation.balanced_tasks ({evaluation.balanced_tasks}), better five times as many",
+    ),
+)
+
+
+def check(config: ConfigDict) -> None:
+    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for values that cannot be, or cannot
+    work together."""
+    check_values(config)
+    _check_own_settings(config)
+    _check_no_password(config)
+    if config.data.leak_embedding:
+        names.function(config.data.leak_embedding, "data.leak_embedding")
+    methods.trackers(config)
+    for rule in RULES:
+        if not rule.holds(config):
+            kinds.refuse(rule.key, _value(config, rule.key), rule.must.format_map(config))
+
+
+def check_values(config: ConfigDict) -> None:
+    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for a value that is of another kind
+    than its key or out of the key's bounds."""
+    for section, specified in keys.SECTIONS.items():
+        part = config.get(section)
+        if part is not None or section in config:
+            if not isinstance(part, Mapping | ConfigDict):
+                first = next(iter(specified))
+                raise ValueError(f"config.{section} is {part!r}: it must be a section, with the key {first}.")
+    keys.check_names(config)
+    there = set(keys.names(config))
+    for name, key in keys.REQUIRED.items():
+        if name not in there:
+            raise ValueError(
+                f"The config lacks the key {name}: start a config file from coevolve_jax.config.defaults()."
+            )
+        key.check(name, _value(config, name))
+    for name, key in keys.OPTIONAL.items():
+        if name in there:
+            key.check(name, _value(config, name))
+
+
+def check_evolution(config: ConfigDict, first: int = 0) -> None:
+    """Raises ValueError where the strategy lets D_t grow, and a run from step `first` on never comes to that, or never
+    draws what is born last. A strategy that is not `scheduled` is not looked at."""
+    if not methods.scheduled(config):
+        return
+    c, due, ahead = config.evolution, schedule.evolutions(config), config.rollout.max_staleness
+    if c.freeze_last_steps <= ahead:
+        must = (
+            f"above config.rollout.max_staleness ({ahead}): what is born must be trained on, and the batches of that "
+            "many steps are drawn already"
+        )
+        kinds.refuse("evolution.freeze_last_steps", c.freeze_last_steps, must)
+    if not due or due[-1] < first:
+        name = config.strategy.name
+        least = (first // c.every + 1) * c.every + c.async_steps + c.freeze_last_steps
+        raise ValueError(
+            f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the training set grow in "
+            f"a run of {least} (config.evolution.every, async_steps and freeze_last_steps are {c.every}, {c.async_steps} and "
+            f"{c.freeze_last_steps}): raise it, lower one of these, or name the strategy static, which this run would be."
+        )
+
+
+def _check_own_settings(config: ConfigDict) -> None:
+    """Raises ValueError for a strategy or an explorer without all of its settings, and for one of another kind."""
+    for section, settings in (("strategy", methods.strategy), ("explorer", methods.explorer)):
+        name = config[section].name
+        if missing := set(settings(name)) - set(config[section]):
+            raise ValueError(
+                f"config.{section} lacks {', '.join(sorted(missing))}, settings of {name}: name the {section} in the "
+                f"config file's argument (--config=FILE:{section}={name})."
+            )
+        for key, default in settings(name).items():
+            kinds.check_kind(f"{section}.{key}", config[section][key], kinds.kind_of(default))
+    there = set(keys.names(config))
+    for name, key in keys.OWN.items():
+        if name in there:
+            key.check(name, _value(config, name))
+
+
+def _check_no_password(config: ConfigDict) -> None:
+    """Raises ValueError, without the secret, for an address that a run would write down together with a password."""
+    for key in ("explorer.base_url", "engine.url"):
+        section, name = key.split(".")
+        if "@" in (url := config[section].get(name, "")):
+            variable = config.explorer.get("key_variable", "OPENAI_API_KEY")
+            where = f"put the key into the environment variable {variable} (config.explorer.key_variable)"
+            remedy = where if section == "explorer" else "let the server be reached without them"
+            raise ValueError(
+                f"config.{key} holds a user or password before {url.rpartition('@')[2]!r}, and a run writes its config "
+                f"down: leave them out, and {remedy}."
+            )
+
+
+def _value(config: ConfigDict, key: str) -> object:
+    section, _, name = key.rpartition(".")
+    return (config[section] if section else config)[name]

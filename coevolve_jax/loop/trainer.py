@@ -1,0 +1,100 @@
+"""The learner as a run uses it: with checkpoints, the engine's weights and the exported policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from coevolve_jax import build
+from coevolve_jax.build import Policy
+from coevolve_jax.distributed.gathering import in_memory, on_one_device
+from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.models import hf_io
+from coevolve_jax.records import checkpoint
+from coevolve_jax.rollout.engine import Engine
+
+
+class Trainer:
+    """One process's learner, and what the process holds for it. Several processes have one each (leader.py).
+
+    `score`, `update`, `flops`, `routing` and `scores` are the learner's own.
+
+    Args:
+      learner: its parameters and optimiser state are made by `init` or `restore`.
+      policy: the policy before RL. Its parameters become None when there is a state, unless the learner keeps
+        them as its reference: they would stay in memory beside those that learn.
+      config: of the run. config.engine says which engine generates, and where it computes.
+    """
+
+    def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
+        self.routing, self.scores, self.flops = learner.routing, learner.scores, learner.flops
+        self.score, self.update = learner.score, learner.update
+        self._learner, self._policy, self._config = learner, policy, config
+        self._writer = checkpoint.Writer()
+        self._native = config.engine.name == "native"
+        self.sharded_engine = self._native and config.engine.sharded
+
+    def engine(self, workdir: Path) -> Engine:
+        """The engine that config.engine names, with the policy before RL. The caller closes it.
+
+        Raises ValueError and EngineError as `build.engine` does.
+        """
+        return build.engine(self._config, self.initial_policy(), workdir)
+
+    def initial_policy(self) -> Policy:
+        """The policy before RL, with its parameters where the engine takes them."""
+        return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
+
+    def init(self, params: Any) -> TrainState:
+        """The state before the first update. params: the policy before RL."""
+        state = self._learner.init(params)
+        self._let_initial_policy_go()
+        return state
+
+    def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
+        """The newest checkpoint, as `checkpoint.restore` returns it."""
+        found = checkpoint.restore(directory, self._learner.abstract_state)
+        if found:
+            self._let_initial_policy_go()
+        return found
+
+    def policy(self, state: TrainState) -> Any:
+        """The policy's parameters, where the engine takes them."""
+        return self._for_engine(self._learner.policy(state))
+
+    def save(
+        self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
+    ) -> None:
+        """As `checkpoint.Writer.save` of `state` and the JSON values `saved`."""
+        self._writer.save(directory, step, state, saved, keep=keep)
+
+    def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
+        """Writes the policy as a Hugging Face folder, from the devices where it lies: it is whole nowhere."""
+        hf_io.save(folder, self._policy.config, self._learner.policy(state))
+
+    def close(self) -> None:
+        """Waits for the last save."""
+        self._writer.close()
+
+    def _for_engine(self, params: Any) -> Any:
+        """The parameters where the engine takes them.
+
+        They stay where they are for an engine that computes there. They come to one device for one that
+        computes on that, and to process 0's memory for a server, where other processes hold a part of them.
+        """
+        if self._native and not self.sharded_engine:
+            return on_one_device(params)
+        if self.sharded_engine or jax.process_count() == 1:
+            return params
+        # In the engine's type: more digits than it computes in would only take time on the way.
+        return in_memory(params, self._config.engine.dtype)
+
+    def _let_initial_policy_go(self) -> None:
+        if not self._learner.keeps_reference:
+            self._policy.params = None
