@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +102,15 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter, config):
     if config.option.order_seed:
         terminalreporter.write_line(f"in the order of --order-seed={config.option.order_seed}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import a file whose tests -m "not slow and not ..." leaves out: it may need what is not installed."""
+    chosen = config.option.markexpr
+    if collection_path.suffix != ".py" or not re.fullmatch(r"not \w+( and not \w+)*", chosen):
+        return None
+    marks = re.search(r"^pytestmark = .*$", collection_path.read_text(), re.MULTILINE)
+    return True if marks and set(chosen.split()) & set(re.findall(r"mark\.(\w+)", marks[0])) else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,11 @@ import coevolve_jax
 ROOT = Path(coevolve_jax.__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", coevolve_jax.__all__)
+# tfds_tasks imports what make test-fast does not install.
+NAMES = [pytest.param(n, marks=pytest.mark.slow) if n == "tfds_tasks" else n for n in coevolve_jax.__all__]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_name_resolves_to_what_it_says(name):
     found = getattr(coevolve_jax, name)
     if name == "__version__":
@@ -30,6 +34,7 @@ def test_every_name_resolves_to_what_it_says(name):
     assert name in dir(coevolve_jax)
 
 
+@pytest.mark.slow
 def test_what_type_checkers_are_told_is_what_is_there():
     """The stub names exactly what the package offers, from the same modules."""
     tree = ast.parse(Path(coevolve_jax.__file__).with_suffix(".pyi").read_text())

@@ -240,6 +240,7 @@ def test_arrows_between_files_and_between_packages_point_down():
     assert cycles({(str(package(name(i.file))), str(package(i.module))) for i in ours}) == set()
 
 
+@pytest.mark.slow
 def test_what_needs_no_accelerator_imports_without_jax():
     assert refused(there(WITHOUT_JAX), JAX) == []
 

@@ -33,6 +33,7 @@ def tiny(kind="update", **changes) -> cases.Case:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", (False, True))
 def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
     import torch  # here, since who collects the tests would wait two seconds for it

@@ -7,8 +7,7 @@ import threading
 import time
 
 import pytest
-
-ray = pytest.importorskip("ray", reason="make test installs it")
+import ray
 from ray.cluster_utils import Cluster
 
 from coevolve_jax.envs.worker_pool import ProcessPool

@@ -6,9 +6,8 @@ import os
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
-
-nbformat = pytest.importorskip("nbformat", reason="make test installs it")
 from nbclient import NotebookClient
 
 from coevolve_jax import tfds_tasks

@@ -149,6 +149,7 @@ def wandb_records(path):
     return found
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path, monkeypatch):
     for name, value in {"MODE": "offline", "PROJECT": "ours"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -192,6 +193,7 @@ def test_a_tracker_that_cannot_be_had_is_one_sentence(monkeypatch, name, why):
         check(override(CONFIG, {"logging.trackers": name}))
 
 
+@pytest.mark.slow
 def test_wandb_that_nobody_is_logged_in_to_is_one_sentence(tmp_path, monkeypatch):
     from coevolve_jax.records.trackers import wandb as ours
 
