@@ -62,6 +62,17 @@ def test_files_named_are_there(name):
         assert not homes or any((home / file).exists() for home in homes), f"{name} names {file}"
 
 
+@pytest.mark.parametrize("name", ["README.md", *GUIDES])
+def test_keys_named_are_in_the_config(name):
+    """strategy and explorer aside, whose keys are their own."""
+    c = config.load_file(ROOT / "configs" / "bfcl_tiny.py")
+    sections = "|".join(key for key in c if hasattr(c[key], "keys") and key not in ("strategy", "explorer"))
+    named = re.compile(rf"(?:`|config\.)((?:{sections})\.(?!jsonl)[a-z0-9_]+)(?![\w./])")
+    for key in named.findall((ROOT / name).read_text()):
+        section, _, last = key.partition(".")
+        assert last in c[section], f"{name} names {key}"
+
+
 def test_the_picture_names_the_methods_of_a_strategy():
     named = re.findall(r"strategy\.([a-z_]+)  ", (ROOT / "docs/guides/understand_the_code.md").read_text())
     assert len(named) == 4 and all(hasattr(Strategy, name) for name in named)
