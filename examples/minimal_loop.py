@@ -19,18 +19,13 @@ tasks of coevolve_jax/train.py bit for bit; tests/examples/test_minimal_loop.py 
 evaluation, several hosts and further options of the config are left out.
 """
 
-import dataclasses
 import math
-import os
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import zip_longest
 from statistics import fmean
 from typing import NamedTuple
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -73,13 +68,15 @@ def run(config: ConfigDict) -> Iterator[StepRecord]:
         closing(build.agent(c, policy, engine, env_pool)) as agent,  # messages, tool calls, answers
     ):
         # Rules play the explorer's roles (reflect, explore, abstract, judge); in the paper an LLM does.
-        synthesizer = Synthesizer(build.explorer(c), build.family(c).tools, env_pool, c, None, agent.fits)
-        # The evaluation's tasks come first: leak control keeps their like out of training.
+        roles, tools = build.explorer(c), build.family(c).tools
+        synthesizer_with = lambda guard: Synthesizer(roles, tools, env_pool, c, guard, agent.fits)
+        # The tasks to evaluate on come first: leak control keeps their like out of training.
         wanted = c.evaluation.tasks, "held_out", c.evaluation.seed
-        held_out = explore_freely(c, synthesizer, build.held_out_scenarios(c), *wanted)
-        synthesizer = dataclasses.replace(synthesizer, guard=leak_guard(c, list(held_out)))
-        # D_0
+        held_out = explore_freely(c, synthesizer_with(None), build.held_out_scenarios(c), *wanted)
+        synthesizer = synthesizer_with(leak_guard(c, list(held_out)))
+        # D_0: N tasks from unguided exploration
         tasks = explore_freely(c, synthesizer, build.scenarios(c), c.data.initial_tasks, "initial", c.seed)
+
         scores: dict[str, list[float]] = {}  # of each task, by its id, oldest first
         actions: Counter[str] = Counter()  # c_p: how often each action was taken
         evidence: list[Evidence] = []  # signals since the last evolution
@@ -125,7 +122,7 @@ def explore_freely(
 
 # ---- 1. The batch ----------------------------------------------------------------------------------
 def draw_batch(tasks: Sequence[Task], n: int, evolved_share: float, rng: np.random.Generator) -> list[Task]:
-    """Draws n tasks of D_t, which has more, uniformly; reserves a share for tasks that evolution made."""
+    """Draws n of the tasks, which are more, uniformly. Reserves a share of the batch for evolved tasks."""
     order = np.argsort(rng.exponential(size=len(tasks))).tolist()  # a random order
     evolved = [i for i in order if tasks[i].lineage.kind != "initial"]
     reserved = evolved[: math.ceil(round(evolved_share * n, 9))]
@@ -152,11 +149,7 @@ def training_samples(groups: Sequence[Group]) -> list[TrainingSample]:
 
 # ---- 3. Weakness signals (CoEvolve, section 3) -----------------------------------------------------
 def weakness_signals(
-    config: ConfigDict,
-    step: int,
-    groups: Sequence[Group],
-    scores: dict[str, list[float]],
-    actions: Counter[str],
+    config: ConfigDict, step: int, groups: Sequence[Group], scores: dict, actions: Counter
 ) -> list[Evidence]:
     """Finds where the policy is weak, by plain statistics. `scores` and `actions` learn from the rollouts.
 
@@ -230,6 +223,7 @@ SETTINGS = {
 
 
 def main() -> None:
+    """Prints what happens in a run of SETTINGS, with the tiny Qwen3 of this repository."""
     config = configs.override(configs.load_file("configs/bfcl_tiny.py"), SETTINGS)
     successes, size = [], config.data.initial_tasks
     for step, groups, signals, new_tasks in run(config):
@@ -242,8 +236,7 @@ def main() -> None:
         if new_tasks:
             print(f"    D_t grows to {size} tasks. Three of the {len(new_tasks)} new ones:")
         for task in new_tasks[:3]:
-            query = textwrap.shorten(task.turns[0].query, 90)
-            print(f"      for {task.lineage.signal} on {task.lineage.parent}: {query}")
+            print(f"      for {task.lineage.signal} on {task.lineage.parent}: {task.turns[0].query:.90}")
     first, last = fmean(successes[:5]), fmean(successes[-5:])
     print(f"Success on D_t: {first:.2f} in the first five steps, {last:.2f} in the last five.")
     print("Read on: coevolve_jax/train.py is a whole run, coevolve_jax/strategies/coevolve.py the method.")
