@@ -391,3 +391,11 @@ def test_a_published_config_is_read_with_todays_names():
         published[section][name] = published[there].pop(called)
     assert configs.renamed(published)["learner"]["kl_coef"] == 0.5
     assert set(keys.names(configs.renamed(published))) == set(keys.names(TINY))
+
+
+def test_the_first_difference_is_told_whatever_the_order_of_the_keys():
+    theirs, ours = {"a": {"x": 1, "y": 2}, "b": {"z": 1}}, {"b": {"z": 2}, "a": {"y": 2, "x": 1}}
+    assert configs.difference(theirs, ours) == "config.b.z is 1 there and 2 here"
+    assert configs.difference({"a": {}}, ours) == "config.a.x is missing there and 1 here"
+    assert configs.difference({}, {"a": {"x": 1}}) == "config.a is missing there and {'x': 1} here"
+    assert configs.difference(ours, dict(reversed(ours.items()))) == "equal"
