@@ -70,6 +70,7 @@ def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
         if name in found.get(section, {}):
             there, _, called = new.partition(".")
             found.setdefault(there, {})[called] = found[section].pop(name)
+    found.setdefault("data", {}).setdefault("leak_call_threshold", 0.0)  # plans without the key compared no calls
     return found
 
 

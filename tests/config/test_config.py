@@ -344,9 +344,9 @@ def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(t
     (tmp_path / "config.json").write_text(configs.to_json(ConfigDict(older)))
     (tmp_path / "metrics.jsonl").touch()
     found = configs.of_run(tmp_path)
-    assert found.data.leak_call_threshold == 0.0 and found.engine.sleep is False
+    assert found.data.leak_call_threshold == 0.88 and found.engine.sleep is False
     configs.check(found)
-    with pytest.raises(ValueError, match="config.data.leak_call_threshold is missing there and 0.0 here"):
+    with pytest.raises(ValueError, match="config.data.leak_call_threshold is missing there and 0.88 here"):
         claim(tmp_path, found)
 
 
