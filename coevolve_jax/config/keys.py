@@ -66,8 +66,8 @@ DATA = dict(
     max_tasks=Key(0, least=0),  # bound on the size of D_t; 0: none
     # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
     leak_threshold=Key(0.9, above=0, most=1),
-    # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most paraphrases,
-    # which the features miss (docs/notes/performance.md).
+    # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most
+    # paraphrases, which the features miss (docs/notes/performance.md).
     leak_call_threshold=Key(0.88, least=0, most=1),
     # By n-grams of 3 to 5 characters of the queries alone; 0: not compared. 0.9 is a good value
     # (docs/notes/performance.md).

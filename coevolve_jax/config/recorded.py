@@ -70,7 +70,8 @@ def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
         if name in found.get(section, {}):
             there, _, called = new.partition(".")
             found.setdefault(there, {})[called] = found[section].pop(name)
-    found.setdefault("data", {}).setdefault("leak_call_threshold", 0.0)  # plans without the key compared no calls
+    # Plans without this key compared no calls.
+    found.setdefault("data", {}).setdefault("leak_call_threshold", 0.0)
     return found
 
 
