@@ -28,7 +28,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.workers = 2
 
     c.data.initial_tasks = 32  # N
-    c.data.leak_call_threshold = 0.88
     c.data.leak_splits = ("test",)
     c.rollout.tasks_per_step = 8
     c.rollout.temperature = 0.9

@@ -38,7 +38,6 @@ def get_config(arg: str = "") -> ConfigDict:
         *("TicketAPI", "TradingBot", "TravelAPI", "VehicleControlAPI"),
     )
 
-    c.data.leak_call_threshold = 0.88  # ours
     c.data.leak_splits = ("test",)
     c.rollout.temperature = 0.9  # ours
     c.rollout.max_length = 25580  # ours

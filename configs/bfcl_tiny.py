@@ -30,7 +30,6 @@ def get_config(arg: str = "") -> ConfigDict:
     c.environment.call_timeout = 2.0
 
     c.data.min_evolved_share = 0.5
-    c.data.leak_call_threshold = 0.88
     c.data.leak_splits = ("test",)
 
     c.rollout.tasks_per_step = 16

@@ -27,8 +27,9 @@ def parse_flags(argv: list[str]) -> list[str]:
         why = str(error).strip().splitlines()[-1].strip().removeprefix("ValueError: ")
         sys.exit(f"Error: {why} (--help lists the options)")
     except (AttributeError, KeyError) as error:
-        key = str(error.args[0] if error.args else error).splitlines()[0].strip("'\"")
-        sys.exit(f"Error: {keys.unknown(next((name for name in given if name.endswith(key)), key))}")
+        wrong = [name for name in given if name not in keys.REQUIRED and name.split(".")[-1] in str(error)]
+        wrong += [name for name in given if name.split(".")[0] in str(error)]
+        sys.exit(f"Error: {keys.unknown(wrong[0] if wrong else str(error))}")
     except (TypeError, ValueError) as error:
         sys.exit(f"Error: {error}")
     except (OSError, SyntaxError, ImportError, NameError) as error:

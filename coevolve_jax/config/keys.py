@@ -14,9 +14,10 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from coevolve_jax.config.kinds import Key, texts, wholes
 
-SHARE = dict(least=0, most=1)
 PRECISIONS = ("float32", "bfloat16")
 
 TOP = dict(
@@ -56,26 +57,24 @@ DATA = dict(
     min_calls=Key(2, least=1),  # of a task
     max_calls=6,
     max_turns=Key(3, least=1),
-    min_evolved_share=Key(
-        0.0, **SHARE
-    ),  # at least this share of a batch comes from tasks that evolution made
+    min_evolved_share=Key(0.0, least=0, most=1),  # a batch has at least this share of tasks from evolution
     # Over D_t. "variance": by 4 p (1 - p), where p is the last score of a task.
     sampling=Key("uniform", of=("uniform", "variance")),
-    sampling_floor=Key(0.1, **SHARE),  # the least weight with "variance"
+    sampling_floor=Key(0.1, least=0, most=1),  # the least weight with "variance"
     # Visits in a row in which all rollouts ended alike, after which a task is drawn no more; 0: never.
     retire_after=Key(0, least=0),
     max_tasks=Key(0, least=0),  # bound on the size of D_t; 0: none
     # A new task is refused from this cosine to an evaluation task on. By features of its calls and words:
     leak_threshold=Key(0.9, above=0, most=1),
     # By the calls with their arguments alone, in any words and order; 0: not compared. This sees most
-    # paraphrases, which the features miss. configs/ has 0.88 (docs/notes/performance.md).
-    leak_call_threshold=Key(0.0, **SHARE),
+    # paraphrases, which the features miss (docs/notes/performance.md).
+    leak_call_threshold=Key(0.88, least=0, most=1),
     # By n-grams of 3 to 5 characters of the queries alone; 0: not compared. 0.9 is a good value
     # (docs/notes/performance.md).
-    leak_query_threshold=Key(0.0, **SHARE),
+    leak_query_threshold=Key(0.0, least=0, most=1),
     # By the vectors of a model: the dotted path of a function embed(texts) -> floats [n, d]; "": none.
     leak_embedding="",
-    leak_embedding_threshold=Key(0.0, **SHARE),
+    leak_embedding_threshold=Key(0.0, least=0, most=1),
     leak_splits=texts(),  # new tasks are compared with the tasks of these splits, besides eval_split's
 )
 
@@ -321,7 +320,7 @@ for _keys in FAMILIES.values():
 SERVING = tuple(name for name, key in (REQUIRED | OWN).items() if key.serving)
 
 
-def names(config: Mapping[str, Any]) -> list[str]:
+def names(config: Mapping[str, Any] | ConfigDict) -> list[str]:
     """The dotted names of a config's keys. config: a ConfigDict or its plain values."""
     sections = {name: part for name, part in config.items() if hasattr(part, "items")}
     inner = [f"{section}.{name}" for section, part in sections.items() for name in part]
@@ -342,13 +341,13 @@ def unknown(name: str, there: Iterable[str] = ()) -> str:
     )
 
 
-def check_names(config: Mapping[str, Any]) -> None:
+def check_names(config: Mapping[str, Any] | ConfigDict) -> None:
     """Raises ValueError for a name that no key has, with the new name where it was renamed.
 
     Strategies, explorers and environment families of others name their own settings, which pass.
     """
     own = ["strategy.", "explorer."]
-    environment = config.get("environment")
+    environment: Any = config.get("environment")
     if hasattr(environment, "get") and environment.get("name") not in tuple(FAMILIES):
         own.append("environment.")
     for name in names(config):

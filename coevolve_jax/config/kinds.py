@@ -41,8 +41,10 @@ class Key:
         check_kind(name, value, self.kind or kind_of(self.default))
         if self.of and value not in self.of:
             refuse(name, value, f"one of {', '.join(self.of)}")
-        if isinstance(value, numbers.Real) and not (self.least <= value <= self.most and value > self.above):
-            refuse(name, value, self.bounds)
+        if isinstance(value, numbers.Real):
+            size = float(value)
+            if not self.least <= size <= self.most or size <= self.above:
+                refuse(name, value, self.bounds)
 
     @property
     def bounds(self) -> str:

@@ -207,9 +207,9 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
         least = (first // c.every + 1) * c.every + c.async_steps + c.freeze_last_steps
         raise ValueError(
             f"config.steps is {config.steps}, and from step {first} on strategy {name} first lets the "
-            f"training set grow in a run of {least} (config.evolution.every, async_steps and freeze_last_steps are "
-            f"{c.every}, {c.async_steps} and {c.freeze_last_steps}): raise it, lower one of these, or name "
-            "the strategy static, which this run would be."
+            f"training set grow in a run of {least} (config.evolution.every, async_steps and "
+            f"freeze_last_steps are {c.every}, {c.async_steps} and {c.freeze_last_steps}): raise it, lower "
+            "one of these, or name the strategy static, which this run would be."
         )
 
 

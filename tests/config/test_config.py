@@ -344,9 +344,9 @@ def test_a_run_without_a_newer_key_is_read_with_its_default_and_does_not_go_on(t
     (tmp_path / "config.json").write_text(configs.to_json(ConfigDict(older)))
     (tmp_path / "metrics.jsonl").touch()
     found = configs.of_run(tmp_path)
-    assert found.data.leak_call_threshold == 0.0 and found.engine.sleep is False
+    assert found.data.leak_call_threshold == 0.88 and found.engine.sleep is False
     configs.check(found)
-    with pytest.raises(ValueError, match="config.data.leak_call_threshold is missing there and 0.0 here"):
+    with pytest.raises(ValueError, match="config.data.leak_call_threshold is missing there and 0.88 here"):
         claim(tmp_path, found)
 
 
@@ -391,3 +391,11 @@ def test_a_published_config_is_read_with_todays_names():
         published[section][name] = published[there].pop(called)
     assert configs.renamed(published)["learner"]["kl_coef"] == 0.5
     assert set(keys.names(configs.renamed(published))) == set(keys.names(TINY))
+
+
+def test_the_first_difference_is_told_whatever_the_order_of_the_keys():
+    theirs, ours = {"a": {"x": 1, "y": 2}, "b": {"z": 1}}, {"b": {"z": 2}, "a": {"y": 2, "x": 1}}
+    assert configs.difference(theirs, ours) == "config.b.z is 1 there and 2 here"
+    assert configs.difference({"a": {}}, ours) == "config.a.x is missing there and 1 here"
+    assert configs.difference({}, {"a": {"x": 1}}) == "config.a is missing there and {'x': 1} here"
+    assert configs.difference(ours, dict(reversed(ours.items()))) == "equal"
