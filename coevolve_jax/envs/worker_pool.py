@@ -6,8 +6,7 @@ from its log at its next use.
 Whose failure is a lost worker?
 * An op that uses up its processor time would do so again. A call that does is the caller's failure at once.
 * A crash or a wait without end may be the machine's fault. The request is made once more in a new worker.
-* Where that worker is lost too, a call is the caller's failure. Anything else (reset, grading, replay) is
-ours.
+* Where that worker is lost too, a call is the caller's failure. The rest (reset, grading, replay) is ours.
 """
 
 from __future__ import annotations
@@ -73,8 +72,7 @@ class ProcessPool:
     timeout: seconds of processor time that one call may take. memory_gib: address space of one worker.
     backend: "local" starts children of this process. "ray" starts `workers` processes on each node of the Ray
     cluster that runs here (ray_workers.py).
-    The pool is a context manager. Its processes also end with the interpreter and when this process is
-    killed.
+    A context manager. The processes also end with the interpreter and when this process is killed.
     """
 
     def __init__(
