@@ -91,13 +91,14 @@ class Chat:
         whole = self._render([*before, *messages])
         if not found or not whole.startswith(head + found):
             raise ValueError(
-                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages when a new one "
-                "comes: append-only trajectories need a template that does not (for Qwen3 an Instruct one)."
+                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages "
+                "when a new one comes: append-only trajectories need a template that does not "
+                "(for Qwen3 an Instruct one)."
             )
         return whole[len(head + found) :].split("\x00")
 
     def _fill(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """Tokenises pieces and contents as one text. The text of a control token in a content is broken up."""
+        """Tokenises pieces and contents as one text. Text of control tokens in a content is broken up."""
         safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", whole(c)) for c in contents)
         text = pieces[0] + "".join(c + p for c, p in zip(safe, pieces[1:], strict=True))
         return self._tokenizer.encode(text, add_special_tokens=False)

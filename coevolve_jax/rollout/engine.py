@@ -85,8 +85,8 @@ def _check_request(
     if r.ids.min() < 0 or r.ids.max() >= vocabulary:
         raise ValueError(
             f"Request of conversation {r.conversation_id} has token id "
-            f"{r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the model's vocabulary has {vocabulary}: "
-            "the tokenizer does not belong to this model."
+            f"{r.ids.min() if r.ids.min() < 0 else r.ids.max()}, but the model's vocabulary has "
+            f"{vocabulary}: the tokenizer does not belong to this model."
         )
     if r.sampling.max_new_tokens < 1:
         raise ValueError(

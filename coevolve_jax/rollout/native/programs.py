@@ -28,8 +28,7 @@ class Programs:
     record: the cache is a `routing.Recorded` instead of a `KVCache`. mesh: holds parameters and caches.
 
     B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
-    `feed_pages`, `decode` and `decode_allowed` also take a `PagedCache`. Its table names the pages of the
-    rows.
+    `feed_pages`, `decode` and `decode_allowed` also take a `PagedCache`, whose table names the rows' pages.
     """
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
@@ -71,7 +70,7 @@ class Programs:
         return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def computed(self, params: Any) -> Any:
-        """Returns the parameters in the computation's dtype, and in float32 those that are used in float32."""
+        """Casts the parameters to the computation's dtype, and to float32 those that are used in float32."""
 
         def one(path, x):
             *_, module, name = (key.key for key in path)

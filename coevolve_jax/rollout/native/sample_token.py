@@ -48,7 +48,7 @@ def sample(
 
 
 def _first_reaching(weights: jax.Array, u: jax.Array) -> jax.Array:
-    """Returns the first index, [R], at which the running sum of weights [R, N] reaches the share u of its total.
+    """Returns the first index, [R], where the running sum of weights [R, N] reaches the share u of its total.
 
     u: [R], in (0, 1]. The weight at the index is never 0, whatever the rounding of the sum.
     """
