@@ -41,8 +41,7 @@ class SGLangEngine:
     uses `Request.seed`, its sampling_seed, only in its deterministic mode.
 
     Args:
-      model_config: the policy's architecture. Ids outside its vocabulary, which kill a server, are never
-      sent.
+      model_config: the policy's architecture. Ids outside its vocabulary kill a server: none is ever sent.
       params: the first weights. They are pushed as version 0, so that a push that cannot work fails at once.
       members: the servers. Those with a process are restarted when they die, and stopped by `close`.
       pusher: brings weights to the servers (rollout/sglang/push.py).
@@ -145,9 +144,8 @@ class SGLangEngine:
     async def _complete(self, r: Request) -> Completion:
         """Asks until the message is whole.
 
-        After a fault, or where the server stopped early, the next request continues the message. A message
-        with
-        a schema starts over instead: a server can only begin a schema.
+        After a fault, or where the server stopped early, the next request continues the message. With a
+        schema the message starts over instead: a server can only begin a schema.
         """
         self.counts["messages"] += 1
         constrained = r.sampling.json_schema is not None

@@ -1,8 +1,7 @@
 """Several servers as one: the choice of a server for each request, and the recovery of failed ones.
 
-A server that fails at once gets no more requests. It is then probed, with growing pauses. A server that this
-process launched is restarted where it is dead or silent. Before a server serves again, it gets the newest
-weights.
+A server that fails gets no more requests from then on. It is probed, with growing pauses. A server that this
+process launched is restarted where it is dead or silent. Before it serves again, it gets the newest weights.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class Pusher:
     config: the policy's architecture.
     model: its Hugging Face folder. It stands for the served model where the server's folder is not readable.
     dtype: of the weights sent; the servers compute in it.
-    transport: "disk" writes a folder that the servers load. "distributed" broadcasts with torch, without
-    disk.
+    transport: "disk" writes a folder that the servers load. "distributed" broadcasts, and needs torch.
     root: the folder for versions, which the servers see as well; None is a temporary one on this machine.
     exact: False for servers with a weight layout of their own (packed for AMX, some kernels for experts).
       Their checksums only show that weights change.
@@ -191,7 +190,7 @@ class Pusher:
         return server.checksum
 
     def holds(self, url: str, weights: Weights) -> bool:
-        """Says whether `weights` are the last that this pusher put on the server at `url`, and verified."""
+        """Says whether this pusher's last verified push to the server at `url` was `weights`."""
         known = self._servers.get(url)
         return known is not None and known.content is not None and known.version == str(weights.version)
 
@@ -202,7 +201,7 @@ class Pusher:
         self._folders.close()
 
     async def _describe(self, session: aiohttp.ClientSession, url: str) -> Server:
-        """Returns the record of a server. Asks it again where its label shows a restart or others' weights."""
+        """Returns a server's record. Asks the server where its label shows a restart or others' weights."""
         info = await call(session, url, "GET", "/model_info")
         known = self._servers.get(url)
         if known is None or known.version != info.get("weight_version"):

@@ -151,8 +151,7 @@ class Folders:
     """The versions of a run as folders root/version-N. All but the last two are deleted.
 
     root: None makes a temporary one, in memory where there is room; `close` deletes it. The next process
-    deletes
-    the leftovers of a killed one: half-written versions in its root, and temporary roots without an owner.
+    deletes what a killed one left: half-written versions in its root, and temporary roots without an owner.
     """
 
     def __init__(self, root: str | os.PathLike | None = None):
