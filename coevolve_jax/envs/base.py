@@ -62,7 +62,7 @@ class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
     An env_id names an open world. A call that takes too long or kills its worker costs its own world and no
-    other: that world answers fatal=True from then on, and its outcome is a valid failure.
+    other. That world answers fatal=True from then on, and its outcome is a valid failure.
     Where our infrastructure fails, the world answers valid=False, and its outcome is invalid.
     Several threads may use the pool at once. busy: mean seconds that a worker has spent on requests.
     """
@@ -164,8 +164,8 @@ def report_verdicts(groups: Sequence[Group], judge: Judge) -> dict:
 
     Returns `share`, "failures": number of failures by error_type, "by_task": task id -> [successes, trials].
     A rollout that a limit ended fails ("force_terminated"). So does one that its own call ended
-    ("call_failed"). Two kinds are left out and counted as "invalid": invalid rollouts, and those on which the
-    workers reached no verdict ("pool:timeout" and "pool:crash" among the failures).
+    ("call_failed"). "invalid" counts the rollouts that are left out: invalid ones, and those without a
+    verdict. The latter are also among the failures, as "pool:timeout" and "pool:crash".
     """
     jobs, by_task, reasons = [], {group.task.id: [0, 0] for group in groups}, Counter()
     for group in groups:

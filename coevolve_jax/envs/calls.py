@@ -60,8 +60,8 @@ def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
 def plain(arguments: Any) -> dict:
     """Copies the arguments as plain JSON values.
 
-    Raises ValueError, with a text that starts with NOT_PLAIN, for anything else: no object, NaN, integers of
-    thousands of digits, more than MAX_DEPTH levels, more than MAX_BYTES.
+    Raises ValueError, with a text that starts with NOT_PLAIN, for anything else. Examples: no object, NaN,
+    integers of thousands of digits, more than MAX_DEPTH levels, more than MAX_BYTES.
     """
     if not isinstance(arguments, Mapping):
         what = arguments[:200] if isinstance(arguments, str) else f"a {type(arguments).__name__}"

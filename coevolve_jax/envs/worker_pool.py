@@ -224,7 +224,7 @@ class ProcessPool:
             for index in indices:
                 self._ask(*jobs[index], answers[index], log, scale)
 
-        if len(groups) == 1:  # in this thread: hanging workers may hold all threads of the executor
+        if len(groups) == 1:  # in this thread: a hanging worker may hold the thread that the executor gives
             run(*groups.values())
         else:
             list(self._threads.map(run, groups.values()))

@@ -61,7 +61,7 @@ class Interpreter:
     def _answer(self, spent: float, until: float) -> Any:
         """Returns the next message of the process.
 
-        TimeoutError where `_computed` reaches `spent`, or the clock `until`. The process has one thread, so it
+        TimeoutError where `_computed` reaches `spent`, or the clock `until`. The process has one thread and
         computes no faster than the clock: waiting for the time left cannot overshoot.
         """
         while (left := min(spent - self._computed(), until - _clock())) > 0:

@@ -134,7 +134,7 @@ def _toolset(toolset: str) -> dict[str, Tool]:
 
 
 def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
-    """Returns tools by name, in the order of `toolsets` and BFCL's docs. ValueError for an unknown toolset."""
+    """Returns tools by name, in the order of `toolsets` and BFCL's docs. ValueError: unknown toolset."""
     unknown = [name for name in toolsets if name not in TOOLSETS]
     if unknown:
         raise ValueError(f"Unknown toolset {unknown[0]!r}: use some of {', '.join(TOOLSETS)}.")
