@@ -1,4 +1,4 @@
-"""Environment families: what they offer, by name, and their worlds in worker processes."""
+"""Environment families, loaded by name, and their worlds in worker processes."""
 
 from coevolve_jax.envs.family import Family, load
 

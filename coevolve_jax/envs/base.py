@@ -1,4 +1,4 @@
-"""What an environment offers to the agent, the explorer and the validator."""
+"""The interface of environments for the agent, the explorer and the validator, with a family's defaults."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any, Protocol
 
 from coevolve_jax.types import Call, Group, Observation, Outcome, Task, Trajectory
 
-# (task id, calls[turn][step][call]) of many trajectories -> a verdict on each, by the workers.
+# Maps (task id, calls[turn][step][call]) of many trajectories to a verdict on each. The workers compute them.
 Judge = Callable[[Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]], list[dict]]
 
 
 class Environment(Protocol):
-    """One world for one rollout; used inside a worker process.
+    """One world for one rollout. It lives inside a worker process.
 
-    A world that knows what it would take now may say so to explorers, in a method `options() -> list[Call]`.
+    A world that can list the calls it accepts now may offer them to explorers: `options() -> list[Call]`.
     """
 
     def reset(self, task: Task) -> None:
         """Builds the task's initial state afresh. Equal tasks give equal states."""
 
     def step(self, call: Call) -> Observation:
-        """Executes one call. What the model wrote wrong comes back as an error observation."""
+        """Executes one call. A mistake of the model comes back as an error observation."""
         ...
 
     def end_turn(self) -> None:
-        """The agent has finished the current user turn: the turn is graded against its reference."""
+        """Ends the current user turn and grades it against its reference."""
 
     def score(self) -> Outcome:
-        """Outcome so far; turns that were not ended count as failed."""
+        """Returns the outcome so far. Turns that have not ended count as failed."""
         ...
 
     def fingerprint(self) -> str:
-        """Hash of everything that the state comparison of `score` looks at."""
+        """Hashes everything that `score` compares of the state."""
         ...
 
     def close(self) -> None:
@@ -46,11 +46,11 @@ class Environment(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Calls run one after the other in a fresh world.
+    """The result of calls that ran one after the other in a fresh world.
 
-    observations[i] answers calls[i]. fingerprints[i] is the state before
-    calls[i] and fingerprints[-1] the final one: len(calls) + 1 entries, "" where the world was gone.
-    valid is False when the infrastructure failed on the way. After a fatal call it is True.
+    observations[i] answers calls[i]. fingerprints[i] is the state before calls[i]; fingerprints[-1] is the
+    final state. There are len(calls) + 1 fingerprints, "" where the world was gone.
+    valid: False where the infrastructure failed on the way. After a fatal call it is True.
     """
 
     observations: tuple[Observation, ...]
@@ -61,10 +61,10 @@ class Execution:
 class EnvPool(Protocol):
     """Many worlds in isolated worker processes, used in batches.
 
-    An env_id names an open world. A call that takes too long or kills its worker costs its own world and no other:
-    that world answers fatal=True from then on, and its outcome is a valid failure.
-    Where our infrastructure fails it answers valid=False, and its outcome is invalid.
-    Threads may use it at once. busy: seconds that its workers have spent on requests, their mean.
+    An env_id names an open world. A call that takes too long or kills its worker costs its own world and no
+    other. That world answers fatal=True from then on, and its outcome is a valid failure.
+    Where our infrastructure fails, the world answers valid=False, and its outcome is invalid.
+    Several threads may use the pool at once. busy: mean seconds that a worker has spent on requests.
     """
 
     @property
@@ -75,7 +75,7 @@ class EnvPool(Protocol):
     def step(self, env_ids: Sequence[int], calls: Sequence[Sequence[Call]]) -> list[list[Observation]]: ...
 
     def options(self, env_ids: Sequence[int]) -> list[list[Call]]:
-        """Calls that each world says it would take now; none where it does not say."""
+        """Returns the calls that each world says it accepts now; none where it does not say."""
         ...
 
     def end_turn(self, env_ids: Sequence[int]) -> None: ...
@@ -91,35 +91,39 @@ class EnvPool(Protocol):
     def shutdown(self) -> None: ...
 
 
-# --- What a family answers where it says nothing of its own ---------------------------------------
+# --- Defaults for what a family does not define itself ---------------------------------------------
 
 
 CATEGORIES: Sequence[str] = ()  # parts of the benchmark that `tasks` takes as settings["categories"]
-# What its named protocols fix of config.rollout; `tasks` takes the name as settings["protocol"].
+# Named protocols -> keys of config.rollout that each fixes. `tasks` takes the name: settings["protocol"].
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {}
-# Distributions of the family's interpreter whose versions a score depends on.
+# Distributions in the family's interpreter whose versions a score depends on.
 PACKAGES: Sequence[str] = ()
 
 
 def warm_up() -> None:
-    """What a worker does before it says that it is ready: slow imports, so that no call waits for them."""
+    """Runs in a worker before it reports ready: slow imports go here, so that no call waits for them."""
 
 
 def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
-    """The official verdict on calls[turn][step][call]: {"valid": bool, "error_type": str, "error_message": str}."""
+    """Judges calls[turn][step][call] officially.
+
+    Returns {"valid": bool, "error_type": str, "error_message": str}.
+    """
     raise ValueError(
         f"The environment of {task_id!r} has no official verdict: its report must not ask for one."
     )
 
 
-LOST = 0.01  # share of the rollouts: where more are invalid, success with them as failures is told too
+# Above this share of invalid rollouts, `share` also reports success with the invalid ones as failures.
+LOST = 0.01
 
 
 def share(successes: int, trials: int, invalid: int) -> dict:
-    """A success rate as reports give it, with what dropped out of it.
+    """Returns a success rate for reports, with the number of rollouts that it leaves out.
 
-    trials: valid rollouts. Returns {"success": None where there are no trials, "trials", "invalid"} and, where more than
-    LOST of all rollouts are invalid, "success_if_invalid_failed".
+    trials: number of valid rollouts. Returns {"success" (None without trials), "trials", "invalid"}. Where
+    more than LOST of all rollouts are invalid, it adds "success_if_invalid_failed".
     """
     found = {"success": successes / trials if trials else None, "trials": trials, "invalid": invalid}
     if invalid > LOST * (trials + invalid):
@@ -128,13 +132,13 @@ def share(successes: int, trials: int, invalid: int) -> dict:
 
 
 def share_of(outcomes: Sequence[Outcome]) -> dict:
-    """`share` of outcomes."""
+    """Computes `share` from outcomes."""
     valid = [outcome.success for outcome in outcomes if outcome.valid]
     return share(sum(valid), len(valid), len(outcomes) - len(valid))
 
 
 def report(groups: Sequence[Group], judge: Judge) -> dict:
-    """The environment's own score: "benchmark", "scoring", and `share` of the rollouts."""
+    """Returns the environment's own score: "benchmark", "scoring", and `share` of the rollouts."""
     return {
         "benchmark": groups[0].task.environment if groups else "",
         "scoring": "the environment",
@@ -143,12 +147,12 @@ def report(groups: Sequence[Group], judge: Judge) -> dict:
 
 
 def outcomes_of(groups: Sequence[Group]) -> list[Outcome]:
-    """Outcomes of all rollouts, group by group."""
+    """Returns the outcomes of all rollouts, group by group."""
     return [t.outcome for group in groups for t in group.trajectories]
 
 
 def success_by(part: str, groups: Sequence[Group]) -> dict[str, dict]:
-    """`share` of the rollouts, by what their tasks have under the name `part` in their scenarios."""
+    """Computes `share` of the rollouts for each value of task.scenario[part]."""
     by_value: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_value[str(group.task.scenario[part])].append(group)
@@ -156,11 +160,12 @@ def success_by(part: str, groups: Sequence[Group]) -> dict[str, dict]:
 
 
 def report_verdicts(groups: Sequence[Group], judge: Judge) -> dict:
-    """The score by a family's `judge`: `share`, "failures": verdicts by error_type, "by_task": task id ->
-    [successes, trials].
+    """Scores rollouts by a family's `judge`.
 
-    A rollout that a limit ended fails ("force_terminated"), and so does one that its own call ended ("call_failed"). An invalid rollout is left out, and so is one on which the workers
-    reached no verdict ("pool:timeout" and "pool:crash" among the failures): "invalid" counts both.
+    Returns `share`, "failures": number of failures by error_type, "by_task": task id -> [successes, trials].
+    A rollout that a limit ended fails ("force_terminated"). So does one that its own call ended
+    ("call_failed"). "invalid" counts the rollouts that are left out: invalid ones, and those without a
+    verdict. The latter are also among the failures, as "pool:timeout" and "pool:crash".
     """
     jobs, by_task, reasons = [], {group.task.id: [0, 0] for group in groups}, Counter()
     for group in groups:
@@ -184,31 +189,35 @@ def report_verdicts(groups: Sequence[Group], judge: Judge) -> dict:
 
 
 def _calls_by_turn(task: Task, trajectory: Trajectory) -> list[list[list[Call]]]:
-    """calls[turn][step][call], as judges take them: each call of a rollout is a step of its own."""
+    """Returns calls[turn][step][call] for a judge: each call of a rollout is a step of its own."""
     made = [(s.turn, s.call) for s in trajectory.steps if s.call is not None]
     return [[[call] for turn, call in made if turn == own] for own in range(len(task.turns))]
 
 
 def action_pattern(call: Call) -> str:
-    """What counts as the action of a call for the rare signal: the name of its tool."""
+    """Names the action of a call for the rare signal: its tool."""
     return call.name
 
 
 def wording(call: Call) -> str:
-    """What a user says to ask for a call: "" leaves it to the tool's documentation and the arguments."""
+    """Says how a user asks for a call. "" leaves that to the tool's documentation and the arguments."""
     return ""
 
 
 def task_key(task: Task) -> str:
-    """Digest of what makes two tasks the same: the scenario and, turn by turn, the reference calls or, where
-    there are none, the words. Neither the id nor the lineage."""
+    """Digests what makes two tasks the same: the scenario and each turn's reference calls.
+
+    A turn without reference calls counts by its words. The id and the lineage do not count.
+    """
     turns = [[call.to_json() for call in turn.calls] or turn.query for turn in task.turns]
     return digest([task.environment, task.scenario, turns])
 
 
 def features(task: Task) -> Counter[str]:
-    """What leak control compares: counts of words of the queries, tools, arguments with values, pairs of
-    successive tools."""
+    """Counts the features that leak control compares.
+
+    They are words of the queries, tools, arguments with their values, and pairs of successive tools.
+    """
     found: Counter[str] = Counter()
     for turn in task.turns:
         found.update(f"word {w}" for w in re.findall(r"\w+", turn.query.lower()))
@@ -221,12 +230,12 @@ def features(task: Task) -> Counter[str]:
 
 
 def canonical(value: Any) -> str:
-    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5 (the tools compare by ==)."""
+    """Returns JSON text that is equal for equal values: sorted keys, 5.0 as 5 (the tools compare by ==)."""
     return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
 
 
 def digest(value: Any) -> str:
-    """sha256 of the canonical JSON text."""
+    """Returns the sha256 of the canonical JSON text."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What every environment must ask of a call that a model wrote: plain JSON values, a known tool, its parameters."""
+"""Checks the calls that models write to environments: plain JSON values, a known tool, its parameters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from coevolve_jax.types import Call
 
-MAX_DEPTH = 32  # of the JSON value of a call's arguments
-MAX_BYTES = 1 << 20  # of the same as JSON text
+MAX_DEPTH = 32  # levels of nesting in a call's arguments
+MAX_BYTES = 1 << 20  # length of a call's arguments as JSON text
 NOT_PLAIN = "The arguments are no acceptable JSON object: "
 
 
 class Signature(Protocol):
-    """Names of a tool's parameters, and of those that must be given."""
+    """The names of a tool's parameters and of its required ones."""
 
     @property
     def parameters(self) -> Collection[str]: ...
@@ -31,7 +31,7 @@ class _Documented:
 
 
 def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
-    """By tool name, from function schemas as a family's `tools` gives them."""
+    """Signatures by tool name, from the function schemas that a family's `tools` returns."""
     functions = [doc["function"] for doc in docs]
     return {
         f["name"]: _Documented(
@@ -42,7 +42,7 @@ def signatures(docs: Sequence[Mapping]) -> dict[str, Signature]:
 
 
 def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
-    """The arguments of a call as plain JSON values. ValueError says in one sentence what the model wrote wrong."""
+    """Returns a call's arguments as plain JSON values. ValueError says in a sentence what is wrong."""
     name = call.name if isinstance(call.name, str) else ""
     tool = allowed.get(name)
     if tool is None:
@@ -58,8 +58,11 @@ def bind(call: Call, allowed: Mapping[str, Signature]) -> dict:
 
 
 def plain(arguments: Any) -> dict:
-    """A copy of the arguments made of plain JSON values. ValueError (it starts with NOT_PLAIN) for anything
-    else: no object, NaN, integers of thousands of digits, too deep or too large."""
+    """Copies the arguments as plain JSON values.
+
+    Raises ValueError, with a text that starts with NOT_PLAIN, for anything else. Examples: no object, NaN,
+    integers of thousands of digits, more than MAX_DEPTH levels, more than MAX_BYTES.
+    """
     if not isinstance(arguments, Mapping):
         what = arguments[:200] if isinstance(arguments, str) else f"a {type(arguments).__name__}"
         raise ValueError(f"{NOT_PLAIN}{what}")
@@ -84,7 +87,10 @@ def plain(arguments: Any) -> dict:
 
 
 def to_json(call: Call) -> dict:
-    """For a worker. A call that no JSON can carry travels as one whose arguments say why, which `bind` refuses."""
+    """Encodes a call for a worker.
+
+    Arguments that JSON cannot carry are replaced by a text that says why; `bind` refuses it in the worker.
+    """
     try:
         arguments = plain(call.arguments)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""An environment family by its name: a module, and its heavy functions asked under its own interpreter."""
+"""Loads an environment family by name. Functions that need its packages run under its own interpreter."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ NEEDED = ("scenarios", "tasks", "tools", "make")  # the rest has defaults in bas
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What a run asks of its environment family, wherever the family's packages are. `make` and `judge` belong to
-    the workers (worker_pool.ProcessPool).
+    """The functions of an environment family that a run uses, wherever the family's packages are installed.
 
-    scenarios(split, settings, apart_from=""): bare scenarios; apart_from: a split of which no initial state may
-    come back. settings: the section config.environment.
-    tasks(split, settings): the benchmark's own tasks. tools(task): function schemas, which depend on
-    task.environment and task.scenario only; do not change them.
-    report(groups, judge): the official score; judge: ProcessPool.judge.
+    scenarios(split, settings, apart_from=""): bare scenarios. settings: the section config.environment.
+        apart_from: a split whose initial states are left out.
+    tasks(split, settings): the benchmark's own tasks.
+    tools(task): function schemas, shared (do not change them). They depend on task.environment and
+        task.scenario only.
+    report(groups, judge): the official score. judge: ProcessPool.judge.
     action_pattern, wording, task_key, features, categories, protocols: see envs/base.py.
-    versions(): of PACKAGES, as far as its interpreter has them.
+    versions(): versions of PACKAGES, as far as the family's interpreter has them.
+
+    Only workers call `make` and `judge` (worker_pool.ProcessPool).
     """
 
     name: str
@@ -48,8 +50,11 @@ class Family:
     versions: Callable[[], dict[str, str]]
 
     def settings(self, categories: Sequence[str] = (), protocol: str = "") -> dict:
-        """For `tasks`: some of the benchmark's categories (none: the family's choice) under a named protocol ("": as in
-        training). ValueError for a name that it does not have."""
+        """Returns settings for `tasks`.
+
+        categories: parts of the benchmark; empty leaves the choice to the family. protocol: its name, or ""
+        to play as in training. ValueError for a name that the family does not have.
+        """
         asked = {
             "category": (categories, self.categories),
             "protocol": ([protocol] if protocol else [], self.protocols),
@@ -63,10 +68,10 @@ class Family:
 
 @functools.cache
 def load(name: str, python: str = "") -> Family:
-    """The family `name`: coevolve_jax.envs.<name>, or the module at a dotted path.
+    """Loads the family `name`: coevolve_jax.envs.<name>, or the module at a dotted path.
 
-    python: the interpreter that has its packages; "" is this one. ValueError, in one sentence, for an unknown name,
-    a family that lacks a function, and one whose module needs packages that this interpreter does not have.
+    python: the interpreter that has its packages; "" is this one. Raises ValueError, in one sentence, for an
+    unknown name, a missing function, and a module that needs packages which this interpreter lacks.
     """
     family = module(name)
     heavy: dict[str, Callable] = {k: getattr(family, k) for k in ("scenarios", "tasks", "tools")}
@@ -81,13 +86,13 @@ def load(name: str, python: str = "") -> Family:
 
 
 def module(name: str) -> ModuleType:
-    """The module of a family. ValueError as `load`."""
+    """Imports the module of a family. Raises ValueError like `load`."""
     remedy = "install it, or import it inside the functions and name the interpreter that has it in "
     return names.module("envs", name, "environment.name", NEEDED, remedy + "config.environment.python")
 
 
 def function(family: ModuleType, name: str) -> Callable:
-    """A function of the family, or the default of envs/base.py."""
+    """Returns a function of the family, or its default in envs/base.py."""
     return getattr(family, name, None) or getattr(base, name)
 
 
@@ -101,7 +106,7 @@ def versions(family: ModuleType) -> dict[str, str]:
 
 
 def ask_here(family: ModuleType, kind: str, *args: Any) -> Any:
-    """One of a family's functions with JSON arguments and a JSON answer, in the process of a worker."""
+    """Calls one of a family's functions in a worker process, with JSON arguments and a JSON answer."""
     if kind in ("scenarios", "tasks"):
         return [task.to_json() for task in getattr(family, kind)(*args)]
     if kind in ("tools", "task_key", "features"):

@@ -1,7 +1,7 @@
-"""Worker processes on the nodes of a Ray cluster that runs already: one actor per node holds that node's processes.
+"""Worker processes on the nodes of a running Ray cluster. One actor per node holds that node's processes.
 
-The logs of worlds stay with the pool that asks (worker_pool.py). When a node is lost, each of its workers begins
-anew on another node, and the worlds are replayed there.
+The pool keeps the logs of the worlds (worker_pool.py). When a node is lost, each of its workers restarts on
+another node, and the pool replays the worlds there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coevolve_jax.envs.worker_process import Gone, Lost, WorkerProcess
 
-PARALLEL = 64  # requests to one node at once
+PARALLEL = 64  # concurrent requests to one node
 
 
 class _Node:
-    """The processes of one node, by number. What fails comes back as words."""
+    """An actor that holds the processes of one node, by number.
+
+    `request` returns a failure beside the answers instead of raising it, so that the answers survive.
+    """
 
     def __init__(self, *settings: Any):
         self._settings = settings
@@ -29,7 +32,10 @@ class _Node:
         self._lock = threading.Lock()
 
     def start(self) -> tuple[int, int]:
-        """A process: its number here and its id. RuntimeError where it does not start, ValueError where it cannot."""
+        """Starts a process. Returns its number on this node and its process id.
+
+        RuntimeError where it does not become ready. ValueError where interpreter or family is missing.
+        """
         process = WorkerProcess(*self._settings)
         process.wait_until_ready()
         with self._lock:
@@ -42,7 +48,7 @@ class _Node:
     def request(
         self, number: int, env_id: int, ops: Sequence[str], scale: float
     ) -> tuple[list, Gone | Lost | None]:
-        """The answers, and why there are no more: None where all are there."""
+        """Returns the answers and the failure that cut them short (None where all are there)."""
         replies = []
         try:
             for reply in self._processes[number].request(env_id, ops, scale):
@@ -53,27 +59,30 @@ class _Node:
 
 
 class Cluster:
-    """The nodes of the cluster that this process is connected to, or that `ray start` began on this machine."""
+    """The Ray cluster that this process is connected to, or that `ray start` started on this machine."""
 
     def __init__(self, *settings: Any):
-        """settings: of every WorkerProcess. ValueError where no cluster runs."""
+        """settings: the arguments of every WorkerProcess. ValueError where no cluster runs."""
         self._settings = settings
         self._actor: Any = ray.remote(_Node)
         self._lock = threading.Lock()
-        self._nodes: dict[str, Any] = {}  # actors
-        self._started: dict[str, int] = {}  # how many processes
+        self._nodes: dict[str, Any] = {}  # node -> actor
+        self._started: dict[str, int] = {}  # node -> number of processes
         if not ray.is_initialized():
             try:
                 ray.init(address="auto", logging_level=logging.ERROR)
             except ConnectionError:
                 raise ValueError(
-                    "config.environment.backend is 'ray', but no Ray cluster runs here: start one (`ray start --head` "
-                    "here, `ray start --address=HOST:6379` on the other machines), or set it to 'local'."
+                    "config.environment.backend is 'ray', but no Ray cluster runs here: start one "
+                    "(`ray start --head` here, `ray start --address=HOST:6379` on the other machines), "
+                    "or set it to 'local'."
                 ) from None
 
     def start(self) -> tuple[str, Any, tuple[int, int]]:
-        """A new process on the living node that was given the fewest: the node, its actor, and what `_Node.start` says.
-        RuntimeError where no node is left."""
+        """Starts a process on the living node that was given the fewest.
+
+        Returns the node, its actor, and the result of `_Node.start`. RuntimeError where no node is left.
+        """
         while alive := self.alive():
             with self._lock:
                 node = min(alive, key=lambda node: self._started.get(node, 0))
@@ -97,14 +106,14 @@ class Cluster:
         return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
     def lose(self, node: str, actor: Any) -> None:
-        """Forgets the actor of a node: the next process there gets a new one."""
+        """Forgets the actor of a node, so that the next process there gets a new one."""
         with self._lock:
             if self._nodes.get(node) is actor:
                 del self._nodes[node], self._started[node]
 
 
 class RayWorker:
-    """A worker process on some node of the cluster, in the place of a `WorkerProcess` on this machine."""
+    """A worker process on some node of the cluster, with the interface of `WorkerProcess`."""
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
@@ -117,10 +126,13 @@ class RayWorker:
         self.node, self._actor, (self._number, self.pid) = self._cluster.start()
 
     def wait_until_ready(self) -> None:
-        """It is."""
+        """Returns at once: `_Node.start` has waited."""
 
     def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
-        """Like `WorkerProcess.request`; all answers come at once. A lost node raises Gone: no call is to blame."""
+        """Like `WorkerProcess.request`, but all answers come at once.
+
+        A lost node raises Gone: no call is to blame.
+        """
         try:
             replies, lost = ray.get(self._actor.request.remote(self._number, env_id, list(ops), scale))
         except exceptions.RayActorError:
@@ -144,6 +156,6 @@ class RayWorker:
 
 
 def start(workers: int, *settings: Any) -> list[RayWorker]:
-    """`workers` processes for each node of the cluster. settings: of every WorkerProcess."""
+    """Starts `workers` processes for each node of the cluster. settings: arguments of every WorkerProcess."""
     cluster = Cluster(*settings)
     return [RayWorker(cluster) for _ in range(workers * len(cluster.alive()))]

@@ -1,4 +1,4 @@
-"""The functions of a family whose packages another interpreter has, asked of a process under it."""
+"""Calls the functions of a family in a process of another interpreter, which has the family's packages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from coevolve_jax.envs.worker_process import Lost, WorkerProcess
 from coevolve_jax.types import Task
 
-ASK_SECONDS = 600.0  # of processor time: a family may read a large data set before it names its scenarios
+ASK_SECONDS = 600.0  # of processor time: a family may read a large data set before it lists its scenarios
 
 
 class Remote:
-    """One process, started when it is first asked. Threads may ask at once."""
+    """One process, started by the first question. Several threads may ask at once."""
 
     def __init__(self, name: str, python: str):
         self.name, self.python = name, python
@@ -40,14 +40,14 @@ class Remote:
         return [Task.from_json(t) for t in self.ask("tasks", split, dict(settings))]
 
     def tools(self, task: Task) -> list[dict]:
-        """Asked once for every scenario: the same list again for an equal one."""
+        """Returns a task's tools. An equal scenario gets the same list again, without another question."""
         key = json.dumps([task.environment, task.scenario])
         if key not in self._tools:
             self._tools[key] = self.ask("tools", task.to_json())
         return self._tools[key]
 
     def ask(self, *question: Any) -> Any:
-        """The answer to family.ask_here(*question). ValueError where the family refuses or its process fails."""
+        """Returns family.ask_here(*question). ValueError where the family refuses or its process fails."""
         with self._lock:
             if self._process is None:
                 self._process = WorkerProcess(self.name, self.python, ASK_SECONDS, memory_gib=0, worlds=False)
@@ -58,8 +58,8 @@ class Remote:
             except (Lost, RuntimeError) as error:
                 self._process.restart()
                 raise ValueError(
-                    f"The environment {self.name!r} could not be asked for its {question[0]} under {self.python} "
-                    f"({str(error)[:300]}): its own message stands above."
+                    f"The environment {self.name!r} could not be asked for its {question[0]} "
+                    f"under {self.python} ({str(error)[:300]}): its own message stands above."
                 ) from None
         if reply[0] == "refused":
             raise ValueError(reply[1])

@@ -1,4 +1,4 @@
-"""The user turns of a task, as they end one after the other: for worlds that grade turn by turn."""
+"""Keeps count of a task's user turns, for worlds that grade turn by turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from coevolve_jax.types import Outcome, Task, Turn
 
 
 class Turns:
-    """ended: how many turns have ended. After one that failed, the rest is not graded."""
+    """The user turns of one task. ended: how many have ended. Turns after a failed one are not graded."""
 
     def __init__(self, task: Task):
         self._task = task
@@ -16,7 +16,7 @@ class Turns:
         self._passed = self.ended = 0
 
     def end(self, grade: Callable[[Turn], str]) -> None:
-        """Ends a turn. grade: why a turn fails, "" where it passes. ValueError when all turns have ended."""
+        """Ends a turn. grade: returns why a turn fails, or "". ValueError when all turns have ended."""
         if self.ended == len(self._task.turns):
             raise ValueError(f"Task {self._task.id!r} has only {self.ended} turns: all have ended.")
         if not self._failure:
@@ -25,7 +25,10 @@ class Turns:
         self.ended += 1
 
     def outcome(self) -> Outcome:
-        """Reward 1 where all turns ended and passed. ValueError for a bare scenario, which has no reference."""
+        """Returns reward 1 where all turns ended and passed.
+
+        ValueError for a bare scenario, which has no reference.
+        """
         turns = len(self._task.turns)
         if not turns:
             raise ValueError(f"Task {self._task.id!r} has no turns: a bare scenario cannot be scored.")

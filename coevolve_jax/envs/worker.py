@@ -1,11 +1,14 @@
-"""The process behind one worker: holds worlds of one environment family and answers over pipes, one JSON line at a
-time.
+"""The process behind one worker: it holds worlds of one environment family and answers over pipes.
 
-Request: [env_id, processor seconds of an op, wall seconds, [op, ...]]. One line answers each op as soon as it is done:
-["ok", value]; ["refused", why] where the caller's request makes no sense (ValueError); ["broken", why] where the
-environment says that it has failed itself, which costs the world. The ops after the last two get the same answer.
-Started by worker_process.py as `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`, perhaps
-under an interpreter that has the family's packages and the standard library only.
+Request, a JSON line: [env_id, processor seconds of an op, wall seconds, [op, ...]].
+One line answers each op as soon as it is done:
+    ["ok", value]
+    ["refused", why]: the caller's request makes no sense (ValueError)
+    ["broken", why]: the environment says that it has failed itself, which costs the world
+The ops after a refused or broken one get the same answer.
+
+worker_process.py runs `python -P -m coevolve_jax.envs.worker FAMILY MEMORY_GIB [warm]`. The interpreter may
+have the family's packages and the standard library only: this file must not import anything else.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from coevolve_jax.types import Call, Task
 
 
 class Broken(Exception):
-    """The environment itself has failed, and says so: neither the call nor this process is to blame."""
+    """Raised where the environment says that it has failed: neither the call nor this process is to blame."""
 
 
 def answer(family: ModuleType, worlds: dict[int, Environment], env_id: int, kind: str, *args: Any) -> Any:
@@ -57,7 +60,7 @@ def answer(family: ModuleType, worlds: dict[int, Environment], env_id: int, kind
 
 
 def step(world: Environment, call: Call) -> list:
-    """An exception is a fault of the environment, not of the caller: it ends this process, which costs the world."""
+    """Executes one call. An exception is the environment's fault: it ends this process and its worlds."""
     try:
         observation = world.step(call)
     except ValueError as error:
@@ -68,8 +71,11 @@ def step(world: Environment, call: Call) -> list:
 
 
 def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answers until `requests` ends. Each op meets SIGPROF when it has used up its processor time. SIGALRM comes far
-    later, where nobody is left to kill this process. Their default action ends it even inside a C function."""
+    """Answers until `requests` ends.
+
+    SIGPROF comes when an op has used up its processor time. SIGALRM comes far later, in case nobody is left
+    to kill this process. Their default action ends the process even inside a C function.
+    """
     worlds: dict[int, Environment] = {}
     for line in requests:
         env_id, seconds, wall_seconds, ops = json.loads(line)
@@ -100,13 +106,13 @@ def _limits(processor_seconds: float, wall_seconds: float) -> Iterator[None]:
 
 
 def main(name: str, memory_gib: float, warm: bool) -> None:
-    for number in (signal.SIGPROF, signal.SIGALRM):  # whatever the parent does with them
+    for number in (signal.SIGPROF, signal.SIGALRM):  # exec keeps signals that the parent ignores or blocks
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGALRM])
     if memory_gib:
         limit = int(memory_gib * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # The pipes are moved away from 0 and 1, so that a tool that prints or reads cannot disturb the protocol.
+    # Move the pipes away from 0 and 1, so that a tool that prints or reads cannot disturb the protocol.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "r+b", buffering=0) as null:
         os.dup2(null.fileno(), 0)
@@ -118,7 +124,7 @@ def main(name: str, memory_gib: float, warm: bool) -> None:
         answers.write(b'["ready"]\n')
         answers.flush()
         serve(family, requests, answers)
-    except BrokenPipeError:  # nobody is left to hear; what is not flushed yet goes nowhere
+    except BrokenPipeError:  # the parent is gone: flushing at exit must not raise again
         with open(os.devnull, "wb") as null:
             os.dup2(null.fileno(), answers.fileno())
 

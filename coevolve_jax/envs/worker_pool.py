@@ -1,11 +1,12 @@
 """Many worlds in isolated worker processes: a hanging or crashing call costs its own world and no other.
 
-The pool keeps a log of what changed each world. When a worker is lost, a new one starts, and a world is replayed from
-its log when it is used next.
+The pool logs the ops that changed each world. When a worker is lost, a new one starts; each world is replayed
+from its log at its next use.
 
-Whose failure is a lost worker? A call that uses up its processor time does so again: it is the caller's failure at once.
-A crash or a wait without end may be the machine's doing: the request is made once more in a new worker. Where
-that one is lost too, a call is the caller's failure; anything else (reset, grading, the replay of the past) is ours.
+Whose failure is a lost worker?
+* An op that uses up its processor time would do so again. A call that does is the caller's failure at once.
+* A crash or a wait without end may be the machine's fault. The request is made once more in a new worker.
+* Where that worker is lost too, a call is the caller's failure. The rest (reset, grading, replay) is ours.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ _OPTIONS, _STEP = '["options"]', '["step"'
 
 @dataclasses.dataclass
 class _World:
-    """What the pool knows of a world. id: its env_id. log: ops (JSON text) that lead from nothing to the present state.
-    failure: why it is gone, or "". by_call: a call is to blame for that, not our infrastructure."""
+    """The pool's record of a world.
+
+    id: its env_id. log: the ops (JSON text) that build its present state from nothing. failure: why it is
+    gone, or "". by_call: True where a call is to blame for that, False where our infrastructure is.
+    """
 
     id: int
     worker: Worker
@@ -47,7 +51,7 @@ class _World:
     by_call: bool = False
 
     def lose(self, reason: str, op: str = "") -> None:
-        """op: that the worker was lost in, where the caller asked for it."""
+        """Marks the world as gone. op: the caller's op in which the worker was lost, or ""."""
         self.failure, self.by_call = reason, op.startswith(_STEP)
 
 
@@ -64,10 +68,11 @@ def _shut_down(workers: Sequence[Worker], threads: ThreadPoolExecutor) -> None:
 class ProcessPool:
     """EnvPool (envs/base.py) over `workers` processes.
 
-    family: name of the environment family whose worlds they hold. python: their interpreter, "" for this one.
-    timeout: seconds of processor time that one call may take. memory_gib: address space of one worker. backend: "local", children of
-    this process, or "ray", as many on each node of the Ray cluster that runs here (ray_workers.py).
-    A context manager; the processes also end with the interpreter and when this process is killed.
+    family: name of the environment family. python: the workers' interpreter, "" for this one.
+    timeout: seconds of processor time that one call may take. memory_gib: address space of one worker.
+    backend: "local" starts children of this process. "ray" starts `workers` processes on each node of the Ray
+    cluster that runs here (ray_workers.py).
+    A context manager. The processes also end with the interpreter and when this process is killed.
     """
 
     def __init__(
@@ -105,21 +110,21 @@ class ProcessPool:
 
     @property
     def busy(self) -> float:
-        """Seconds that the workers have spent on requests, their mean."""
+        """Mean seconds that a worker has spent on requests."""
         return sum(worker.busy for worker in self._workers) / len(self._workers)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers, each on its machine, as they are now."""
+        """Present process ids of the workers, each on its own machine."""
         return [worker.pid for worker in self._workers]
 
     @property
     def restarts(self) -> int:
-        """How often a lost worker was started anew."""
+        """How often a lost worker was restarted."""
         return sum(worker.restarts for worker in self._workers)
 
     def reset(self, tasks: Sequence[Task]) -> list[int]:
-        """Opens a world per task, in its initial state, and returns its id. ValueError where one cannot be built."""
+        """Opens a world per task and returns the ids. ValueError where an initial state cannot be built."""
         worlds = [self._new() for _ in tasks]
         self._batch([(w, [op]) for w, op in zip(worlds, _resets(tasks))])
         self._worlds.update({w.id: w for w in worlds})
@@ -132,7 +137,7 @@ class ProcessPool:
         return [_observations(w, replies, len(cs)) for w, replies, cs in zip(opened, answers, calls)]
 
     def options(self, env_ids: Sequence[int]) -> list[list[Call]]:
-        """Calls that each world says it would take now; none where it does not say, or is lost."""
+        """Returns the calls that each world says it accepts now; none where it does not say or is lost."""
         answers = self._batch([(w, [_OPTIONS]) for w in self._open(env_ids)], log=False)
         return [[Call.from_json(call) for call in replies[0]] if replies else [] for replies in answers]
 
@@ -141,7 +146,7 @@ class ProcessPool:
         self._batch([(w, [_END_TURN]) for w in self._open(env_ids)])
 
     def score(self, env_ids: Sequence[int]) -> list[Outcome]:
-        """Outcome so far. ValueError for a bare scenario."""
+        """Returns the outcomes so far. ValueError for a bare scenario."""
         opened = self._open(env_ids)
         answers = self._batch([(w, [_SCORE]) for w in opened], log=False)
         return [_outcome(world, replies) for world, replies in zip(opened, answers)]
@@ -166,11 +171,11 @@ class ProcessPool:
         return [_execution(w, replies, len(calls)) for w, replies, (_, calls) in zip(worlds, answers, jobs)]
 
     def judge(self, jobs: Sequence[tuple[str, Sequence[Sequence[Sequence[Call]]]]]) -> list[dict]:
-        """The family's official verdict for each (benchmark task id, calls[turn][step][call]).
+        """Returns the family's official verdict for each (benchmark task id, calls[turn][step][call]).
 
-        Returns what its `judge` does; {"valid": False, "error_type": "pool:timeout" or "pool:crash",
-        "error_message"} where no verdict was reached. ValueError where the family refuses, as for an unknown task id.
-        A verdict may take as long as all calls that it makes.
+        Where no verdict was reached, it is {"valid": False, "error_type": "pool:timeout" or "pool:crash",
+        "error_message"}. ValueError where the family refuses, for example an unknown task id.
+        A verdict has the time limit of one call, plus that of all calls of the longest job.
         """
         ops = [
             json.dumps(
@@ -205,8 +210,11 @@ class ProcessPool:
     def _batch(
         self, jobs: Sequence[tuple[_World, Sequence[str]]], log: bool = True, scale: float = 1.0
     ) -> list[list[Any]]:
-        """Values of the answers per job, fewer than its ops where the world was lost. Runs the workers in
-        parallel. scale: of the time that one op may take."""
+        """Runs the jobs, the workers in parallel. Returns the answered values of each job.
+
+        A job has fewer values than ops where its world was lost. log: whether the ops change the worlds, and
+        so belong in their logs. scale: multiplies the time limit of an op.
+        """
         groups = collections.defaultdict(list)
         for index, (world, _) in enumerate(jobs):
             groups[id(world.worker)].append(index)
@@ -216,7 +224,7 @@ class ProcessPool:
             for index in indices:
                 self._ask(*jobs[index], answers[index], log, scale)
 
-        if len(groups) == 1:  # here and now: a thread of its own may be one that a hanging worker holds
+        if len(groups) == 1:  # in this thread: a hanging worker may hold the thread that the executor gives
             run(*groups.values())
         else:
             list(self._threads.map(run, groups.values()))
@@ -226,12 +234,12 @@ class ProcessPool:
         return [[value for _, value in replies] for replies in answers]
 
     def _ask(self, world: _World, ops: Sequence[str], answers: list[list], log: bool, scale: float) -> None:
-        """Appends the answers to `ops`; when the worker is lost on the way, so is the world."""
+        """Appends the answers of `ops` to `answers`. Sets world.failure where the world is lost."""
         worker, known, tried = world.worker, len(world.log), False
         with worker.lock, _adding_to(worker):
             while not world.failure:
                 worker.wait_until_ready()
-                del answers[:], world.log[known:]
+                del answers[:], world.log[known:]  # a second attempt starts from the same log
                 past = [] if world.id in worker.live else list(world.log)
                 asked = [*past, *ops]
                 replies = 0
@@ -253,13 +261,13 @@ class ProcessPool:
                         world.lose(str(lost), asked[replies] if replies >= len(past) else "")
                     tried = True
                     continue
-                except BaseException:  # Ctrl-C: what is still on its way is nobody's answer
+                except BaseException:  # Ctrl-C: a pending answer must not be read as that of the next request
                     world.lose("interrupted")
-                    worker.kill()  # who asks it next starts it anew
+                    worker.kill()  # the next request restarts it
                     raise
                 if world.failure:
                     worker.live.discard(world.id)
-                elif world.log:  # one that will be asked again
+                elif world.log:  # a world that stays open, unlike those of `execute` and `judge`
                     worker.live.add(world.id)
                 return
 
@@ -269,7 +277,8 @@ def _on_ray(workers: int, *settings: Any) -> list[RayWorker]:
         from coevolve_jax.envs import ray_workers
     except ImportError as error:
         raise ValueError(
-            f"config.environment.backend is 'ray', which is not installed ({error}): pip install 'coevolve_jax[ray]'."
+            f"config.environment.backend is 'ray', which is not installed ({error}): "
+            "pip install 'coevolve_jax[ray]'."
         ) from None
     return ray_workers.start(workers, *settings)
 
@@ -285,7 +294,7 @@ def _adding_to(worker: Worker) -> Iterator[None]:
 
 
 def _resets(tasks: Sequence[Task]) -> list[str]:
-    """The reset op of each task; a task that stands several times in the list is encoded once."""
+    """Returns the reset op of each task. A task that occurs several times is encoded once."""
     encoded: dict[int, str] = {}
     for task in tasks:
         if id(task) not in encoded:
@@ -309,7 +318,7 @@ def _outcome(world: _World, replies: Sequence[list]) -> Outcome:
 
 
 def _execution(world: _World, replies: Sequence[Any], count: int) -> Execution:
-    """Replies: of reset, of the first fingerprint, of step and fingerprint in turn, of close."""
+    """Builds an Execution. replies: of reset, the first fingerprint, step and fingerprint in turn, close."""
     fingerprints = replies[1 : 2 * count + 2 : 2]
     observations = _observations(world, replies[2 : 2 * count + 2 : 2], count)
     return Execution(

@@ -1,4 +1,4 @@
-"""One worker as its parent sees it: a child process under the family's interpreter, asked over pipes."""
+"""The parent's side of one worker: a child process under the family's interpreter, asked over pipes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from coevolve_jax import names
 START_SECONDS = 120.0  # a worker imports its packages in 0.3 s on an idle core
 
 
-# A call is judged by the processor time of its worker. By the clock it may take so many times as long, and so many
-# seconds more: that catches what waits without computing, and leaves a worker its time on a busy machine.
+# The limit of a call is its worker's processor time. By the clock it may take WALL_FACTOR times as long, and
+# WALL_SECONDS more: this catches calls that wait without computing, and spares workers on a busy machine.
 WALL_FACTOR, WALL_SECONDS = 10.0, 60.0
 
 
 class Lost(Exception):
-    """The worker hangs or is dead; the message is the reason that the world's outcome carries.
+    """The worker hangs or is dead. The message becomes the reason in the world's outcome.
 
-    settled: do not try again, since the op has used up its processor time. False: the machine may be to blame."""
+    settled: True where the op has used up its processor time, so that another attempt is useless. False where
+    the machine may be to blame.
+    """
 
     def __init__(self, reason: str, settled: bool = False):
         super().__init__(reason)
@@ -38,17 +40,21 @@ class Lost(Exception):
 
 
 class Gone(Exception):
-    """The worker was dead, or its machine was, before anything was asked: nobody's fault, ask again."""
+    """The worker, or its machine, was dead before anything was asked. No call is to blame: ask again."""
 
 
 class WorkerProcess:
-    """A child process, started anew whenever it was lost. live: ids of the worlds that it holds.
-    busy: seconds for which somebody waited for its answers. restarts: how often it was started anew.
-    timeout: seconds of processor time that an op may take."""
+    """A child process that can be restarted.
+
+    live: ids of the worlds that it holds. busy: seconds that callers have waited for its answers.
+    restarts: how often it was restarted. timeout: seconds of processor time that an op may take.
+    """
 
     def __init__(self, family: str, python: str, timeout: float, memory_gib: float, worlds: bool = True):
-        """memory_gib: address space, 0 for no bound. worlds: whether it will hold some, and warms up for them. ValueError
-        where there is no such interpreter or family."""
+        """memory_gib: address space, 0 for no limit. worlds: whether it will hold worlds, and so warms up.
+
+        ValueError where the interpreter or the family does not exist.
+        """
         self.family, self.python = family, python or sys.executable
         self.timeout, self.memory_gib, self.worlds = timeout, memory_gib, worlds
         self.lock = threading.Lock()
@@ -63,7 +69,7 @@ class WorkerProcess:
         self._buffer = bytearray()
         self._ready = False
         arguments = [self.family, str(self.memory_gib), *(["warm"] if self.worlds else [])]
-        # exec, never fork: the parent has threads. Its own session, so that Ctrl-C reaches the parent only.
+        # exec, never fork alone: the parent has threads. Its own session keeps Ctrl-C away from the worker.
         try:
             self.process = subprocess.Popen(
                 [self.python, "-P", "-m", "coevolve_jax.envs.worker", *arguments],
@@ -75,8 +81,8 @@ class WorkerProcess:
             )
         except OSError as error:
             raise ValueError(
-                f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): name the "
-                f"Python interpreter that has the packages of the environment {self.family!r}."
+                f"config.environment.python is {self.python!r}, which cannot be started ({error.strerror}): "
+                f"name the Python interpreter that has the packages of the environment {self.family!r}."
             ) from None
         assert self.process.stdin and self.process.stdout  # both are pipes
         self._questions, self._answers = self.process.stdin, self.process.stdout
@@ -99,7 +105,7 @@ class WorkerProcess:
         self.start()
 
     def wait_until_ready(self) -> None:
-        """RuntimeError when the worker does not start."""
+        """Waits for the worker's imports. RuntimeError where it does not start."""
         if self._ready:
             return
         try:
@@ -107,13 +113,16 @@ class WorkerProcess:
             self._ready = True
         except Lost as lost:
             raise RuntimeError(
-                f"A worker of the environment {self.family!r} did not start ({lost}): its own message stands above, "
-                f"most often a package that the environment needs is not installed for {self.python}."
+                f"A worker of the environment {self.family!r} did not start ({lost}): its own message stands "
+                f"above, most often a package that the environment needs is not installed for {self.python}."
             ) from None
 
     def request(self, env_id: int, ops: Sequence[str], scale: float = 1.0) -> Iterator[list]:
-        """Yields the answer to each op (JSON text). Raises Lost when one takes more than scale * timeout seconds of
-        processor time, or far longer by the clock, and Gone when the process had ended before."""
+        """Yields the answer to each op (JSON text).
+
+        Raises Lost where an op takes more than scale * timeout seconds of processor time, or far longer by
+        the clock, or where the process ends in it. Raises Gone where the process had ended before.
+        """
         if self.process.poll() is not None:
             raise Gone(f"the worker process ended with code {self.process.returncode}")
         seconds = scale * self.timeout
@@ -149,11 +158,11 @@ class WorkerProcess:
 
 
 def _environ(family: str, python: str) -> tuple[dict[str, str], str]:
-    """The environment variables of a worker, and a folder to delete after it ("" for none).
+    """Returns the environment variables of a worker, and a folder to delete after it ("" for none).
 
-    The worker finds this package and the family from any folder, orders sets alike in every process, and starts
-    no accelerator and no threads. Another interpreter sees links to these two and nothing else of this one's:
-    its own packages may be of other versions.
+    They let the worker find this package and the family from any folder, order sets alike in every process,
+    and start no accelerator and no threads. Another interpreter sees only links to these two packages: the
+    other packages of this interpreter may have the wrong versions for it.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     sources = [pathlib.Path(coevolve_jax.__file__).resolve().parent, names.root(names.path("envs", family))]

@@ -26,18 +26,18 @@ from coevolve_jax.types import Call, Group, Hint, Observation, Outcome, Step, Ta
 class _Rollout:
     """One conversation: the lists that become a Trajectory.
 
-    The rollouts of a group start from the same environment state; they differ in their seed and hints alone.
-    Tokens are only ever appended: text that is tokenized again may give other ids than the engine sampled.
+    The rollouts of a group start from the same environment state. They differ only in their seeds and hints.
+    Tokens are only ever appended: tokenizing the text again may give other ids than the engine sampled.
     """
 
     def __init__(self, task: Task, rollout_index: int, seed: int, hint: Hint | None = None):
         self.task, self.rollout_index, self.seed, self.hint = task, rollout_index, seed, hint
-        self.conversation_id = self.env_id = -1  # given when the conversation begins
+        self.conversation_id = self.env_id = -1  # set when the conversation begins
         self.ids: list[int] = []
         self.mask: list[bool] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
-        self.routing: np.ndarray | None = None  # of what was fed, where the engine records it
+        self.routing: np.ndarray | None = None  # of the tokens that were fed, where the engine records it
         self.turn_starts = [0]
         self.steps: list[Step] = []
         self.turn = 0
@@ -48,7 +48,7 @@ class _Rollout:
         self.offered: frozenset[str] = frozenset()
 
     def hinted(self, hint: str, text: str, *, first: bool) -> str:
-        """The text with the hint before (first) or after it; the hint is recorded."""
+        """Returns the text with the hint before (first) or after it, and records the hint."""
         if not hint:
             return text
         self.hints.append((len(self.steps), hint))
@@ -69,7 +69,7 @@ class _Rollout:
         self.logprobs += completion.logprobs.tolist()
         self.versions += completion.versions.tolist()
         if completion.routing is not None:
-            # Known routing stays: newer weights may route the earlier tokens in another way.
+            # Keep the known routing: newer weights may route the earlier tokens differently.
             known = completion.routing[:0] if self.routing is None else self.routing
             self.routing = np.concatenate([known, completion.routing[len(known) :]])
 
@@ -98,8 +98,8 @@ class _Rollout:
 class Agent:
     """Runs tasks in an environment with an engine.
 
-    Keeps `concurrency` conversations going, each at its own pace. An engine that serves batches is asked in
-    rounds (batch_scheduler.py). Conversations of an earlier call come first.
+    Up to `concurrency` conversations run at once, each at its own pace. An engine that serves batches is
+    asked in rounds (batch_scheduler.py). Conversations of an earlier call come first.
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class Agent:
         concurrency: int,
         action_pattern: Callable[[Call], str] = action_pattern,
     ):
-        """tools, action_pattern: the environment family's."""
+        """tools, action_pattern: the functions of the environment family."""
         self._action_pattern = action_pattern
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
         self._slots = asyncio.Semaphore(concurrency)  # first come, first served
-        self._alone = asyncio.Lock()  # held by the one call that an engine of batches serves
+        self._alone = asyncio.Lock()  # held by the one call that an engine with batches serves
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="environment")
         self._running: set[asyncio.Task] = set()
         self._conversation_ids = itertools.count()
         self._meter = UsageMeter(pool)
-        self._counted: Counter[str] = Counter()  # of the engine, when it was last looked at
+        self._counted: Counter[str] = Counter()  # the engine's counts at the last `usage`
 
     def rollout_groups(
         self,
@@ -132,11 +132,11 @@ class Agent:
         hints: Callable[[Task, int], Hint | None] | None = None,
         on_done: Callable[[], object] = lambda: None,
     ) -> list[Group]:
-        """A group of rollouts for each task, in the order of the tasks.
+        """Returns a group of rollouts for each task, in the order of the tasks.
 
         Args:
-          tasks: what to roll out.
-          seeds: a row for each task, which holds the seed of each of its rollouts.
+          tasks: the tasks to roll out.
+          seeds: seeds[i][m] is the seed of rollout m of tasks[i].
           temperature: 0 is greedy.
           hints: (task, rollout_index) -> help for that rollout.
           on_done: called as each rollout ends.
@@ -154,16 +154,16 @@ class Agent:
         return [Group(task, tuple(row)) for task, row in zip(tasks, done)]
 
     def fits(self, task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
-        """Whether the task's reference calls fit this agent's limits (limits.reference_fits)."""
+        """Says whether the task's reference calls fit this agent's limits (limits.reference_fits)."""
         return reference_fits(self._limits, self._chat, self._tools, task, answers)
 
     @property
     def batches(self) -> bool:
-        """As of `Engine`."""
+        """`Engine.batches` of this agent's engine."""
         return self._engine.batches
 
     def usage(self) -> Usage:
-        """Of the rollouts since the last call."""
+        """Returns the usage by the rollouts since the last call."""
         seconds, asked, acted = self._meter.take()
         shares = {"engine": asked / (self._concurrency * seconds), "workers": min(1.0, acted / seconds)}
         now = Counter(getattr(self._engine, "counts", {}))
@@ -173,7 +173,7 @@ class Agent:
         return Usage(shares, counts)
 
     def close(self) -> None:
-        """Cancels rollouts that are under way, and waits until they have given back their worlds."""
+        """Cancels running rollouts, and waits until they have given back their worlds."""
         event_loop.run(self._cancel())
         self._threads.shutdown()
 
@@ -190,19 +190,20 @@ class Agent:
         running.add_done_callback(self._running.discard)
         if not self._engine.batches:
             return await self._converse_all(rollouts, temperature, on_done)
-        # Two calls side by side would push each other's conversations out of the cache, by turns, for ever.
+        # Serialise calls: two at once would keep evicting each other's conversations (livelock).
         async with self._alone:
             return await self._converse_all(rollouts, temperature, on_done)
 
     async def _converse_all(self, rollouts, temperature, on_done) -> list[list[Trajectory]]:
-        """Trajectories of rollouts[i][m], in the same places."""
+        """Returns the trajectory of rollouts[i][m] in the same place."""
         left = sum(map(len, rollouts))
         slots = min(self._concurrency, left)
         ask, free = self._ask, self._slots
         scheduler = BatchScheduler(
             partial(self._timed, getattr(self._engine, "advance", self._engine.generate)), slots
         )
-        if self._engine.batches:  # a round waits for all slots of its call, so no other call may hold one
+        # A round waits for all slots of its call. `_alone` ensures that no other call holds one.
+        if self._engine.batches:
             ask = scheduler.ask
 
         async def converse(r: _Rollout) -> Trajectory:
@@ -211,7 +212,7 @@ class Agent:
                 trajectory = await self._converse(ask, r, temperature)
             on_done()
             left -= 1
-            if left < slots:  # nobody waits for the slot that became free
+            if left < slots:  # no conversation is left to take the free slot
                 scheduler.done()
             return trajectory
 
@@ -221,7 +222,7 @@ class Agent:
         conversations = list(itertools.chain.from_iterable(rows))
         try:
             await asyncio.gather(*conversations)
-        finally:  # where one fails, the others give back their requests and worlds
+        finally:  # where one fails, cancel the others: they give back their requests and worlds
             for task in conversations:
                 task.cancel()
             await asyncio.gather(*conversations, return_exceptions=True)
@@ -235,11 +236,11 @@ class Agent:
             return await call(requests)
 
     async def _in_env(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        """A call of the pool, which blocks its own conversation and no other."""
+        """Calls the pool in a thread: it blocks its own conversation and no other."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, operation, *arguments)
 
     async def _converse(self, ask, r: _Rollout, temperature: float) -> Trajectory:
-        """One whole conversation."""
+        """Runs one whole conversation."""
         (r.env_id,) = await self._in_env(self._pool.reset, [r.task])
         try:
             query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
@@ -254,7 +255,7 @@ class Agent:
                 r.sampled(completion)
                 await self._react(r, completion)
                 self._check_limits(r)
-            if r.stop == "engine":  # the policy was never heard, so its world's score says nothing about it
+            if r.stop == "engine":  # the policy's message was lost: the world's score says nothing about it
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
             return r.finish((await self._in_env(self._pool.score, [r.env_id]))[0])
         finally:
@@ -262,18 +263,18 @@ class Agent:
             await self._in_env(self._pool.close, [r.env_id])
 
     def _check_limits(self, r: _Rollout) -> None:
-        """Ends a conversation that may not have, or has no room for, one more assistant message."""
+        """Ends a conversation that may not have, or has no room for, another assistant message."""
         if r.stop is None and 0 < self._limits.max_messages == r.messages:
             r.stop = "step_limit"
         if r.stop is None and not self._limits.leaves_room(len(r.ids)):
             r.stop = "context_limit"
             surplus = len(r.ids) - self._limits.max_length
-            if surplus > 0:  # an observation did not fit; a row of the learner has no room for its tail
+            if surplus > 0:  # an observation did not fit: the learner has no room for its tail
                 for tokens in (r.ids, r.mask, r.logprobs, r.versions):
                     del tokens[-surplus:]
 
     async def _react(self, r: _Rollout, completion: Completion) -> None:
-        """What follows from one assistant message: calls, the next user turn, or the end."""
+        """Acts on one assistant message: executes calls, begins the next user turn, or ends."""
         if completion.finish != "stop":
             r.stop = "token_limit" if completion.finish == "length" else "engine"
             return
@@ -291,8 +292,8 @@ class Agent:
     async def _act(self, r: _Rollout, parsed: Sequence[ParsedCall]) -> None:
         """Executes the calls of a message one after the other.
 
-        None is made after one that ends the turn, because the turn is graded as it was then. A call that costs
-        the world ends the conversation.
+        A call that ends the turn is the last: the turn is graded in that state. A call that costs the world
+        ends the conversation.
         """
         texts, ended = [], False
         for p in parsed:
@@ -312,12 +313,12 @@ class Agent:
             return
         if (
             r.hint and r.hint.before_step
-        ):  # inside the last answer: a message of its own would start another turn
+        ):  # append to the last answer: a message of its own would start another turn
             texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
 
     def _pattern(self, r: _Rollout, call: Call | None) -> str | None:
-        """Step.pattern of a call. None, its default, is the tool's name, so that most rows need not hold it."""
+        """Returns Step.pattern of a call. None stands for the tool's name, which keeps most rows small."""
         if call is None:
             return None
         pattern = self._action_pattern(call) if call.name in r.offered else ""

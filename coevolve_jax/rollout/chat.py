@@ -1,9 +1,8 @@
 """Text <-> ids for one tokenizer: prompts, continuations and calls.
 
-A conversation is append-only. The chat template renders the first prompt
-whole; everything later is only ever rendered as the continuation that the
-template puts after an assistant message, and is tokenised once. What the
-policy sampled is never rendered again.
+A conversation is append-only. The chat template renders the first prompt whole. Every later message is
+rendered as the template's continuation of an assistant message, and tokenised once. Sampled messages are
+never rendered again.
 """
 
 from __future__ import annotations
@@ -20,12 +19,15 @@ import numpy as np
 from coevolve_jax.rollout.tool_call_format import END, HOW, OUTPUT, WRITINGS, ParsedCall
 from coevolve_jax.types import Call
 
-_LONGEST_CHARACTER = 4  # bytes in UTF-8, and thus tokens
+_LONGEST_CHARACTER = 4  # bytes of UTF-8, and so at most this many tokens
 
 
 def load_tokenizer(folder: str | os.PathLike) -> Any:
-    """That of a Hugging Face model folder, which need not hold weights. ValueError where there is none."""
-    # Imported here: it takes seconds, and most who import this file load none.
+    """Loads the tokenizer of a Hugging Face model folder, which need not hold weights.
+
+    ValueError where there is none.
+    """
+    # Imported here: the import takes seconds, and most users of this file load no tokenizer.
     from transformers import AutoTokenizer
 
     try:
@@ -38,7 +40,7 @@ def load_tokenizer(folder: str | os.PathLike) -> Any:
 
 
 def tool_name(document: Mapping) -> str:
-    """The name of a tool that is documented as chat templates have it, or bare, as BFCL does."""
+    """Returns the name of a tool from its function schema, wrapped for chat templates or bare as in BFCL."""
     return document.get("function", document)["name"]
 
 
@@ -46,8 +48,8 @@ class Chat:
     """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
 
     Raises:
-      ValueError: the tokenizer has no chat template or no <|im_end|>, or its template rewrites what
-        precedes a continuation, so that append-only trajectories cannot be built from it.
+      ValueError: the tokenizer has no chat template or no <|im_end|>, or its template rewrites earlier
+        messages. Append-only trajectories cannot be built from such a template.
     """
 
     def __init__(self, tokenizer):
@@ -72,7 +74,7 @@ class Chat:
         self._writing = WRITINGS["json"]
 
     def writing(self, calls: str) -> Chat:
-        """The same chat with calls written in one of WRITINGS."""
+        """Returns the same chat with calls written in one of WRITINGS."""
         other = copy.copy(self)
         other._writing, other._prompts = WRITINGS[calls], {}
         return other
@@ -83,25 +85,26 @@ class Chat:
         )
 
     def _continuation(self, messages: Sequence[Mapping]) -> list[str]:
-        """What the template puts after an assistant's <|im_end|>, split at the contents."""
+        """Returns the template's text after an assistant's <|im_end|>, split at the contents."""
         before = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
         head, found, _ = self._render(before, open_turn=False).partition("\x02" + END)
         whole = self._render([*before, *messages])
         if not found or not whole.startswith(head + found):
             raise ValueError(
-                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages when a new one "
-                "comes: append-only trajectories need a template that does not (for Qwen3 an Instruct one)."
+                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages "
+                "when a new one comes: append-only trajectories need a template that does not "
+                "(for Qwen3 an Instruct one)."
             )
         return whole[len(head + found) :].split("\x00")
 
     def _fill(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """Tokenises pieces and contents as one text; a control token's text in a content is broken up."""
+        """Tokenises pieces and contents as one text. Text of control tokens in a content is broken up."""
         safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", whole(c)) for c in contents)
         text = pieces[0] + "".join(c + p for c, p in zip(safe, pieces[1:], strict=True))
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
-        """Ids of the first prompt: tools, the user's query, and the opening of the assistant's turn."""
+        """Returns the ids of the first prompt: tools, query, and the opening of the assistant's turn."""
         if not self._writing.templated:
             query = HOW.format(description="\n".join(t["function"]["description"] for t in tools)) + query
             tools = ()
@@ -113,18 +116,18 @@ class Chat:
         return self._fill(self._prompts[key], [query])
 
     def question(self, system: str, user: str) -> list[int]:
-        """Ids of a conversation of its own, without tools, up to the opening of the assistant's turn."""
+        """Returns the ids of a separate conversation without tools, with the assistant's turn opened."""
         if self._question is None:
             roles = [{"role": role, "content": "\x00"} for role in ("system", "user")]
             self._question = self._render(roles).split("\x00")
         return self._fill(self._question, [system, user])
 
     def user(self, query: str) -> list[int]:
-        """Ids that follow a finished assistant turn when the user speaks again."""
+        """Returns the ids of the next user message, which follow a finished assistant turn."""
         return self._fill(self._user, [query])
 
     def observations(self, texts: Sequence[str]) -> list[int]:
-        """Ids that follow an assistant message with len(texts) tool calls: their results, in order."""
+        """Returns the ids of the results, in order, of a message with len(texts) tool calls."""
         if not self._writing.templated:
             return self.user("\n".join(OUTPUT.format(text=text) for text in texts))
         n = len(texts)
@@ -133,28 +136,28 @@ class Chat:
         return self._fill(self._tools[n], texts)
 
     def message(self, calls: Sequence[Call]) -> list[int]:
-        """Ids of an assistant message that makes these calls and ends, as a policy writes it; none ends the turn."""
+        """Returns the ids of an assistant message that makes these calls. No calls end the turn."""
         text = "\n".join(self._writing.render(call) for call in calls)
         return [*self._tokenizer.encode(text, add_special_tokens=False), *self.stop_ids]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids, control tokens included."""
+        """Returns the text of ids, control tokens included."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
-        """The calls of one sampled assistant message; none means that it ends its turn."""
+        """Returns the calls of one sampled assistant message. None means that it ends its turn."""
         return self._writing.parse(self.decode(ids))
 
 
 def whole(text: str) -> str:
-    """Pairs of surrogates put together, and halves of them, which no tokenizer takes, as U+FFFD."""
+    """Joins pairs of surrogates. Lone surrogates, which no tokenizer accepts, become U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def pieces(decode: Callable[[Sequence[int] | np.ndarray], str], ids: Sequence[int] | np.ndarray) -> list[str]:
-    """The text of each token. A character that several tokens make stands with the last of them, after "".
+    """Returns the text of each token. A character of several tokens belongs to the last; the others have "".
 
-    decode: `Chat.decode`. All pieces joined are the decoded ids, where these are whole characters.
+    decode: `Chat.decode`. Joined pieces equal the decoded ids, where these are whole characters.
     """
     found, start = [], 0
     for end in range(1, len(ids) + 1):

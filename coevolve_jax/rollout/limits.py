@@ -1,4 +1,4 @@
-"""What bounds a conversation, and whether a task's reference calls fit into it."""
+"""The limits of a conversation, and a check that a task's reference calls fit into them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from coevolve_jax.types import Observation, Task
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """max_length: tokens of a whole trajectory. max_new_tokens: of one assistant message.
+    """The limits of a conversation.
+
+    max_length: tokens of a whole trajectory. max_new_tokens: tokens of one assistant message.
     max_steps: assistant messages with tool calls per user turn (BFCL: 20; one more fails the task).
-    max_observation: characters of a tool result that the policy gets to read.
-    max_messages: assistant messages of the whole conversation; 0: no bound.
-    malformed: what a tool call that cannot be read leads to: "answer", an error that the policy reads, or "end_turn",
-    nothing and no step, so that a message without any other call ends its turn (as in BFCL's own harness)."""
+    max_observation: characters of a tool result that the policy reads.
+    max_messages: assistant messages of the whole conversation; 0 is no limit.
+    malformed: the effect of an unreadable tool call. "answer": the policy reads an error. "end_turn": the
+        call is ignored, and a message without any other call ends its turn (as in BFCL's own harness).
+    """
 
     max_length: int
     max_new_tokens: int
@@ -26,11 +29,11 @@ class Limits:
     malformed: str = "answer"
 
     def shown(self, answer: str) -> str:
-        """What the policy gets to read of a tool's answer."""
+        """Returns the part of a tool's answer that the policy reads."""
         return answer if len(answer) <= self.max_observation else answer[: self.max_observation] + "..."
 
     def leaves_room(self, length: int) -> bool:
-        """Whether one more assistant message may follow `length` tokens, however long it gets."""
+        """Says whether an assistant message of any length may follow `length` tokens."""
         return length + self.max_new_tokens <= self.max_length
 
 
@@ -41,9 +44,10 @@ def reference_fits(
     task: Task,
     answers: Sequence[Sequence[Observation]],
 ) -> bool:
-    """Whether the reference calls, one per message, fit the limits. answers[turn][i]: to the i-th call of a turn.
+    """Says whether the reference calls, one per message, fit the limits.
 
-    A family without reference calls has no path to measure: True.
+    answers[turn][i]: the answer to the i-th call of a turn. True for tasks without reference calls: they have
+    no path to measure.
     """
     if 0 < limits.max_messages < len(task.calls) + len(task.turns):
         return False

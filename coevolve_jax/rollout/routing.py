@@ -1,7 +1,8 @@
-"""Which experts the sampler used for each token, remembered so that the update can use them too.
+"""Records the experts that the sampler used for each token, so that the update can use them too.
 
-Rollout routing replay, arXiv 2510.11370. A: sparse layers; B: rows; K: experts per token; S: cache columns;
-T: new tokens of a row; N: pages.
+This is rollout routing replay (arXiv 2510.11370).
+
+A: sparse layers; B: rows; K: experts per token; S: cache columns; T: new tokens of a row; N: pages.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from coevolve_jax.models.paged import PagedCache
 
 
 class Recorded(NamedTuple):
-    """A KV cache that also remembers the experts of each of its tokens, laid out as the values are.
+    """A KV cache that also records the experts of each of its tokens, in the layout of the values.
 
-    experts: int16 [B, A, S, K], or in pages [N, A, PAGE, K]; what no token was written to means nothing. Pages are taken,
-    put and resized nowhere, rows have no table.
+    experts: int16 [B, A, S, K] in rows, [N, A, PAGE, K] in pages. Entries without a token mean nothing.
+    `take`, `put` and `resize` are for rows, `with_table` is for pages.
     """
 
     kv: Any
@@ -35,49 +36,52 @@ class Recorded(NamedTuple):
         return self.kv.columns
 
     def take(self, rows: jax.Array) -> Recorded:
-        """As of `KVCache`."""
+        """Does what `KVCache.take` does."""
         return Recorded(self.kv.take(rows), self.experts.at[rows].get(mode="fill", fill_value=-1))
 
     def put(self, rows: jax.Array, part: Recorded) -> Recorded:
-        """As of `KVCache`."""
+        """Does what `KVCache.put` does."""
         return Recorded(self.kv.put(rows, part.kv), self.experts.at[rows].set(part.experts, mode="drop"))
 
     def resize(self, columns: int) -> Recorded:
-        """As of `KVCache`."""
+        """Does what `KVCache.resize` does."""
         return Recorded(self.kv.resize(columns), resize_axis(self.experts, 2, columns))
 
     def with_table(self, table: Any) -> Recorded:
-        """As of `PagedCache`."""
+        """Does what `PagedCache.with_table` does."""
         return Recorded(self.kv.with_table(table), self.experts)
 
     def write(self, kv: Any, positions: jax.Array, experts: jax.Array, mesh: Mesh | None) -> Recorded:
-        """After T more tokens of each row, at `positions` [B, T]: with their keys, which `kv` holds, and their
-        experts, int32 [A, B, T, K]."""
+        """Returns the cache after T more tokens of each row, at `positions` [B, T].
+
+        kv: the cache that already holds their keys and values. experts: int32 [A, B, T, K].
+        """
         return Recorded(kv, kv.write(self.experts, experts.transpose(1, 2, 0, 3), positions, mesh))
 
 
 def init_recorded(config: QwenConfig, cache: KVCache | PagedCache) -> Recorded:
-    """An empty cache of a model with experts. cache: its keys and values."""
+    """Returns an empty cache of a model with experts. cache: its keys and values."""
     places, each = cache.places
     shape = (places, len(config.sparse_layers), each, config.num_experts_per_tok)
     return Recorded(cache, jnp.full(shape, -1, jnp.int16))
 
 
 def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
-    """The routing in what an SGLang server (0.5.23, --enable-return-routed-experts) answers to a request with
-    return_routed_experts: meta_info["routed_experts"], base64 of int32 [tokens, all layers, K].
+    """Reads the routing in an answer of an SGLang server (0.5.23, --enable-return-routed-experts).
 
-    SGLang counts all layers; what it has for dense ones means nothing.
+    SGLang counts all layers; its entries for dense ones mean nothing.
 
     Args:
+      text: meta_info["routed_experts"] of the answer to a request with return_routed_experts: base64 of int32
+        [tokens, all layers, K].
       config: the policy's architecture.
-      tokens: how many the server was fed: those of the request and all but the last sampled.
+      tokens: the number of tokens fed to the server: the request's and all but the last sampled.
 
     Returns:
       int16 [tokens, A, K], of the sparse layers alone.
 
     Raises:
-      ValueError: it is no such text, or no routing of such a model.
+      ValueError: the text is not base64, or not the routing of such a model.
     """
     if not isinstance(text, str):
         raise ValueError("the server returned no routing: start it with --enable-return-routed-experts")
@@ -98,6 +102,6 @@ def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
             f"and the model has experts 0 to {config.num_experts - 1}"
         )
     ordered = np.sort(routing, axis=-1)
-    if (ordered[..., 1:] == ordered[..., :-1]).any():  # as where a token was not recorded, and all are 0
+    if (ordered[..., 1:] == ordered[..., :-1]).any():  # a token that was not recorded has only zeros
         raise ValueError("the routing that the server returned names an expert twice for one token")
     return routing.astype(np.int16)

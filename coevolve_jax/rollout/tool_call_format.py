@@ -1,4 +1,4 @@
-"""How a policy writes calls: as Qwen's tool calls in JSON, or as Python code. Nothing is evaluated here."""
+"""The formats of a policy's calls: Qwen's JSON tool calls, or Python code. Nothing is evaluated here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from coevolve_jax.types import Call
 
-MAX_DEPTH = 64  # of a call's arguments; what logs and compares them goes down level by level
+MAX_DEPTH = 64  # levels of a call's arguments: code that logs and compares them recurses
 
 END = "<|im_end|>"
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
@@ -19,7 +19,7 @@ _BLOCK = re.compile(r"```python\n(.*?)(?:```|\Z)", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCall:
-    """One block of a message: its text, and the call or the reason why it is none."""
+    """One block of a message: its text, and its call or the error that makes it none."""
 
     text: str
     call: Call | None
@@ -49,7 +49,7 @@ def _parse_json(body: str, closed: bool) -> ParsedCall:
 
 
 def _deeper(value: Any, most: int) -> bool:
-    """Whether lists and objects lie in each other more than `most` times."""
+    """Says whether lists and objects are nested more than `most` times."""
     level = [value]
     for _ in range(most):
         level = [
@@ -59,29 +59,32 @@ def _deeper(value: Any, most: int) -> bool:
 
 
 def parse_calls(text: str) -> list[ParsedCall]:
-    """Qwen's tool calls in an assistant message, in order. JSON only; nothing is ever evaluated."""
+    """Parses Qwen's tool calls in an assistant message, in order. JSON only: nothing is ever evaluated."""
     return [_parse_json(m.group(1), bool(m.group(2))) for m in _CALL.finditer(text)]
 
 
 def render_call(call: Call) -> str:
-    """The text that `parse_calls` reads back as `call`."""
+    """Writes the text that `parse_calls` reads back as `call`."""
     return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
 
 
 def parse_block(text: str) -> list[ParsedCall]:
-    """The first Python block of an assistant message, as a call execute(code=...). It is not run here."""
+    """Parses the first Python block of an assistant message, as a call execute(code=...). It is not run."""
     block = _BLOCK.search(text.removesuffix(END))
     return [ParsedCall(block[0], Call("execute", {"code": block[1].strip()}))] if block else []
 
 
 def render_block(call: Call) -> str:
-    """The text that `parse_block` reads back as `call`."""
+    """Writes the text that `parse_block` reads back as `call`."""
     return f"```python\n{call.arguments['code']}\n```"
 
 
 class Writing(NamedTuple):
-    """How calls are written. templated: whether the chat template lists tools and has a role for their answers; else the
-    first message says how to write a block, and its output comes back as a user's message."""
+    """A format of calls.
+
+    templated: True where the chat template lists the tools and has a role for their answers. Otherwise the
+    first message says how to write a block, and its output comes back as a user's message.
+    """
 
     parse: Callable[[str], list[ParsedCall]]
     render: Callable[[Call], str]

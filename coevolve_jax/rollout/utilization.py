@@ -13,26 +13,30 @@ from coevolve_jax.envs.base import EnvPool
 
 
 class Usage(NamedTuple):
-    """utilization: "engine", requests in flight over the most that there may be, and "workers", those of the environment
-    that were busy, both averaged over the time in which rollouts ran; where the engine tells, "cached": of the tokens sent
-    to it, those that it had. All 0 to 1. counts: the engine's own (Engine.counts)."""
+    """The usage of engine and workers.
+
+    utilization: shares from 0 to 1, the first two averaged over the time in which rollouts ran. "engine":
+    requests in flight, of the most allowed. "workers": busy workers of the environment. "cached": prompt
+    tokens that the engine had in its cache, where it reports them.
+    counts: the engine's own (Engine.counts).
+    """
 
     utilization: dict[str, float]
     counts: Counter[str]
 
 
 class UsageMeter:
-    """Adds up how long engine and workers are busy while rollouts run. Threads may use it at once."""
+    """Adds up how long engine and workers are busy while rollouts run. Several threads may use it at once."""
 
     def __init__(self, pool: EnvPool):
         self._pool, self._lock = pool, threading.Lock()
-        self._calls = self._requests = 0  # under way
+        self._calls = self._requests = 0  # running now
         self._seconds = self._asked = self._acted = 0.0
         self._last = time.perf_counter(), pool.busy
 
     @contextlib.contextmanager
     def of(self, *, calls: int = 0, requests: int = 0) -> Iterator[None]:
-        """Counts these as under way while its body runs."""
+        """Counts calls and requests as running while its body runs."""
         self._count(calls, requests)
         try:
             yield
@@ -40,7 +44,7 @@ class UsageMeter:
             self._count(-calls, -requests)
 
     def take(self) -> tuple[float, float, float]:
-        """Seconds in which rollouts ran, request seconds and worker seconds, all since the last call."""
+        """Returns seconds in which rollouts ran, request seconds and worker seconds, since the last call."""
         self._count()
         with self._lock:
             taken = max(self._seconds, 1e-9), self._asked, self._acted

@@ -1,10 +1,11 @@
-"""What every engine (rollout/engine.py) must do.
+"""The conformance suite of engines (rollout/engine.py).
 
     policy = build.policy("models/tiny_qwen3")
     check_engine(lambda: MyEngine(policy, max_length=MAX_LENGTH, max_new_tokens=MAX_NEW_TOKENS), policy)
 
-The in-process engine and a real SGLang server pass it (tests/rollout/test_engines.py, which also shows the faults that it
-finds). Log-probabilities are compared with those of models/qwen.py, to 1e-4: serve the weights in float32.
+The in-process engine and a real SGLang server pass it. tests/rollout/test_engines.py runs both, and also
+shows the faults that the suite finds. Log-probabilities must equal those of models/qwen.py within 1e-4: serve
+the weights in float32.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from coevolve_jax.models.config import QwenConfig
 from coevolve_jax.models.qwen import Qwen
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 
-MAX_LENGTH, MAX_NEW_TOKENS = 128, 64  # of the engine that is checked
+MAX_LENGTH, MAX_NEW_TOKENS = 128, 64  # limits of the checked engine
 _ATOL = 1e-4  # nats
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """An engine that is checked, with the weights of `policy` as version 0. A check that brings others brings those
-    back."""
+    """A checked engine, with the weights of `policy` as version 0. Each check restores these weights."""
 
     engine: Engine
     policy: Policy
@@ -46,7 +46,7 @@ class Subject:
         return completions
 
     def logprobs(self, ids: np.ndarray, params: Any = None, temperature: float = 1.0) -> np.ndarray:
-        """[len(ids), V] of what follows each token, as the model computes the whole sequence at once."""
+        """Returns log-probabilities [len(ids), V] of the next tokens, computed for the whole sequence."""
         tokens = np.zeros((1, MAX_LENGTH), np.int32)
         tokens[0, : len(ids)] = ids
         params = self.policy.params if params is None else params
@@ -54,13 +54,13 @@ class Subject:
 
 
 def check_engine(make: Callable[[], Engine], policy: Policy, *, only: Collection[str] = ()) -> None:
-    """Runs all checks, or those named in `only`, on one engine, which is closed afterwards.
+    """Runs all checks, or those named in `only`, on one engine, and closes it.
 
-    make: gives an engine with the policy's weights as version 0, max_length MAX_LENGTH and max_new_tokens
-    MAX_NEW_TOKENS. policy: that of models/tiny_qwen3, on which some checks rely and say so where they cannot.
+    make: returns an engine with the policy's weights as version 0, max_length MAX_LENGTH and max_new_tokens
+    MAX_NEW_TOKENS. policy: that of models/tiny_qwen3. Some checks rely on it, and say so where it differs.
 
     Raises:
-      AssertionError: the name of a check and, in one sentence, what the engine did.
+      AssertionError: the name of a check and, in one sentence, the engine's fault.
     """
     engine = make()
     try:
@@ -84,7 +84,7 @@ def ask(
     new: int = 8,
     stop: tuple[int, ...] = (2,),
 ) -> Request:
-    """A request for at most `new` tokens."""
+    """Returns a request for at most `new` tokens."""
     return Request(conversation_id, np.asarray(ids, np.int32), Sampling(temperature, new, stop), seed)
 
 
@@ -96,7 +96,10 @@ def check_completion(
     temperature: float = 1.0,
     weights: Mapping[int, Any] | None = None,
 ) -> None:
-    """Each log-probability is the learner's, of the weights (version -> params) that the token's version names."""
+    """Checks that each log-probability is the learner's, for the weights of the token's version.
+
+    weights: version -> params. Without them, any version stands for the policy's own weights.
+    """
     c, ids = completion, np.concatenate([prompt, completion.ids])
     sizes = len(c.ids), len(c.logprobs), len(c.versions)
     _expect(
@@ -113,7 +116,7 @@ def check_completion(
 
 
 def check_tokens(subject: Subject, lengths: Sequence[int], seed: int) -> None:
-    """Random prompts of these lengths, at most four, give tokens of the vocabulary with finite log-probabilities."""
+    """Checks that up to four random prompts give tokens of the vocabulary with finite log-probabilities."""
     rng = np.random.default_rng(seed)
     requests = [ask(i, rng.integers(0, 1000, n), seed=seed + i) for i, n in enumerate(lengths)]
     out = subject.generate(requests)
@@ -130,7 +133,7 @@ def check_tokens(subject: Subject, lengths: Sequence[int], seed: int) -> None:
 
 
 def moved(params: Any, scale: float = 0.05) -> Any:
-    """Parameters of another policy: noise of this standard deviation is added."""
+    """Returns the parameters of another policy: adds noise of this standard deviation."""
     keys = jax.random.split(jax.random.key(0), len(jax.tree.leaves(params)))
     return jax.tree.unflatten(
         jax.tree.structure(params),
@@ -160,7 +163,7 @@ def _turns_reuse_the_prefix_and_stay_exact(subject: Subject) -> None:
         before = counts["cached_tokens"] if counts else 0
         (c,) = subject.generate([ask(1, ids, seed=9)])
         check_completion(subject, ids, c)
-        if counts and served:  # one that says how much it had: all of the last turn
+        if counts and served:  # engines that count must have cached all of the last turn
             had = counts["cached_tokens"] - before
             _expect(had >= served - 1, f"Turn {turn} found {had} of {served} tokens of the last one cached.")
         served = len(ids) + len(c.ids) - 1
@@ -213,7 +216,7 @@ def _stop_ids_and_budgets_are_kept(subject: Subject) -> None:
 
 
 def _no_other_token_stops_not_even_the_models_own_end(subject: Subject) -> None:
-    """The server of a model whose config names an end of text stops there, whatever it is asked."""
+    """Finds servers that stop at the end of text of the model's config, whatever the request says."""
     chat = subject.policy.chat
     end, prompt = chat.stop_ids[0], chat.prompt([], "Done.")
     (free,) = subject.generate([ask(7, prompt, temperature=0.0, stop=(), new=40)])
@@ -258,7 +261,7 @@ def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
         return await asked
 
     met = set()
-    for wait in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3) * 5:  # until the switch has fallen into the sampling
+    for wait in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3) * 5:  # until an update comes during sampling
         try:
             completions = event_loop.run(meet(wait))
         finally:
@@ -269,13 +272,13 @@ def _a_request_that_meets_new_weights_says_from_where(subject: Subject) -> None:
             _expect(rising, f"{MAX_NEW_TOKENS} tokens of rising versions were due, not {c.versions}.")
             check_completion(subject, p, c, weights={0: params, 1: other})
         met |= {len(set(c.versions.tolist())) for c in completions}
-        if engine.batches or 2 in met:  # one that serves batches finishes them first
+        if engine.batches or 2 in met:  # an engine with batches finishes them before an update
             return
     raise AssertionError("No request under way went on with new weights.")
 
 
 def _a_schema_is_heeded_or_refused(subject: Subject) -> None:
-    """An answer is JSON of it, and its tokens are no less likely than among all tokens."""
+    """Checks that an answer is JSON of the schema, with tokens no less likely than among all tokens."""
     prompt, stop, values = np.arange(40, 60), subject.policy.chat.stop_ids, [["a", 1], "b", {"c": None}]
     sampling = Sampling(1.0, 32, stop, json.dumps({"enum": values}))
     requests = [Request(i, prompt, sampling, seed=i) for i in range(4)]
@@ -315,7 +318,7 @@ def _what_is_cancelled_leaves_nothing_behind(subject: Subject) -> None:
 
 
 def _what_cannot_be_served_is_refused(subject: Subject, bad: Request, why: str) -> None:
-    """Before anything runs; `rollout.engine.check_requests` refuses all of it."""
+    """Checks that a request is refused before anything runs, like `rollout.engine.check_requests` does."""
     try:
         subject.generate([ask(0, [5, 6]), bad])
     except ValueError as error:
@@ -342,7 +345,7 @@ _REFUSED = {
     "no_budget": ([5], 0, "max_new_tokens 0"),
     "a_negative_budget": ([5], -1, "max_new_tokens -1"),
 }
-_SECOND = ask(0, [5, 6, 7])  # of the conversation of the good request beside it
+_SECOND = ask(0, [5, 6, 7])  # shares its conversation with the good request beside it
 _PLAIN = (
     _turns_reuse_the_prefix_and_stay_exact,
     _what_shares_a_batch_does_not_matter,
@@ -375,7 +378,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 }
 
 
-# ---- How they say what is wrong ------------------------------------------------------------------------
+# ---- Assertions ----------------------------------------------------------------------------------------
 
 
 @functools.cache

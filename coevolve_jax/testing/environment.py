@@ -1,4 +1,4 @@
-"""The conformance suite of environment families. A user runs it on their own:
+"""The conformance suite of environment families. Run it on your own:
 
 from coevolve_jax.testing.environment import check_environment
 check_environment("my_package.my_environment", python="/path/to/its/bin/python")
@@ -45,15 +45,15 @@ def check_environment(
     timeout: float = 5.0,
     allowed: Sequence[str] = (),
 ) -> None:
-    """Raises AssertionError, with one sentence that names what failed, unless the family keeps its promises.
+    """Raises AssertionError, with one sentence that names the fault, unless the family keeps its contract.
 
     Args:
-      name, python: as config.environment.name and config.environment.python.
-      settings: the section config.environment; train_split and eval_split are "train" and "test" if not given.
-      calls: to be tried in every world; needed where the tasks have no reference calls. One at least must change
-        some world.
+      name, python: like config.environment.name and config.environment.python.
+      settings: the section config.environment. train_split is "train" and eval_split is "test" by default.
+      calls: calls to try in every world. They are needed where the tasks have no reference calls. At least
+        one must change some world.
       timeout: seconds of processor time that one call may take.
-      allowed: which of HEAVY the workers may import, because the environment itself needs them.
+      allowed: the packages of HEAVY that the environment itself needs, so that workers may import them.
     """
     settings = {"train_split": "train", "eval_split": "test", **(settings or {})}
     with answering(f"The environment {name!r}"):
@@ -79,16 +79,16 @@ def check_environment(
         heavy = [m for m in worker.ask("imported", *HEAVY) if m not in allowed]
         require(
             not heavy,
-            f"A worker imports {', '.join(heavy)}: import it inside the functions that need it, or allow it here "
-            "if the environment itself is made of it.",
+            f"A worker imports {', '.join(heavy)}: import it inside the functions that need it, or allow it "
+            "here if the environment itself is made of it.",
         )
 
 
-# --- What the family says about itself ------------------------------------------------------------
+# --- The family's functions -----------------------------------------------------------------------
 
 
 def _lists(family: envs.Family, settings: Mapping) -> tuple[list[Task], list[Task], list[Task]]:
-    """Scenarios to train in, scenarios to evaluate in, and the benchmark's tasks."""
+    """Checks and returns the training scenarios, the evaluation scenarios, and the benchmark's tasks."""
     train_split, eval_split = settings["train_split"], settings["eval_split"]
     questions = {
         f"scenarios({train_split!r})": lambda: family.scenarios(train_split, settings),
@@ -146,7 +146,7 @@ def _check_tools(family: envs.Family, tasks: Sequence[Task]) -> None:
 
 
 def _check_light(family: envs.Family, worker: Worker, tasks: Sequence[Task], calls: Sequence[Call]) -> None:
-    """task_key, features and action_pattern are functions of their argument and of nothing else."""
+    """Checks that task_key, features and action_pattern depend on their argument and on nothing else."""
     with answering("task_key"):
         keys = [family.task_key(task) for task in tasks]
     require(all(isinstance(k, str) for k in keys), "task_key gives something that is no text.")
@@ -179,7 +179,7 @@ def _check_light(family: envs.Family, worker: Worker, tasks: Sequence[Task], cal
 
 
 def _check_worlds(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> None:
-    """Equal tasks give equal worlds, whichever process holds them and whatever its other worlds went through."""
+    """Checks that equal tasks give equal worlds, in any process and after any events in other worlds."""
     (once,) = pool.execute(jobs[:1])
     require_valid(once, *jobs[0])
     copies = [(task, played) for task, played in jobs for _ in range(3)]
@@ -201,7 +201,7 @@ def _check_worlds(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]
 def _check_apart(
     family: envs.Family, pool: ProcessPool, train: Sequence[Task], held_out: Sequence[Task]
 ) -> None:
-    """No initial state of the training split comes back in the other one."""
+    """Checks that no initial state of the training split occurs in the other split."""
     states = [
         {e.fingerprints[0] for e in pool.execute([(s, ()) for s in side])} for side in (train, held_out)
     ]
@@ -211,7 +211,7 @@ def _check_apart(
 
 
 def _check_junk(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -> None:
-    """Whatever a model writes comes back as an observation."""
+    """Checks that any call that a model may write comes back as an observation."""
     seen: set[str] = set()
     for task in tasks:
         for doc in family.tools(task):
@@ -234,7 +234,7 @@ def _check_junk(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -
 
 
 def _check_grading(pool: ProcessPool, tasks: Sequence[Task], scenario: Task) -> None:
-    """The reference is a success, doing nothing is none, and what cannot be graded is refused."""
+    """Checks that references succeed, that doing nothing fails, and that ungradable requests are refused."""
     idle = play(pool, tasks, [[()] * len(t.turns) for t in tasks])
     for task, outcome in zip(tasks, idle):
         _require_outcome(task, outcome)
@@ -254,7 +254,7 @@ def _check_grading(pool: ProcessPool, tasks: Sequence[Task], scenario: Task) -> 
 
 
 def _check_grown(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]]) -> None:
-    """Exploration makes tasks of scenarios: their turns have the calls that were found as reference calls."""
+    """Checks the grading of tasks that exploration makes: scenarios with turns of reference calls."""
     for (scenario, played), execution in zip(jobs, pool.execute(jobs)):
         good = tuple(c for c, o in zip(played, execution.observations) if not o.error)
         (again,) = pool.execute([(scenario, good)])
@@ -274,7 +274,7 @@ def _check_grown(pool: ProcessPool, jobs: Sequence[tuple[Task, Sequence[Call]]])
 
 
 def _require_refused(pool: ProcessPool, task: Task, turns: int, what: str) -> None:
-    """turns: to end; 0 asks for the score."""
+    """Checks that ending `turns` turns raises a ValueError; 0 turns asks for the score instead."""
     restarts = pool.restarts
     env_ids = pool.reset([task])
     try:
@@ -297,7 +297,7 @@ def _require_outcome(task: Task, outcome: Outcome) -> None:
 
 
 def _check_report(family: envs.Family, pool: ProcessPool, tasks: Sequence[Task]) -> None:
-    """The official score of the references, and of doing nothing."""
+    """Checks the official score of the references, and of doing nothing."""
     shares = []
     for turns in ([[u.calls for u in t.turns] for t in tasks], [[()] * len(t.turns) for t in tasks]):
         outcomes = play(pool, tasks, turns)
@@ -323,8 +323,11 @@ def _trajectory(task: Task, turns: Sequence[Sequence[Call]], outcome: Outcome) -
 
 
 def _check_isolation(pool: ProcessPool, task: Task, played: Sequence[Call], stopped: float) -> None:
-    """A worker that dies costs no world, nor does one that gets no processor for longer than a call may compute, and
-    worlds share nothing. stopped: seconds for which one gets none."""
+    """Checks that worlds share nothing and survive their workers.
+
+    A worker may die. It may also get no processor for longer than a call may compute. stopped: seconds for
+    which one gets none.
+    """
     (alone,) = pool.execute([(task, played)])
     expected = list(alone.observations)
     env_ids = pool.reset([task] * 6)
@@ -334,7 +337,7 @@ def _check_isolation(pool: ProcessPool, task: Task, played: Sequence[Call], stop
     require(all(o == expected[:1] for o in both), f"Worlds of {task.id!r} share state.")
     for pid in pool.pids:
         os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is dead before it is asked again
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # wait for its death; the pool still reaps it
     rest = pool.step(env_ids[1:3], [played[1:]] * 2)
     require(
         all(o == expected[1:] for o in rest), f"A world of {task.id!r} is another when it is built again."

@@ -1,4 +1,4 @@
-"""Does an explorer keep the contract of its roles (explorers/base.py)? `check_explorer` is to be called on one's own."""
+"""The conformance suite of explorers: the contract of their roles (explorers/base.py). Run it on your own."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def check_explorer(
     seed: int = 0,
     deterministic: bool = True,
 ) -> None:
-    """Lets the roles work in the real environment, unguided and under signals, and checks all that they return.
+    """Runs the roles in the real environment, unguided and under signals, and checks all that they return.
 
-    scenarios: about ten bare ones; in some of them the explorer must find a task that is accepted.
-    deterministic: False where answers are no function of the generators, as from an LLM that samples; then equal
-    runs may differ, and a batch from its entries one by one.
+    scenarios: about ten bare ones. In some of them the explorer must find a task that is accepted.
+    deterministic: False where the generators do not determine the answers, as with an LLM that samples. Equal
+    runs may then differ, and so may a batch and its entries one by one.
 
     Raises:
-      AssertionError: one sentence that names the role and what is wrong.
+      AssertionError: one sentence that names the role and its fault.
     """
     _require(isinstance(roles, Roles), f"make returns a {type(roles).__name__}: it must be Roles.")
     _require(
@@ -102,7 +102,7 @@ def _require(ok: bool, message: str) -> None:
 
 
 def _answer(name: str, method: Callable, *args: Any) -> list:
-    """What a role answers to a batch args[0]: a list with an entry for each of its entries."""
+    """Returns a role's answer to the batch args[0]: a list with an entry for each of its entries."""
     try:
         answer = method(*args)
     except Exception as error:
@@ -123,7 +123,7 @@ def _check_empty(roles: Roles, service: Shorten) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-    """Plays all four roles as `roles` do, with every batch and every answer checked."""
+    """Plays all four roles by calling `roles`, and checks every batch and every answer."""
 
     roles: Roles
     env_pool: EnvPool
@@ -169,7 +169,8 @@ class _Watched:
         for p, run in zip(proposals, self.env_pool.execute([(p.context.task, p.calls) for p in proposals])):
             _require(
                 not run.valid or run.observations == p.observations,
-                f"{name} proposes {_line(p)}, which answers otherwise in a fresh environment than in the exploration.",
+                f"{name} proposes {_line(p)}, which answers otherwise in a fresh environment than in the "
+                "exploration.",
             )
         return groups
 
@@ -179,7 +180,7 @@ class _Watched:
         name, role = "validator.judge", self.roles.validator
         judge = lambda batch: role.judge([p for p, _ in batch], [own for _, own in batch])
         found = self._answers(name, judge, list(zip(proposals, answers, strict=True)))
-        # Answers that exploration never saw: whatever the verdict, its form must hold.
+        # Also judge answers that exploration never saw: any verdict is fine, but its form must be valid.
         others = [(p, _other_answers(own)) for p, own in zip(proposals, answers)]
         for judged in (found, self._answers(name, judge, others)):
             for p, reasons in zip(proposals, judged):
@@ -194,21 +195,21 @@ class _Watched:
         return found
 
     def _answers(self, name: str, method: Callable[[Sequence], list], batch: Sequence) -> list:
-        """The answers to a batch, compared with those to its entries one by one, from equal generators."""
+        """Returns the answers to a batch, after comparing them with those to its single entries."""
         before, alone = _picture(batch), [_fork(entry) for entry in batch]
         answers = _answer(name, method, batch)
         _require(_picture(batch) == before, f"{name} changes what it is given.")
         for n, entry in enumerate(alone if self.deterministic else ()):
             _require(
                 _answer(name, method, [entry])[0] == answers[n],
-                f"{name} answers otherwise for an entry alone than for it in a batch of {len(batch)}: answers must "
-                "come in the batch's order, each from its own entry and generator only.",
+                f"{name} answers otherwise for an entry alone than for it in a batch of {len(batch)}: "
+                "answers must come in the batch's order, each from its own entry and generator only.",
             )
         return answers
 
 
 def _fork(entry: Any) -> Any:
-    """The same entry with a copy of its generator, if it has one."""
+    """Returns the same entry with a copy of its generator, if it has one."""
     return dataclasses.replace(entry, rng=copy.deepcopy(entry.rng)) if hasattr(entry, "rng") else entry
 
 
@@ -217,7 +218,7 @@ def _other_answers(answers: Answers) -> Answers:
 
 
 def _picture(inputs: Sequence) -> str:
-    """The inputs as text, without the generators, which roles draw from."""
+    """Returns the inputs as text, without the generators, whose state roles may change."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.random.Generator):
@@ -281,7 +282,8 @@ def _check_proposal(p: Any, exploration: Exploration, limits: Limits) -> None:
     _require(isinstance(p, Proposal), f"{name} gives a {type(p).__name__} where a Proposal belongs.")
     _require(
         p.context == exploration.context,
-        f"{name} gives a proposal of the context {p.context.id} for an exploration of {exploration.context.id}.",
+        f"{name} gives a proposal of the context {p.context.id} for an exploration of "
+        f"{exploration.context.id}.",
     )
     sizes = f"{len(p.calls)} calls in {len(p.turns)} user turns"
     _require(
@@ -307,12 +309,16 @@ def _check_proposal(p: Any, exploration: Exploration, limits: Limits) -> None:
     )
     _require(
         list(p.asked) == sorted(set(p.asked) & set(range(len(p.calls)))),
-        f"{name} gives a proposal whose asked is {p.asked}: positions of its {len(p.calls)} calls, ascending.",
+        f"{name} gives a proposal whose asked is {p.asked}: positions of its {len(p.calls)} calls, "
+        "ascending.",
     )
 
 
 def evidence_of(env_pool: EnvPool, tasks: Sequence[Task], step: int) -> list[Evidence]:
-    """Every kind of signal for each task, in a group of a success, a failure, a broken rollout and a malformed one."""
+    """Returns every kind of signal for each task.
+
+    The group of a task has a success, a failure, a broken rollout and a malformed call.
+    """
     return [
         Evidence(Signal(kind, task.id, index, step, pattern), group)
         for task in tasks

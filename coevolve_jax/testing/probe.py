@@ -1,4 +1,4 @@
-"""What the conformance suite of environments works with: worlds that are played, junk calls, sentences."""
+"""Tools of the conformance suite of environments: worlds to play, junk calls, assertions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.envs.worker_process import WorkerProcess
 from coevolve_jax.types import Call, Outcome, Task
 
-SAMPLE = 12  # tasks and scenarios that are played
+SAMPLE = 12  # the number of tasks, and of scenarios, to play
 VALUES = (None, True, -1, 0.5, "", "x" * 5000, "{0.__class__}", "\x00\ud800", [], [[1]], {}, {"a": {}})
 STRANGERS = ("no_such_tool", "", "__class__", "reset", "__import__('os').system('true')")
 
@@ -38,7 +38,7 @@ class Worker:
 def play(
     pool: ProcessPool, tasks: Sequence[Task], turns: Sequence[Sequence[Sequence[Call]]]
 ) -> list[Outcome]:
-    """Outcomes of tasks[i] after the calls turns[i][turn]."""
+    """Returns the outcomes of tasks[i] after the calls turns[i][turn]."""
     env_ids = pool.reset(tasks)
     for turn in range(max(map(len, turns), default=0)):
         on = [i for i, t in enumerate(turns) if turn < len(t)]
@@ -50,7 +50,7 @@ def play(
 
 
 def some(items: Sequence[Any]) -> list[Any]:
-    """SAMPLE of them, spread evenly."""
+    """Returns at most SAMPLE of the items, spread evenly."""
     return list(items[:: max(1, -(-len(items) // SAMPLE))])
 
 
@@ -67,8 +67,8 @@ def require_valid(execution: Execution, task: Task, calls: Sequence[Call]) -> No
     for call, observation in zip(calls, execution.observations):
         if observation.fatal or not observation.valid:
             raise AssertionError(
-                f"The call {name_of(call)} lost its world of {task.id!r} ({observation.text[:200]}): step must answer any "
-                "call with an observation, within `timeout` seconds of processor time."
+                f"The call {name_of(call)} lost its world of {task.id!r} ({observation.text[:200]}): "
+                "step must answer any call with an observation, within `timeout` seconds of processor time."
             )
     require(execution.valid, f"A world of {task.id!r} was lost in reset, fingerprint or close: see above.")
 
@@ -84,7 +84,7 @@ def answering(what: str) -> Iterator[None]:
 
 
 def junk_arguments(schema: Mapping) -> list[dict]:
-    """No arguments, unknown ones, and each strange value for one parameter and for all at once."""
+    """Returns no arguments, unknown ones, and each strange value for one parameter and for all at once."""
     parameters = list(schema.get("properties", {}))
     everywhere = [dict.fromkeys(parameters, value) for value in VALUES]
     single = [{**dict.fromkeys(parameters, "x"), p: value} for p in parameters for value in VALUES]

@@ -1,4 +1,4 @@
-"""What every strategy must do, as checks that run in a second, without a model or an environment.
+"""The conformance suite of strategies. It runs in a second, without a model or an environment.
 
 from coevolve_jax.testing.strategy import check_strategy
 check_strategy("my_package.my_method", config)
@@ -39,15 +39,15 @@ from coevolve_jax.types import (
 
 
 def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> None:
-    """Drives a strategy through made-up steps, beside a twin that goes through JSON between any two of them.
+    """Drives a strategy through made-up steps, beside a twin that is restored from JSON before each step.
 
     Args:
-      name: as config.strategy.name.
-      config: of a run; its own strategy is passed over.
-      steps: GRPO steps, by default two evolutions' worth.
+      name: like config.strategy.name.
+      config: of a run; its own strategy is ignored.
+      steps: GRPO steps, by default enough for two evolutions.
 
     Raises:
-      AssertionError: the strategy does not do what strategies/base.py asks for; one sentence says what.
+      AssertionError: one sentence says how the strategy breaks the contract of strategies/base.py.
       ValueError: there is no such strategy.
     """
     config = copy.deepcopy(config)
@@ -65,11 +65,12 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
         twin = make(config, state)
         seen = [_step(name, config, s, pool, step) for s, pool in zip((strategy, twin), pools, strict=True)]
         assert seen[0] == seen[1], (
-            f"{name}: step {step} differs after a restart (to_json leaves something out, or something random is not "
-            "drawn from seeding.rng_for)."
+            f"{name}: step {step} differs after a restart (to_json leaves something out, or something random "
+            "is not drawn from seeding.rng_for)."
         )
         assert _as_json(strategy.to_json(), name) == _as_json(twin.to_json(), name), (
-            f"{name}: after step {step} the state of a restarted strategy differs from that of one that went on."
+            f"{name}: after step {step} the state of a restarted strategy differs from that of one "
+            "that went on."
         )
     told = configs.reads(config)
     unsaid = sorted((read & set(SHARED)) - (told or set(SHARED)))
@@ -77,7 +78,7 @@ def check_strategy(name: str, config: ConfigDict, steps: int | None = None) -> N
 
 
 def noting(config: ConfigDict, read: set[str]) -> ConfigDict:
-    """A copy whose sections note in `read` each of their keys that is read."""
+    """Returns a copy whose sections evolution and signals note in `read` each key that is read."""
 
     class Section(ConfigDict):
         def __getitem__(self, key: str) -> Any:
@@ -90,7 +91,7 @@ def noting(config: ConfigDict, read: set[str]) -> ConfigDict:
 
 
 def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, step: int) -> Any:
-    """One step with its checks; returns all that it showed, comparable."""
+    """Runs one step with its checks. Returns all its results, for comparison."""
     roll = MadeUpRoll(config, step)
     groups = strategy.collect(step, tasks, roll)
     assert groups and all(isinstance(g, Group) for g in groups), (
@@ -124,8 +125,8 @@ def _step(name: str, config: ConfigDict, strategy: Strategy, tasks: TaskPool, st
     noticed = FirstUse(lab, lambda: states.append(_as_json(strategy.to_json(), name)))
     grown = strategy.evolve(step, cast(Lab, noticed))
     assert not states or lab.probed or states[0] == _as_json(strategy.to_json(), name), (
-        f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may run beside "
-        "the next steps from there on (config.evolution.async_steps)."
+        f"{name}: evolve changed the strategy's state after its first use of the lab, at step {step}; it may "
+        "run beside the next steps from there on (config.evolution.async_steps)."
     )
     assert grown is None or isinstance(grown, SynthesisStats), (
         f"{name}: evolve returned {type(grown).__name__}, not SynthesisStats or None."
@@ -165,7 +166,7 @@ def _as_json(value: Any, what: str) -> Any:
 
 @dataclasses.dataclass
 class MadeUpRoll:
-    """strategies.base.Roll that makes rollouts up: longer tasks fail more often, one in twenty is invalid."""
+    """A strategies.base.Roll of made-up rollouts: longer tasks fail more often, one in twenty is invalid."""
 
     config: ConfigDict
     step: int
@@ -192,7 +193,7 @@ class MadeUpRoll:
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
-    """A rollout of 12 tokens, half of them the policy's, that calls what the task's reference calls."""
+    """Makes up a rollout of 12 tokens, half of them the policy's, with the task's reference calls."""
     right, valid = bool(rng.random() < 1 / (1 + len(task.calls) / 3)), bool(rng.random() < 0.95)
     mask = np.arange(12) >= 6
     steps = tuple(
@@ -214,7 +215,7 @@ def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, st
 
 @dataclasses.dataclass
 class MadeUpLab:
-    """strategies.base.Lab whose new tasks are made up. probed: whether it was asked for rollouts."""
+    """A strategies.base.Lab of made-up tasks. probed: whether it was asked for rollouts."""
 
     config: ConfigDict
     tasks: TaskPool
@@ -255,7 +256,7 @@ class MadeUpLab:
 
 
 def made_up_task(id: str, rng: np.random.Generator, kind: str = "initial", step: int = 0) -> Task:
-    """A task of 1 to 6 calls of 8 tools."""
+    """Makes up a task of 1 to 6 calls of 8 tools."""
     calls = tuple(
         Call(f"tool_{rng.integers(8)}", {"x": int(rng.integers(1000))}) for _ in range(rng.integers(1, 7))
     )

@@ -1,9 +1,12 @@
-"""AppWorld (arXiv 2407.18901): everyday tasks in nine apps of a supervisor, done by writing code, as an environment family.
+"""AppWorld (arXiv 2407.18901) as an environment family: everyday tasks in nine apps, done by writing code.
 
-An agent's one tool is `execute(code)`. calls.py says what code is; environment.py has the worlds and their grading. Of the
-processes of a world, host.py makes the first and engine.py, AppWorld's own engine, is in it; the agent's code runs in the
-second, which sandbox.py is and lockdown.py shuts in. data.py says which tasks there are. AppWorld has a
-virtual environment of its own (`make appworld`), and nothing of it is in this repository.
+An agent has one tool, `execute(code)` (calls.py). data.py finds the tasks, environment.py grades the worlds.
+A world has two processes:
+* host.py forks the first, which holds AppWorld's own engine (engine.py).
+* sandbox.py forks the second, which runs the agent's code, locked down by lockdown.py. interpreter.py is the
+  engine's side of it.
+
+AppWorld has a virtual environment of its own (`make appworld`). This repository contains nothing of it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ PACKAGES = ("appworld",)
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
-    """The states that the tasks of a split begin in, each once; apart_from: less those of that split."""
+    """Returns a split's initial states, each once. apart_from: a split whose initial states are left out."""
     from coevolve_jax.envs.appworld import data
 
     seen = {data.beginning(id) for id in data.ids(apart_from)} if apart_from else set()
@@ -37,15 +40,18 @@ def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from:
 
 
 def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
-    """The tasks of a split in AppWorld's words, and who asks. They have no reference calls: its own tests grade them."""
+    """Returns the tasks of a split in AppWorld's words, with the supervisor who asks.
+
+    They have no reference calls: AppWorld's own tests grade them.
+    """
     from coevolve_jax.envs.appworld import data
 
     made = []
     for id in data.ids(split):
         who = data.specs(id)["supervisor"]
         query = (
-            f"I am {who['first_name']} {who['last_name']}, your supervisor; my email is {who['email']}, my phone number "
-            f"{who['phone_number']}.\n{data.specs(id)['instruction']}"
+            f"I am {who['first_name']} {who['last_name']}, your supervisor; my email is {who['email']}, "
+            f"my phone number {who['phone_number']}.\n{data.specs(id)['instruction']}"
         )
         made.append(Task(id, "appworld", {"task": id}, (Turn(query),)))
     return made
@@ -69,9 +75,13 @@ def warm_up() -> None:
 
 
 def report(groups: Sequence[Group], judge) -> dict:
-    """Task goal completion, the share of tasks all of whose tests pass, and scenario goal completion, the share of scenarios
-    (ids before "_") all of whose tasks do. The i-th rollouts of all tasks are one trial of the benchmark. A trial of which a rollout is invalid has no scenario score for its scenario:
-    "scenario_trials" and "scenario_trials_invalid" count them. None stands for the share of nothing.
+    """Reports AppWorld's two scores; each is None where it has no rollouts.
+
+    task_goal_completion: the share of rollouts that pass all tests of their task.
+    scenario_goal_completion: the share of scenarios (ids before "_") whose tasks all pass. The i-th rollouts
+    of all tasks form one trial of the benchmark, so a scenario has a score per trial. A scenario with an
+    invalid rollout has no score in that trial. scenario_trials, scenario_trials_invalid: how many trials of
+    scenarios have a score, and how many have none.
     """
     by_scenario = defaultdict(list)
     for group in groups:

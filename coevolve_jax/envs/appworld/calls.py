@@ -1,4 +1,4 @@
-"""The one tool, `execute(code)`: what code may be, which APIs it calls, and how a user would ask for them."""
+"""The one tool, `execute(code)`: valid code, the APIs that it calls, and a user's words for them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ EXECUTE = {
     "type": "function",
     "function": {
         "name": "execute",
-        "description": "Runs Python code in a session that keeps its variables, and returns what it prints. You act for the "
-        "supervisor through apis.APP.API(name=value, ...), which returns JSON values. Read before you call: "
-        "print(apis.api_docs.show_app_descriptions()), print(apis.api_docs.show_api_descriptions(app_name=...)), "
-        "print(apis.api_docs.show_api_doc(app_name=..., api_name=...)). apis.supervisor has the supervisor's profile, "
-        "addresses, cards and account passwords; an app's login returns the access_token that its other APIs take. Lists come "
-        "in pages: ask for all of them. Work in small steps and look at what they print. When the task is done call "
-        "apis.supervisor.complete_task(), with answer=... where the task asks for something.",
+        "description": "Runs Python code in a session that keeps its variables, and returns what it prints. "
+        "You act for the supervisor through apis.APP.API(name=value, ...), which returns JSON values. "
+        "Read before you call: print(apis.api_docs.show_app_descriptions()), "
+        "print(apis.api_docs.show_api_descriptions(app_name=...)), "
+        "print(apis.api_docs.show_api_doc(app_name=..., api_name=...)). "
+        "apis.supervisor has the supervisor's profile, addresses, cards and account passwords; "
+        "an app's login returns the access_token that its other APIs take. "
+        "Lists come in pages: ask for all of them. Work in small steps and look at what they print. "
+        "When the task is done call apis.supervisor.complete_task(), "
+        "with answer=... where the task asks for something.",
         "parameters": {
             "type": "object",
             "properties": {"code": {"type": "string", "description": "Python code."}},
@@ -36,7 +39,7 @@ _SIGNATURES = signatures([EXECUTE])
 
 
 class ApiCall(NamedTuple):
-    """A call apis.<app>.<api>(...) in code. arguments: those that are written out."""
+    """A call apis.<app>.<api>(...) in code. arguments: the keyword arguments that are literals."""
 
     app: str
     api: str
@@ -48,7 +51,7 @@ class ApiCall(NamedTuple):
 
 
 def read(call: Call) -> str:
-    """The code of a call. ValueError says in one sentence what is wrong with it."""
+    """Returns the code of a call. ValueError says in one sentence what is wrong with it."""
     code = bind(call, _SIGNATURES)["code"]
     if not isinstance(code, str):
         raise ValueError("The code must be text.")
@@ -58,7 +61,7 @@ def read(call: Call) -> str:
 
 
 def api_calls(call: Call) -> list[ApiCall]:
-    """The APIs that code calls, in the order of the text; none where it is no code. It is parsed, never run."""
+    """Returns the APIs that code calls, in the order of the text; none for invalid code. It parses only."""
     try:
         return list(_parse(read(call)))
     except ValueError:
@@ -87,7 +90,7 @@ def _parse(code: str) -> tuple[ApiCall, ...]:
 
 
 def action_pattern(call: Call) -> str:
-    """The first API that code calls; "python" where it calls none, and the tool's name for what is no code."""
+    """Returns the first API that code calls, "python" where it calls none, the tool's name for no code."""
     try:
         calls = _parse(read(call))
     except ValueError:
@@ -96,7 +99,7 @@ def action_pattern(call: Call) -> str:
 
 
 def wording(call: Call) -> str:
-    """Code of one API in a user's words; "" for other code."""
+    """Returns a user's words for code that calls one API, "" for other code."""
     calls = api_calls(call)
     if len(calls) != 1:
         return ""
@@ -111,7 +114,7 @@ def wording(call: Call) -> str:
 
 
 def features(task: Task) -> Counter[str]:
-    """As for other families, each API being a tool."""
+    """Counts features like the default (envs/base.py), with each API as a tool."""
     turns = tuple(
         replace(turn, calls=tuple(Call(a.name, a.arguments) for call in turn.calls for a in api_calls(call)))
         for turn in task.turns

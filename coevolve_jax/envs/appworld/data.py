@@ -1,6 +1,6 @@
-"""Where AppWorld's data lies, and what it says of a task: the benchmark's own, and the few of experiments/appworld_tasks.py.
+"""AppWorld's data: the benchmark's tasks and the few of experiments/appworld_tasks.py.
 
-Both are in AppWorld's layout, in the virtual environment that has AppWorld: data/{api_docs, base_dbs, datasets, tasks}.
+Both have AppWorld's layout, data/{api_docs, base_dbs, datasets, tasks}, in AppWorld's virtual environment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import os
 import sys
 from pathlib import Path
 
-OWN_PREFIX = "own"  # of the ids and splits of tasks that are not the benchmark's
+OWN_PREFIX = "own"  # starts the ids and splits of tasks that are not the benchmark's
 SPLITS = ("train", "dev", "test_normal", "test_challenge", "own_train", "own_development")
 
 
 def root(name: str) -> Path:
-    """The folder that holds data/ for a split or a task's id; the benchmark's is APPWORLD_ROOT where that is set."""
+    """Returns the folder that holds data/ for a split or a task id.
+
+    APPWORLD_ROOT, where set, is the benchmark's folder.
+    """
     if name.startswith(OWN_PREFIX):
         return Path(sys.prefix) / "own"
     return Path(os.environ.get("APPWORLD_ROOT", sys.prefix))
 
 
 def ids(split: str) -> list[str]:
-    """Ids of the tasks of a split. Raises ValueError for an unknown split, and where its data is missing."""
+    """Returns the task ids of a split. ValueError for an unknown split, or where its data is missing."""
     if split not in SPLITS:
         raise ValueError(f"AppWorld has no split {split!r}: use one of {', '.join(SPLITS)}.")
     listed = root(split) / "data" / "datasets" / f"{split}.txt"
@@ -36,15 +39,16 @@ def ids(split: str) -> list[str]:
                 "experiments/appworld_tasks.py, which makes them."
             )
         raise ValueError(
-            f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is internet; "
-            "or set APPWORLD_ROOT to the folder that holds data/. The splits own_train and own_development need none."
+            f"AppWorld's data is not there ({listed} is missing): make appworld downloads it where there is "
+            "internet; or set APPWORLD_ROOT to the folder that holds data/. "
+            "The splits own_train and own_development need none."
         )
     return listed.read_text().split()
 
 
 @functools.cache
 def specs(task_id: str) -> dict:
-    """What a task's specs.json says: "instruction", "supervisor", "datetime". ValueError where there is no such task."""
+    """Returns a task's specs.json: "instruction", "supervisor", "datetime". ValueError: no such task."""
     path = _folder(task_id) / "specs.json"
     with contextlib.suppress(OSError):
         return json.loads(path.read_text())
@@ -53,8 +57,10 @@ def specs(task_id: str) -> dict:
 
 @functools.cache
 def beginning(task_id: str) -> str:
-    """Digest of the state that a task begins in: its changes to the base databases, and its time. What is asked, which
-    stands in the supervisor's table of tasks, is left out."""
+    """Digests a task's initial state: its changes to the base databases, and its time.
+
+    The instruction does not count: the supervisor's table of tasks is left out.
+    """
     found = hashlib.sha256(specs(task_id)["datetime"].encode())
     for path in sorted((_folder(task_id) / "dbs").glob("*.jsonl")):
         lines = path.read_text().splitlines()

@@ -1,5 +1,7 @@
-"""Calls that could be made now: each documented API with arguments from what was answered so far. For explorers without a
-language model; the code keeps an app's access token in the variable <app>_token, so that it can be read and replayed."""
+"""Possible calls for explorers without a language model: documented APIs with arguments from earlier answers.
+
+The code keeps an app's access token in the variable <app>_token, so that it can be read and replayed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ SAMPLES = 2  # calls of one API with different arguments
 KEPT = 8  # latest values of a name
 MAX_VALUE = 40  # characters: a user would not spell out more
 SECRET = ("password", "access_token", "token_type")
-# They end the task or an account, or tell what is asked, which is not so in another task of the same scenario.
+# APIs that end the task or an account, or show the instruction: another task of the scenario has another one.
 LEFT_OUT = frozenset(("complete_task", "delete_account", "logout", "signup", "show_active_task"))
 TEXTS = {
     "title": ("Weekend plans", "Packing list", "Ideas for June"),
@@ -28,7 +30,7 @@ _LOGIN = re.compile(r"^(\w+)_token = apis\.(\w+)\.login\(", re.MULTILINE)
 
 
 class Draw:
-    """What is known in one world, and the calls that can be made of it."""
+    """Collects the values seen in one world, and builds calls from them."""
 
     def __init__(self, docs: Sequence[Mapping[str, Any]]):
         self._docs = [d for d in docs if d["app_name"] != "api_docs" and d["api_name"] not in LEFT_OUT]
@@ -37,11 +39,11 @@ class Draw:
         self._tokens: set[str] = set()
 
     def ran(self, code: str) -> None:
-        """Code that ran to its end: which tokens its variables hold."""
+        """Notes the tokens that the variables of successful code hold."""
         self._tokens |= {app for variable, app in _LOGIN.findall(code) if variable == app}
 
     def answered(self, value: Any) -> None:
-        """Harvests the answer of an API: what values its names can have."""
+        """Collects the values of an API's answer by name."""
         if isinstance(value, list):
             for item in value[:KEPT]:
                 self.answered(item)
@@ -56,7 +58,7 @@ class Draw:
                     self._known[name] = [item, *(v for v in values if v != item)][:KEPT]
 
     def options(self) -> list[str]:
-        """Code, each of one API: of the supervisor's, of apps that one is logged in to, and logins."""
+        """Returns pieces of code: calls of the supervisor's app and of apps with a login, and logins."""
         open = {"supervisor", *self._tokens}
         return [
             code
@@ -82,7 +84,7 @@ class Draw:
             yield f"print(apis.{app}.{api}({given}))"
 
     def _values(self, app: str, parameter: Mapping[str, Any]) -> list[str]:
-        """What a required parameter could be, as code."""
+        """Returns possible values of a required parameter, as code."""
         name, kind = parameter["name"], parameter["type"]
         if name.endswith("access_token"):
             of = name.removesuffix("access_token").rstrip("_") or app

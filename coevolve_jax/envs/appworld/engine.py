@@ -1,7 +1,6 @@
-"""AppWorld's engine on one task, in a process of its own: it patches time and databases for the whole process.
+"""AppWorld's engine on one task. It needs its own process, for which it patches time and databases.
 
-The agent's code runs in yet another process (sandbox.py). What comes from there are calls of documented APIs, as JSON, and
-they are checked here.
+The agent's code runs in another process (sandbox.py). It sends API calls as JSON, which are checked here.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from coevolve_jax.envs.appworld.interpreter import Ended, Interpreter
 from coevolve_jax.envs.base import digest
 
 MAX_CALLS = 1000  # in one piece of code
-TASKS = ("supervisor", "tasks")  # the table with the status of the task and its answer
-_IN_PATH = re.compile(r"{(\w+)}")  # parameters that stand in the path of a request
-_UNSAFE = re.compile(r"[/\\?#%]|^\.*$")  # would make another path of it
+TASKS = ("supervisor", "tasks")  # the table with the task's status and answer
+_IN_PATH = re.compile(r"{(\w+)}")  # parameters in the path of a request
+_UNSAFE = re.compile(r"[/\\?#%]|^\.*$")  # values that would change the path
 _CHANGED = re.compile(r'(?:INSERT(?: OR \w+)? INTO|UPDATE|DELETE FROM)\s+"?(\w+)', re.IGNORECASE)
 
 
 class Engine:
-    """A task's world. outputs: a folder for what AppWorld writes, with a link to its data. launcher: the socket of
-    sandbox.py."""
+    """A task's world.
+
+    outputs: a folder for AppWorld's output, with a link to its data. launcher: the socket of sandbox.py.
+    """
 
     def __init__(self, task_id: str, outputs: str, launcher: socket.socket):
         from appworld.common.path_store import path_store
@@ -40,7 +41,8 @@ class Engine:
         path_store.update_root(outputs)
         with contextlib.redirect_stdout(io.StringIO()):
             self._world = AppWorld(task_id, experiment_name=f"process_{os.getpid()}")
-        self._world.task.model_collection.reset_db_home_path()  # opens the databases of the beginning, to compare with
+        # Open the initial databases, which `_changed` compares with the present ones.
+        self._world.task.model_collection.reset_db_home_path()
         self._world.models.reset_db_home_path()
         self._task_id, self._launcher = task_id, launcher
         self._docs = {
@@ -48,17 +50,17 @@ class Engine:
         }
         self._draw = Draw(list(self._docs.values()))
         self._begun = {app: len(self._tracked(app)) for app in self._apps}
-        self._changes: dict[str, tuple[int, dict[str, Any]]] = {}  # by app: after how many statements
+        self._changes: dict[str, tuple[int, dict[str, Any]]] = {}  # app -> (statements then, changes)
         self._code: Interpreter | None = None
 
     def instruct(self, instruction: str) -> None:
-        """Puts an instruction in the place of the task's own."""
+        """Replaces the task's own instruction."""
         (task,) = self._world.models.supervisor.Task.all()
         task.instruction = instruction
         task.save()
 
     def execute(self, code: str) -> tuple[str, bool, bool]:
-        """What a piece of code said, whether it failed, and whether it completed the task."""
+        """Runs a piece of code. Returns its output, whether it failed, and whether it completed the task."""
         if self._code is None:
             self._code = Interpreter(self._launcher, self._world.task.datetime.isoformat(), list(self._docs))
         self._completed = self._called = 0
@@ -72,11 +74,11 @@ class Engine:
         return said, error, bool(self._completed)
 
     def options(self) -> list[str]:
-        """Code of single APIs that could be run now."""
+        """Returns pieces of code, each of one API, that could run now."""
         return self._draw.options()
 
     def _request(self, app: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls one API. {"value"}, or {"error"} in AppWorld's words."""
+        """Calls one API. Returns {"value"}, or {"error"} in AppWorld's words."""
         self._called += 1
         if self._called > MAX_CALLS:
             return {"error": f"Number of requests exceeded the limit of {MAX_CALLS}."}
@@ -84,7 +86,7 @@ class Engine:
         if doc is None:
             return {"error": f"No API named '{name}' found in the {app} app."}
         known = {p["name"] for p in doc["parameters"]}
-        arguments = {k: v for k, v in arguments.items() if k in known}  # others are ignored by AppWorld too
+        arguments = {k: v for k, v in arguments.items() if k in known}  # AppWorld ignores the others too
         for parameter in _IN_PATH.findall(doc["path"]):
             if _UNSAFE.search(str(arguments.get(parameter, "-"))):
                 return {"error": "API not found or some of the passed parameters are invalid."}
@@ -98,8 +100,11 @@ class Engine:
         return {"value": value}
 
     def changes(self) -> dict[str, Any]:
-        """What is in the databases now and was not at the beginning, and the other way round: rows by table, as
-        [row, how often]. The status of the task and its answer as AppWorld compares them: TASKS."""
+        """Returns the differences between the present and the initial databases.
+
+        Each changed table has two lists of [row, count]: rows added and rows removed since the beginning.
+        The table TASKS has the task's status and its answer, as AppWorld compares them.
+        """
         found: dict[str, Any] = {}
         for app in self._apps:
             statements = self._tracked(app)
@@ -110,7 +115,7 @@ class Engine:
         return found
 
     def _changed(self, app: str) -> dict[str, Any]:
-        """`changes` of one app. Only tables that statements since the beginning speak of can differ."""
+        """Computes `changes` of one app. Only tables that later statements name can differ."""
         from appworld.common.utils import answer_to_text
 
         found: dict[str, Any] = {}
@@ -131,16 +136,16 @@ class Engine:
         return found
 
     def fingerprint(self) -> str:
-        """Digest of the databases' content."""
+        """Digests the content of the databases."""
         return digest([data.beginning(self._task_id), self.changes()])
 
     def evaluate(self) -> tuple[int, int]:
-        """How many of the task's own tests pass, and how many there are, by AppWorld's evaluation."""
+        """Runs AppWorld's evaluation. Returns the number of the task's tests that pass, and of all."""
         with contextlib.redirect_stdout(io.StringIO()):
-            # AppWorld does so after each piece of code.
+            # AppWorld saves after each piece of code; here the evaluation alone needs it.
             self._world._save_state(self._world.output_db_home_path_on_disk)
             verdict = self._world.evaluate(suppress_errors=True)
-        self._world.models.reset_db_home_path()  # it has pointed the engine at other databases
+        self._world.models.reset_db_home_path()  # the evaluation has pointed the engine at other databases
         return verdict.pass_count, verdict.num_tests
 
     @property
@@ -151,7 +156,7 @@ class Engine:
         return self._world.models[app].SQLModel.db.tracker.changes
 
     def _rows(self, app: str, table: str, models: Any) -> Counter[str]:
-        """How often each row of a table is there, as JSON without what AppWorld derives from the rest."""
+        """Counts the rows of a table, as JSON without the column that AppWorld derives from the others."""
         from appworld.apps.model_lib import CachedDBHandler, db_home_to_app_path
 
         databases, _ = CachedDBHandler.get(db_home_to_app_path(models.to_db_home_path, app))
@@ -161,19 +166,21 @@ class Engine:
         return Counter(json.dumps(row, default=str) for row in rows)
 
     def pause(self) -> None:
-        """Ends the thread that the apps run in: a process with threads must not fork. Each app is asked once before, for
-        what it puts off until then."""
+        """Ends the thread that the apps run in: a process with threads must not fork.
+
+        Each app gets one request first, so that its lazy initialisation is done before the fork.
+        """
         for app in self._apps:
             self._world.requester.client.get(f"/{app}/")
         gc.freeze()
         self._world.requester.client.__exit__(None, None, None)
 
     def resume(self) -> None:
-        """Starts it again."""
+        """Starts the thread again."""
         self._world.requester.client.__enter__()
 
     def close(self) -> None:
-        """Gives the process back its time, and closes all files."""
+        """Restores the process's time and closes all files."""
         from appworld.apps.model_lib import get_direct_cached_sqlite3_connection
 
         self._world.close_all()

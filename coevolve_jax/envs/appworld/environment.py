@@ -1,4 +1,4 @@
-"""One task of AppWorld as a world: code in, what it prints out, and what the databases hold."""
+"""One task of AppWorld as a world: code goes in, its output comes out, and the databases change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from coevolve_jax.envs.appworld.sandbox import SILENT
 from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
-COMPLETED = "supervisor.tasks"  # in the changes of the databases: status and answer of the task
+COMPLETED = "supervisor.tasks"  # key of the task's status and answer in Engine.changes
 
 
 class Environment:
-    """A turn with reference calls is passed where the databases change as these change them, the answer that they complete
-    the task with is given, and what they print without changing anything is printed. A turn without, which is the
-    benchmark's, is passed where all of AppWorld's own tests pass."""
+    """One rollout's world. A benchmark turn, without reference calls, passes where all AppWorld's tests pass.
+
+    A turn with reference calls passes on three conditions. The databases change as under these calls. The
+    task is completed with the same answer, where they complete it. And the output of those that change
+    nothing was printed to the agent too.
+    """
 
     def reset(self, task: Task) -> None:
-        """ValueError where there is no such task of AppWorld."""
+        """Opens the task's world. ValueError for an unknown task of AppWorld."""
         self._turns, self._task = Turns(task), task
         self._world = World(task.scenario["task"])
         self._reference: World | None = None
@@ -36,7 +39,7 @@ class Environment:
         return Observation(said, error, ends=completed)
 
     def options(self) -> list[Call]:
-        """Calls of APIs whose arguments are known from what was answered so far."""
+        """Returns calls of APIs with arguments from the answers so far."""
         return [Call("execute", {"code": code}) for code in self._world.ask("options")]
 
     def end_turn(self) -> None:
@@ -45,13 +48,16 @@ class Environment:
         self._instruct(self._turns.ended)
 
     def _instruct(self, turn: int) -> None:
-        """The engine tells the agent what is asked now, where that is not the task that it was made with."""
+        """Gives the engine the instruction of a turn, where it differs from the benchmark's own.
+
+        Agents can read it from the supervisor's app.
+        """
         turns = self._task.turns[turn : turn + 1]
         if not self._task.turns or any(t.calls for t in turns):
             self._world.ask("instruct", turns[0].query if turns else "Look around.")
 
     def _grade(self, turn: Turn) -> str:
-        """Why the turn is not passed; "" where it is."""
+        """Returns why the turn fails, "" where it passes."""
         if not turn.calls:
             passed, tests = self._world.ask("evaluate")
             return "" if passed == tests else f"{passed}_of_{tests}_tests"
@@ -63,7 +69,7 @@ class Environment:
         return "" if all(any(line in said for said in self._said) for line in told) else "answer_missing"
 
     def score(self) -> Outcome:
-        """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
+        """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
         return self._turns.outcome()
 
     def fingerprint(self) -> str:
@@ -76,7 +82,7 @@ class Environment:
 
 
 def perform(world: World, turn: Turn) -> list[str]:
-    """Runs a turn's reference calls; what those of them printed that changed nothing."""
+    """Runs a turn's reference calls. Returns the output of those that changed nothing."""
     told, before = [], world.ask("fingerprint")
     for call in turn.calls:
         said, error, _ = world.ask("execute", read(call))
@@ -88,7 +94,7 @@ def perform(world: World, turn: Turn) -> list[str]:
 
 
 def agree(changes: dict[str, Any], reference: dict[str, Any]) -> bool:
-    """Whether the databases changed alike. That the task was completed counts where the reference completes it."""
+    """Says whether the databases changed alike. Completing the task counts if the reference does it."""
     if COMPLETED not in reference:
         changes = {table: rows for table, rows in changes.items() if table != COMPLETED}
     return changes == reference

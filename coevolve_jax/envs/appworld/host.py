@@ -1,4 +1,4 @@
-"""What a worker keeps for its worlds, and the processes that they are: AppWorld's engine holds one world at a time."""
+"""The processes of AppWorld's worlds: its engine holds one world at a time, so each has its own process."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from coevolve_jax.envs.appworld.engine import Engine
 from coevolve_jax.envs.appworld.sandbox import Channel
 from coevolve_jax.envs.base import digest
 
-TEMPLATES = 4  # tasks whose beginning a worker keeps
+TEMPLATES = 4  # tasks whose initial world a worker keeps in memory
 HANGS = 120.0  # seconds of processor time after which a request has hung
-WALL_HANGS = 1200.0  # the same by the clock, where nobody waits for it any more
+WALL_HANGS = 1200.0  # seconds by the clock, in case nobody waits for the request any more
 
 
 class Host:
-    """What a worker keeps for its worlds: AppWorld imported, a launcher of interpreters, a folder for what AppWorld writes,
-    which the launcher deletes once all processes that could ask it have ended, however they did."""
+    """A worker's state for its worlds: AppWorld's imports, a launcher of interpreters, an output folder.
+
+    The launcher deletes the folder when all processes that could ask it have ended, in whatever way.
+    """
 
     def __init__(self):
         self._outputs = tempfile.mkdtemp(prefix="coevolve_appworld_")
         self.launcher, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # No secret may be in the memory of what runs agents' code: nothing of this process's environment.
+        # The process that runs agents' code must hold no secrets: it gets no other environment variables.
         environ = {k: os.environ[k] for k in ("PYTHONPATH", "PYTHONHASHSEED", "TZ") if k in os.environ}
         command = [sys.executable, "-P", "-m", "coevolve_jax.envs.appworld.sandbox", self._outputs]
         with theirs:
@@ -44,7 +46,7 @@ class Host:
         self._templates: dict[str, Template] = {}
 
     def outputs(self, task_id: str) -> str:
-        """The folder under which AppWorld finds the data of a task."""
+        """Returns the folder under which AppWorld finds the data of a task."""
         home = data.root(task_id) / "data"
         folder = os.path.join(self._outputs, digest(str(home))[:8])
         if not os.path.exists(folder):
@@ -59,7 +61,7 @@ class Host:
         if task_id not in self._templates:
             if (
                 not self._rehearsed
-            ):  # a world that is opened and closed here fills caches that templates then have
+            ):  # opening and closing a world here fills caches, which the forked templates inherit
                 self.open(task_id).close()
                 gc.freeze()
                 self._rehearsed = True
@@ -73,9 +75,9 @@ host = functools.cache(Host)
 
 
 def _import_apps() -> None:
-    """Imports AppWorld and its apps: 3 s, which the processes that are forked from here do not take again."""
-    gc.disable()  # 5 s otherwise
-    warnings.simplefilter("ignore")  # of its packages on each other
+    """Imports AppWorld and its apps, which takes 3 s. Processes forked from here inherit the imports."""
+    gc.disable()  # with the collector on, the imports take 5 s
+    warnings.simplefilter("ignore")  # AppWorld's packages warn about each other
     import appworld.environment  # noqa: F401
     from appworld.apps import get_all_apps
     from appworld.common.utils import import_apis_module, import_models_module
@@ -89,8 +91,10 @@ def _import_apps() -> None:
 
 
 class Template:
-    """A forked process with a task's world as it begins. It forks the worlds, and ends with the worker: 0.15 s for it,
-    0.03 s for each of them."""
+    """A forked process that holds a task's initial world. It forks the worlds, and ends with the worker.
+
+    It takes 0.15 s to make, each world 0.03 s.
+    """
 
     def __init__(self, task_id: str):
         self.requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -106,10 +110,10 @@ class Template:
 
 
 class World:
-    """An Engine in a process of its own, asked by its methods' names."""
+    """An Engine in a process of its own. `ask` calls its methods by name."""
 
     def __init__(self, task_id: str):
-        """ValueError where there is no such task of AppWorld."""
+        """Forks the world of a task. ValueError for an unknown task of AppWorld."""
         data.specs(task_id)
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -117,7 +121,7 @@ class World:
         self._channel = Channel(self._socket.fileno())
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """RuntimeError where the engine fails: its own message stands above."""
+        """Calls a method of the engine. RuntimeError where the engine fails: its own message stands above."""
         try:
             self._channel.write([method, *arguments])
             return self._channel.read()
@@ -125,7 +129,7 @@ class World:
             raise RuntimeError(f"AppWorld's engine has ended in {method}") from error
 
     def close(self) -> None:
-        self._socket.close()  # it ends when nobody can ask any more
+        self._socket.close()  # the world's process ends when nobody can ask it any more
 
 
 def _serve_forks(task_id: str, requests: socket.socket) -> None:
@@ -133,7 +137,7 @@ def _serve_forks(task_id: str, requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     kept = {0, 1, 2, requests.fileno(), host().launcher.fileno()}
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor not in kept:  # with the worker's, worlds would keep each other alive
+        if descriptor not in kept:  # inherited sockets would keep other worlds alive
             with contextlib.suppress(OSError):
                 os.close(descriptor)
     engine = host().open(task_id)
@@ -160,13 +164,13 @@ def _serve(engine: Engine, descriptor: int) -> None:
 
 
 def _limit(processor_seconds: float, wall_seconds: float) -> None:
-    """Sets the timers whose default action ends the process; 0 puts them off."""
+    """Sets the timers whose default action ends the process; 0 disables them."""
     signal.setitimer(signal.ITIMER_PROF, processor_seconds)
     signal.setitimer(signal.ITIMER_REAL, wall_seconds)
 
 
 def _run(serve: Callable[..., None], *arguments: Any) -> NoReturn:
-    """What a forked process does, and nothing after it."""
+    """Runs `serve` in a forked process, then exits without the parent's clean-up."""
     try:
         serve(*arguments)
     except BaseException:

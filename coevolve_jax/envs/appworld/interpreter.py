@@ -1,4 +1,4 @@
-"""The process that runs an agent's code, as the engine sees it: nothing that comes from there is believed."""
+"""The engine's side of the process that runs an agent's code. It trusts nothing that the process sends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import time
 from typing import Any
 
 CODE_SECONDS = 20.0  # of processor time for one piece of code, its calls included
-WALL_SECONDS = 300.0  # by the clock: far behind, for code that waits without computing
-SOON = 0.05  # seconds
-MAX_MESSAGE = 1 << 22  # bytes of what it may send at once
+WALL_SECONDS = 300.0  # by the clock: far later, for code that waits without computing
+SOON = 0.05  # seconds: the least wait before the processor time is read again
+MAX_MESSAGE = 1 << 22  # bytes that the process may send at once
 
 
 class Ended(Exception):
-    """The agent's process has ended, or was ended: in one sentence for the agent."""
+    """The agent's process has ended or was killed. The message tells the agent in one sentence."""
 
 
 class Interpreter:
-    """The agent's process, as the engine sees it: nothing that comes from there is believed."""
+    """The agent's process. Nothing that it sends is trusted."""
 
     def __init__(self, launcher: socket.socket, now: str, apis: list[tuple[str, str]]):
         self._socket, theirs = socket.socketpair()
@@ -36,7 +36,10 @@ class Interpreter:
         self._write({"now": now, "apps": apps})
 
     def run(self, code: str, request: Any) -> tuple[str, bool]:
-        """Ended: it took too long, died, or wrote what it should not."""
+        """Runs code and answers its API calls with `request`. Returns its output and whether it failed.
+
+        Raises Ended where the process takes too long, dies, or sends an invalid message.
+        """
         try:
             spent, until = self._computed() + CODE_SECONDS, _clock() + WALL_SECONDS
             self._write({"code": code})
@@ -56,8 +59,11 @@ class Interpreter:
         raise Ended(f"{why} All variables are lost.")
 
     def _answer(self, spent: float, until: float) -> Any:
-        """Returns what the process writes next. TimeoutError where `_computed` reaches `spent`, or the clock `until`. It has one thread, so
-        that it cannot compute faster than the clock goes."""
+        """Returns the next message of the process.
+
+        TimeoutError where `_computed` reaches `spent`, or the clock `until`. The process has one thread and
+        computes no faster than the clock: waiting for the time left cannot overshoot.
+        """
         while (left := min(spent - self._computed(), until - _clock())) > 0:
             self._socket.settimeout(max(left, SOON))
             try:
@@ -67,8 +73,8 @@ class Interpreter:
         raise TimeoutError
 
     def _computed(self) -> float:
-        """Seconds of processor time that it and the engine, which performs its calls, have computed."""
-        theirs = (~self._pid << 3) | 2  # the clock of a process, as clock_getcpuclockid(3) makes it
+        """Returns the processor time in seconds of the process and the engine, which performs its calls."""
+        theirs = (~self._pid << 3) | 2  # the clock id of a process, as clock_getcpuclockid(3) computes it
         return time.clock_gettime(theirs) + time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
 
     def _end(self) -> None:
@@ -92,4 +98,4 @@ class Interpreter:
 
 
 def _clock() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)  # time.monotonic is frozen with the rest
+    return time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld's engine freezes time.monotonic

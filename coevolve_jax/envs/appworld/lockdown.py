@@ -1,7 +1,7 @@
-"""Shuts a process in: what it may still ask of the kernel is to compute, to use the memory and files it has, and to end.
+"""Locks a process down: it may still compute, use its memory and its open files, and end.
 
-A seccomp filter of Linux, which needs no privileges and cannot be taken off again. No file, socket, process or thread can
-be opened, made, changed or signalled by any means, machine code included; each attempt fails with EPERM.
+A seccomp filter of Linux does this. It needs no privileges and cannot be removed again. The process can open,
+make, change or signal no file, socket, process or thread, not even by machine code. Attempts fail with EPERM.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import platform
 import resource
 
 MEMORY = 1 << 30  # bytes of address space
-CPU_SECONDS = 120  # in all; then the kernel ends the process
-# Number of each system call that stays, and AUDIT_ARCH, by machine (linux/audit.h, asm/unistd.h).
-_COMMON = ("read", "write", "close", "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex", "getrandom",
-           "clock_gettime", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "sched_yield",
-           "restart_syscall", "exit", "exit_group")  # fmt: skip
+CPU_SECONDS = 120  # in total; then the kernel ends the process
+# By machine: AUDIT_ARCH and the numbers of the allowed system calls (linux/audit.h, asm/unistd.h).
+_COMMON = ("read", "write", "close", "brk", "mmap", "munmap", "mremap", "mprotect", "madvise", "futex",
+           "getrandom", "clock_gettime", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack",
+           "sched_yield", "restart_syscall", "exit", "exit_group")  # fmt: skip
 _NUMBERS = {
     "x86_64": (
         0xC000003E,
@@ -47,22 +47,24 @@ class _Program(ctypes.Structure):
 
 
 def check() -> None:
-    """RuntimeError where this machine cannot shut a process in."""
+    """Raises RuntimeError where this machine cannot lock a process down."""
     if platform.system() != "Linux" or platform.machine() not in _NUMBERS:
         raise RuntimeError(
-            f"Code of agents is run on Linux on {' or '.join(_NUMBERS)} only, since seccomp shuts it in; this is "
-            f"{platform.system()} on {platform.machine()}."
+            f"Code of agents is run on Linux on {' or '.join(_NUMBERS)} only, since seccomp shuts it in; "
+            f"this is {platform.system()} on {platform.machine()}."
         )
 
 
 def die_with_parent(signal: int) -> None:
-    """The kernel sends this process the signal when its parent ends."""
+    """Makes the kernel send this process the signal when its parent ends."""
     _prctl(_PR_SET_DEATH_SIGNAL, signal)
 
 
 def shut_in() -> None:
-    """From here on this process can do nothing but compute, read and write what is open. RuntimeError where the kernel
-    has no seccomp."""
+    """Locks this process down: from here on it can only compute, and read and write its open files.
+
+    RuntimeError where the kernel has no seccomp.
+    """
     check()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))

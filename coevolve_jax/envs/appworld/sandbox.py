@@ -1,11 +1,17 @@
-"""The processes that run agents' code, each shut in (lockdown.py), and the launcher that makes them.
+"""The processes that run agents' code, each locked down (lockdown.py), and the launcher that forks them.
 
-`python -P -m coevolve_jax.envs.appworld.sandbox` is the launcher: it has imported what agents may use and holds nothing
-else, no task, no ground truth, no environment variables. For each message on its standard input, a Unix socket, it forks
-an interpreter, which gets the file descriptor that came with the message as its only open file. There it speaks
-JSON lines with the engine: [pid]; then the engine's {"now", "apps"}; then, for each {"code"}, any number of
-{"call": [app, api, arguments]}, each answered by {"value"} or {"error"}, and at last {"said", "error"}.
-When nobody holds the socket any more the launcher deletes the folder that it was given, and ends.
+`python -P -m coevolve_jax.envs.appworld.sandbox FOLDER` is the launcher. It has imported the modules that
+agents may use. It holds nothing else: no task, no ground truth, no environment variables. Its standard input
+is a Unix socket. For each message it forks an interpreter, whose only open file comes with the message.
+
+The interpreter and the engine exchange JSON lines over it:
+    interpreter: [pid]
+    engine: {"now", "apps"}
+    engine: {"code"}
+    interpreter: {"call": [app, api, arguments]}, any number of times
+    engine: {"value"} or {"error"}, after each call
+    interpreter: {"said", "error"}, which ends this piece of code
+When nobody holds the launcher's socket any more, it deletes FOLDER and ends.
 """
 
 from __future__ import annotations
@@ -32,13 +38,14 @@ from typing import Any
 
 from coevolve_jax.envs.appworld import lockdown
 
-# What agents may import, as AppWorld allows it; the file system and the like are there by name and refuse everything.
+# Modules that agents may import: AppWorld's own list. os, pathlib and the like import, but every call fails.
 MODULES = (
-    "array", "bisect", "builtins", "calendar", "collections", "collections.abc", "contextlib", "copy", "csv", "datetime",
-    "difflib", "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers", "operator", "os", "pathlib",
-    "pendulum", "pprint", "random", "re", "string", "textwrap", "time", "typing", "unittest", "uuid", "yaml",
+    "array", "bisect", "builtins", "calendar", "collections", "collections.abc", "contextlib", "copy", "csv",
+    "datetime", "difflib", "enum", "fractions", "functools", "heapq", "itertools", "json", "math", "numbers",
+    "operator", "os", "pathlib", "pendulum", "pprint", "random", "re", "string", "textwrap", "time", "typing",
+    "unittest", "uuid", "yaml",
 )  # fmt: skip
-# Imported on first use by what stands above, where no file can be opened any more.
+# The modules above import these on first use. The launcher does so before, while files can be opened.
 _LATE = (
     "_strptime",
     "decimal",
@@ -58,8 +65,8 @@ from functools import reduce
 import pendulum
 from pendulum import FRIDAY, MONDAY, SATURDAY, SUNDAY, THURSDAY, TUESDAY, WEDNESDAY, Date, DateTime, Time
 """
-SILENT = "Execution successful."  # said of code that prints nothing
-MAX_SAID = 1 << 18  # characters of what code prints that are kept
+SILENT = "Execution successful."  # the output of code that prints nothing
+MAX_SAID = 1 << 18  # characters of the output that are kept
 EPOCH = datetime.datetime(2000, 1, 1)
 Request = Callable[[str, str, Mapping[str, Any]], Any]
 
@@ -71,7 +78,7 @@ class Channel:
         self._descriptor, self._buffer = descriptor, bytearray()
 
     def read(self) -> Any:
-        """The next line. EOFError where the other side has ended."""
+        """Returns the value of the next line. EOFError where the other side has ended."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not (chunk := os.read(self._descriptor, 1 << 16)):
                 raise EOFError
@@ -87,7 +94,7 @@ class Channel:
 
 
 class Named:
-    """Things by name, as attributes and as items."""
+    """A namespace whose things are attributes and items. missing: the error text for an unknown name."""
 
     def __init__(self, things: Mapping[str, Any], missing: str):
         self._things, self._missing = things, missing
@@ -107,7 +114,7 @@ class Named:
 
 
 def offer(apps: Mapping[str, list[str]], request: Request) -> Named:
-    """apis.<app>.<api>(**arguments), each a request."""
+    """Builds `apis`, whose functions apis.<app>.<api>(**arguments) each make a request."""
 
     def api(app: str, name: str) -> Callable[..., Any]:
         return lambda **arguments: request(app, name, arguments)
@@ -129,7 +136,7 @@ class Interpreter:
         self._pieces = 0
 
     def run(self, code: str) -> tuple[str, bool]:
-        """What the code printed, or how it failed, in AppWorld's words; and whether it failed."""
+        """Runs code. Returns its output, or its failure in AppWorld's words, and whether it failed."""
         self._pieces += 1
         name = f"<python-input-{self._pieces}>"
         code = code.strip()
@@ -151,14 +158,14 @@ class Interpreter:
         try:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
                 exec(compiled, self._names)
-        except BaseException as error:  # an exit too is the agent's affair
+        except BaseException as error:  # SystemExit too: code must not end the interpreter
             return f"Execution failed. Traceback:\n{_trace(error)}", True
         said = printed.getvalue()
         return (said if said.strip() else SILENT), False
 
 
 def forbidden(tree: ast.AST) -> str:
-    """A sentence on the modules that code must not import, "" where there are none."""
+    """Returns a sentence on the forbidden modules that code imports, "" where there are none."""
     imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     imported |= {n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     wrong = sorted(imported - set(MODULES))
@@ -168,7 +175,7 @@ def forbidden(tree: ast.AST) -> str:
 
 
 def _print(*values: Any, **options: Any) -> None:
-    """AppWorld's: lists and dictionaries as JSON."""
+    """Prints like AppWorld: lists and dictionaries as JSON."""
     if not options and len(values) == 1 and isinstance(values[0], list | tuple | dict):
         text = json.dumps(values[0])
         values = (json.dumps(values[0], indent=1) if len(text) >= 100 else text,)
@@ -180,19 +187,19 @@ def _no_input(*_: Any, **__: Any) -> None:
 
 
 def _trace(error: BaseException) -> str:
-    """The frames of the agent's own code, and the error."""
+    """Formats the error with the frames of the agent's own code."""
     try:
         frames = [
             f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<python-input")
         ]
         lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
         return re.sub(r'  File "<python-input-\d+>"', 'File "<python-input>"', "".join(lines)).strip()
-    except BaseException:  # the error's own words are code of the agent's
+    except BaseException:  # formatting may run the agent's code, such as __str__ of its exception
         return type(error).__name__
 
 
 def serve(descriptor: int) -> None:
-    """One interpreter: shuts itself in before it hears of any code."""
+    """Serves as one interpreter. It locks itself down before it reads any code."""
     channel = Channel(descriptor)
     channel.write([os.getpid()])
     told = channel.read()
@@ -217,16 +224,16 @@ def serve(descriptor: int) -> None:
 
 
 def launch(folder: str) -> None:
-    """The launcher's loop. folder: to be deleted at the end."""
+    """Runs the launcher's loop. folder: deleted at the end."""
     lockdown.check()
     for name in (*MODULES, *_LATE):
         importlib.import_module(name)
     import freezegun
     import pendulum
 
-    pendulum.now()  # reads the local time zone
+    pendulum.now()  # reads the local time zone from its file while files can be opened
     with freezegun.freeze_time(EPOCH):
-        pass  # has looked for all that there is to freeze
+        pass  # freezegun now knows all modules to freeze; forked interpreters inherit that
     requests = socket.socket(fileno=os.dup(0))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

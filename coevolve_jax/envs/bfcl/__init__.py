@@ -1,7 +1,8 @@
 """The multi-turn classes of the Berkeley Function-Calling Leaderboard as an environment family.
 
-environment.py has the worlds and their grading, toolsets.py the tools, benchmark.py the official tasks and verdict.
-They import bfcl_eval, this file does so only when they are needed. docs/environments/bfcl.md has what follows what.
+environment.py has the worlds and their grading, toolsets.py the tools, benchmark.py the official tasks and
+verdict. They import bfcl_eval; this file imports them inside functions, so that it loads without bfcl_eval.
+docs/environments/bfcl.md says which part follows which source.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from coevolve_jax.types import Call, Group, Task
 PACKAGES = ("bfcl-eval",)
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 _WHOLE = 10**9  # characters: no tool result is cut
-# Of config.rollout, what a protocol fixes; both show BFCL's own documentation of the tools. official: bfcl_eval's
-# base_handler.py. steps_30: the limit of AgentEvolver (agent_flow.py), 30 messages in the whole conversation.
+# Protocol -> the keys of config.rollout that it fixes. Both show BFCL's own documentation of the tools.
+# official: bfcl_eval's base_handler.py. steps_30: AgentEvolver's limit of 30 messages in the whole
+# conversation (agent_flow.py).
 _READING = {"malformed": "end_turn", "max_observation": _WHOLE}
 PROTOCOLS = {
     "official": {"max_steps": 20, "max_messages": 0, **_READING},
@@ -26,8 +28,11 @@ PROTOCOLS = {
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
-    """The initial states of one side of a split. settings: "toolsets" keeps only these classes (default: all).
-    apart_from: less those in which some class starts as in a scenario of that split."""
+    """Returns the initial states of a split.
+
+    settings: "toolsets" keeps only these classes (default: all). apart_from: a split. A state is left out
+    where one of its classes starts as in a scenario of that split.
+    """
     from coevolve_jax.envs.bfcl import benchmark
 
     toolsets = (settings or {}).get("toolsets")
@@ -43,10 +48,10 @@ def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from:
 
 
 def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
-    """BFCL's own tasks of one side of a split; "all" is every one.
+    """Returns BFCL's own tasks of a split; "all" is every task.
 
-    settings: "categories", some of CATEGORIES (default: base), of which the same indices are taken, since an index is
-    nearly the same task in all; "protocol", one of PROTOCOLS, for the documentation that it shows.
+    settings: "categories", some of CATEGORIES (default: base); "protocol", one of PROTOCOLS, which sets the
+    documentation of the tools. Categories share their indices: task i is nearly the same in all of them.
     """
     from coevolve_jax.envs.bfcl import benchmark
 
@@ -59,7 +64,7 @@ def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
 
 
 def tools(task: Task) -> list[dict]:
-    """Docs of the tools that `task` offers, in the form of Hugging Face chat templates (toolsets.tools)."""
+    """Returns the docs of the tools that `task` offers, for Hugging Face chat templates (toolsets.tools)."""
     from coevolve_jax.envs.bfcl import toolsets
 
     return toolsets.tools(task)
@@ -80,14 +85,14 @@ def warm_up() -> None:
 
 
 def judge(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
-    """BFCL's official multi_turn_checker (benchmark.official_check)."""
+    """Judges with BFCL's official multi_turn_checker (benchmark.official_check)."""
     from coevolve_jax.envs.bfcl import benchmark
 
     return benchmark.official_check(task_id, turns)
 
 
 def report(groups: Sequence[Group], judge) -> dict:
-    """The official score of rollouts of benchmark tasks."""
+    """Reports the official score of rollouts of benchmark tasks."""
     places = {g.task.id: g.task.id.removeprefix("multi_turn_").rpartition("_") for g in groups}
     categories = {name: category for name, (category, _, _) in places.items()}
     return {
@@ -100,7 +105,7 @@ def report(groups: Sequence[Group], judge) -> dict:
 
 
 def task_key(task: Task) -> str:
-    """Digest of what makes two tasks the same: initial state, classes in any order, reference calls per turn."""
+    """Digests what makes two tasks the same: initial state, classes in any order, reference calls by turn."""
     turns = [[call.to_json() for call in turn.calls] for turn in task.turns]
     start = task.scenario
     return digest([task.environment, sorted(start["toolsets"]), start["initial_state"], turns])

@@ -1,5 +1,4 @@
-"""BFCL's benchmark: its tasks, fixed splits of their indices, scenarios, and the official verdict
-(bfcl-eval 2026.3.23, BFCL v4)."""
+"""BFCL's benchmark (v4, bfcl-eval 2026.3.23): tasks, fixed splits, scenarios, and the official verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ CATEGORIES = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param"
 SPLITS = ("train", "evaluation", "development", "test", "sequential_train", "sequential_test")
 SPLIT_SEED = 2604
 
-# What the official inference loop says when the functions held out in multi_turn_miss_func arrive
+# The official inference loop says this when the functions held out in multi_turn_miss_func arrive
 # (bfcl_eval.constants.default_prompts.DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING).
 _ANNOUNCEMENT = "{functions}\nI have updated some more functions you can choose from. What about now?"
 _serial = itertools.count()
@@ -35,7 +34,7 @@ def _check_category(category: str) -> None:
 
 @functools.cache
 def _entries(category: str) -> dict[str, tuple[dict, list[list[str]]]]:
-    """Official entry and official answer by task id."""
+    """Returns the official entry and the official answer by task id."""
     _check_category(category)
     answers = read_data("possible_answer", f"BFCL_v4_{category}.json")
     return {
@@ -45,7 +44,7 @@ def _entries(category: str) -> dict[str, tuple[dict, list[list[str]]]]:
 
 
 def _query(entry: Mapping, turn: int, messages: Sequence[Mapping]) -> str:
-    """The user's words; where held-out functions arrive, their docs as Python text in the official sentence."""
+    """Returns the user's words. Where held-out functions arrive: the official sentence with their docs."""
     arriving = entry.get("missed_function", {}).get(str(turn), [])
     if not arriving:
         (message,) = messages
@@ -59,7 +58,7 @@ def _task(entry: Mapping, answer: Sequence[Sequence[str]], environment: str, doc
         Turn(_query(entry, i, messages), tuple(parse(text) for text in calls))
         for i, (messages, calls) in enumerate(zip(entry["question"], answer, strict=True))
     )
-    # The data's excluded_function is left aside, as by the official harness, which offers those tools too.
+    # The data's excluded_function is ignored: the official harness offers those tools too.
     announced = [name for names in entry.get("missed_function", {}).values() for name in names]
     start = entry["involved_classes"], entry["initial_config"]
     return Task(
@@ -79,18 +78,21 @@ def _tasks(category: str, documents: str) -> tuple[Task, ...]:
 
 
 def load(category: str = "multi_turn_base", documents: str = "") -> list[Task]:
-    """The 200 tasks of a category; task i has the id "<category>_<i>". documents: see `scenario.scenario`.
-    ValueError for an unknown category."""
+    """Returns the 200 tasks of a category. Task i has the id "<category>_<i>".
+
+    documents: see `scenario.scenario`. ValueError for an unknown category.
+    """
     return list(_tasks(category, documents))
 
 
 @functools.cache
 def split(name: str) -> frozenset[int]:
-    """Indices (0 to 199, in every category) of one side of a fixed split.
+    """Returns the indices (0 to 199, in every category) of one side of a fixed split.
 
-    train, evaluation: 25 of each block of 50, a block being one main class. development, test: every second index of
-    evaluation; what is tuned or judged on the way uses development, so that test is read once. sequential_*: first
-    and second half, which hold different classes; other work uses it. ValueError for an unknown name.
+    train, evaluation: 25 of each block of 50; a block has one main class.
+    development, test: every second index of evaluation. Tuning uses development, so that test is read once.
+    sequential_train, sequential_test: first and second half, which hold different classes. Other papers use
+    it. ValueError for an unknown name.
     """
     import numpy as np  # here, so that workers start without it
 
@@ -113,9 +115,9 @@ def split(name: str) -> frozenset[int]:
 def scenarios(
     split_name: str, toolsets: Sequence[str] | None = None, category: str = "multi_turn_base"
 ) -> list[Task]:
-    """Bare scenarios of one side of a split: initial states and tools without user turns.
+    """Returns the bare scenarios of one side of a split: initial states and tools without user turns.
 
-    toolsets: keep only these (None: all); scenarios left without any are dropped. Ids: "scenario_17", or
+    toolsets: keeps only these (None: all) and drops scenarios that have none left. Ids are "scenario_17", or
     "scenario_long_context_17" and the like outside multi_turn_base. ValueError for unknown names.
     """
     documented(toolsets or ())
@@ -131,15 +133,15 @@ def scenarios(
 
 
 def starts(scenario: Task) -> set[str]:
-    """The initial state of each tool class, as text: BFCL repeats some of them across its entries."""
+    """Returns the initial state of each tool class, as text. BFCL repeats some of them across its entries."""
     state = scenario.scenario["initial_state"]
     return {json.dumps([t, state.get(t)], sort_keys=True) for t in scenario.scenario["toolsets"]}
 
 
 def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> dict:
-    """BFCL's own verdict on the calls turns[turn][step][call] that were made for a benchmark task.
+    """Gives BFCL's own verdict on the calls turns[turn][step][call] for a benchmark task.
 
-    Returns {"valid": bool, "error_type": str, "error_message": str}, the strings empty where valid. Fewer
+    Returns {"valid": bool, "error_type": str, "error_message": str}; the strings are empty where valid. Fewer
     turns than the task has count as force-terminated. ValueError for an unknown task id or too many turns.
     """
     category = task_id.rpartition("_")[0]
@@ -155,7 +157,7 @@ def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> d
             "error_type": "multi_turn:force_terminated",
             "error_message": f"{len(turns)} of {len(answer)} turns were finished.",
         }
-    # The official executor keeps worlds under this name for ever: it must be new, an identifier, and cleared.
+    # The official executor keeps worlds in its globals by this name: it must be new, and cleared afterwards.
     model = f"model{next(_serial)}"
     allowed = documented(entry["involved_classes"])
     decoded = [[[_render_or_refuse(call, allowed) for call in step] for step in turn] for turn in turns]
@@ -174,8 +176,11 @@ def official_check(task_id: str, turns: Sequence[Sequence[Sequence[Call]]]) -> d
 
 @contextlib.contextmanager
 def _sharing_undone() -> Iterator[None]:
-    """What BFCL's worlds share within a process, default arguments and long-context extensions, is afterwards as it
-    was: the official executor lets calls change it, and the next verdict and the next world would see that."""
+    """Restores, after its body, the values that BFCL's worlds share within a process.
+
+    These are default arguments and long-context extensions. The official executor lets calls change them, and
+    the next verdict and the next world would see the changes.
+    """
     shared = [value for tool in documented(TOOLSETS).values() for value in tool.defaults.values()]
     shared += [v for n, v in vars(long_context).items() if n.isupper() and isinstance(v, (list, dict))]
     before = copy.deepcopy(shared)
@@ -189,7 +194,7 @@ def _sharing_undone() -> Iterator[None]:
 
 
 def _render_or_refuse(call: Call, allowed: Container[str]) -> str:
-    """A call that is not allowed or not plain becomes one to which the official executor answers an error."""
+    """Renders a call. A call that is not allowed or not plain becomes one that the executor rejects."""
     try:
         return render(call) if isinstance(call.name, str) and call.name in allowed else "refused_call()"
     except ValueError:

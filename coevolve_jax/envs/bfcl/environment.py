@@ -1,5 +1,8 @@
-"""BFCL's worlds: states, grading and fingerprints. Turns are graded with BFCL's own comparisons of states and
-responses. Every worker process imports this file: no jax, no numpy."""
+"""BFCL's worlds: states, grading and fingerprints.
+
+BFCL's own comparisons of states and responses grade the turns. Every worker process imports this file: it
+must import neither jax nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ ENVIRONMENTS = ("bfcl", "bfcl_long_context")
 
 
 def _build(task: Task) -> dict[str, Any]:
-    """Instances by class name in the initial state of the task, sharing nothing with it or with others."""
+    """Builds instances by class name in the task's initial state. They share nothing with the task."""
     long_context = task.environment == "bfcl_long_context"
     world = {}
     for toolset in task.scenario["toolsets"]:
@@ -26,14 +29,17 @@ def _build(task: Task) -> dict[str, Any]:
         if toolset not in backend.STATELESS_CLASSES:
             start = copy.deepcopy(task.scenario["initial_state"].get(toolset, {}))
             instance._load_scenario(start, long_context=long_context)
-        # The long-context extensions are module globals that instances would change in place.
+        # The long-context extensions are module globals, which instances would change in place.
         world[toolset] = copy.deepcopy(instance) if long_context else instance
     return world
 
 
 def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
-    """Text that is equal for values that compare equal: 1 == 1.0 == True, dicts and sets have no order,
-    directories ignore their parent. A directory that contains itself refers upwards."""
+    """Returns text that is equal for values that compare equal.
+
+    1 == 1.0 == True, dicts and sets have no order, directories ignore their parent. A directory that contains
+    itself refers upwards.
+    """
     if isinstance(value, str):
         return repr(value)
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -54,7 +60,7 @@ def _canonical(value: Any, above: tuple[int, ...] = ()) -> str:
 
 
 class Environment:
-    """One BFCL world and, for grading, the world that the reference calls lead to."""
+    """One BFCL world. For grading it also holds the world that the reference calls lead to."""
 
     def reset(self, task: Task) -> None:
         """Builds the task's initial state. ValueError: unknown environment or toolset, unusable state."""
@@ -77,7 +83,7 @@ class Environment:
         self._turns = Turns(task)
 
     def step(self, call: Call) -> Observation:
-        """Executes one call; whatever is wrong with it comes back as {"error": ...}."""
+        """Executes one call. Any mistake in it comes back as {"error": ...}."""
         observation = execute(self._world, self._allowed, call)
         self._called = True
         self._results.append(observation.text)
@@ -89,7 +95,7 @@ class Environment:
         self._called = False
 
     def _grade(self, turn: Turn) -> str:
-        """Official error type, or "" when the turn passes. The results of all turns so far count."""
+        """Returns the official error type, "" where the turn passes. Results of earlier turns count too."""
         if self._reference is None:
             self._reference = _build(self._task)
         expected = [execute(self._reference, self._allowed, call).text for call in turn.calls]
@@ -106,11 +112,11 @@ class Environment:
         return "" if verdict["valid"] else verdict["error_type"]
 
     def score(self) -> Outcome:
-        """Reward 1 when all turns ended and passed. ValueError for a bare scenario, which has no reference."""
+        """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
         return self._turns.outcome()
 
     def fingerprint(self) -> str:
-        """sha256 of the public attributes of all instances: equal where state_checker finds them equal."""
+        """Hashes (sha256) the instances' public attributes: equal where state_checker finds them equal."""
         public = {
             name: {k: v for k, v in vars(instance).items() if not k.startswith("_")}
             for name, instance in self._world.items()

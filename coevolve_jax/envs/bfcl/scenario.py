@@ -1,4 +1,4 @@
-"""What Task.scenario holds in this family."""
+"""The contents of Task.scenario in this family."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ def scenario(
     announced: Sequence[str] = (),
     documents: str = "",
 ) -> dict:
-    """The scenario of a BFCL task. toolsets: names of the classes offered. initial_state: by class.
+    """Returns the scenario of a BFCL task.
 
-    excluded: tools of those classes that are withheld: neither offered nor callable. announced: tools that are not
-    offered, but told of in a later turn (multi_turn_miss_func); callable all the time, as in the official executor.
-    documents: "official" is BFCL's own documentation as its Qwen handler shows it; "" is JSON schema.
+    toolsets: names of the classes that are offered. initial_state: by class.
+    excluded: withheld tools of those classes, neither offered nor callable.
+    announced: tools that only a later turn offers (multi_turn_miss_func). As in the official executor, they
+        are callable all the time.
+    documents: "official" shows BFCL's own documentation as its Qwen handler does; "" shows JSON schema.
     """
     rarer = {"announced": list(announced), "documents": documents}
     return {

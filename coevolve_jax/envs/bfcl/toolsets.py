@@ -1,7 +1,7 @@
-"""BFCL's tools: their documentation, their whitelist, and how one call is bound and executed.
+"""BFCL's tools: their documentation, their whitelist, and the execution of one call.
 
-A tool is called by its whitelisted name on the instance of its class; no text
-of the model is ever evaluated. See environment.py for worlds, grading and the benchmark.
+A tool is called by its whitelisted name on the instance of its class. No text of the model is ever evaluated.
+See environment.py for worlds and grading.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TOOLSETS = (
     "TravelAPI",
     "VehicleControlAPI",
 )
-# TravelAPI.verify_traveler_information computes an age from today's date. The day of the
-# package's release stands for today, so that a task has the same answer next year.
+# TravelAPI.verify_traveler_information computes an age from today's date. The day of the package's release
+# stands for today, so that a task has the same answer next year.
 TODAY = datetime.datetime(2026, 3, 23)
 
 _HINT = " Note that the provided function is in Python 3 syntax."
@@ -57,9 +57,12 @@ _JSON_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A documented method. doc: for Hugging Face chat templates. official: as it stands in BFCL's data. parameters:
-    names in the order of the method's signature, which is not always the doc's. defaults: the mutable default values,
-    which the tools would share between worlds."""
+    """A documented method.
+
+    doc: for Hugging Face chat templates. official: the doc in BFCL's data. parameters: names in the order of
+    the method's signature, which is not always the doc's order. defaults: mutable default values, which
+    worlds would share.
+    """
 
     name: str
     toolset: str
@@ -78,7 +81,7 @@ class _Clock(datetime.datetime):
 
 @functools.cache
 def load_class(toolset: str) -> type:
-    """BFCL's class of that name, with the clock stopped where it would decide a result."""
+    """Returns BFCL's class of that name. Its clock is stopped where it would change a result."""
     module = importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[toolset])
     if toolset == "TravelAPI":
         vars(module)["datetime"] = _Clock
@@ -86,13 +89,13 @@ def load_class(toolset: str) -> type:
 
 
 def read_data(*path: str) -> list[dict]:
-    """A JSON-lines file of bfcl_eval/data."""
+    """Reads a JSON-lines file of bfcl_eval/data."""
     text = importlib.resources.files("bfcl_eval").joinpath("data", *path).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
 def _schema(schema: Mapping) -> dict:
-    """BFCL's parameter doc as JSON schema."""
+    """Converts BFCL's parameter doc to JSON schema."""
     out = dict(schema)
     if "type" in out:
         out["type"] = _JSON_TYPES.get(out["type"], out["type"])
@@ -105,7 +108,7 @@ def _schema(schema: Mapping) -> dict:
 
 @functools.cache
 def _toolset(toolset: str) -> dict[str, Tool]:
-    """Tools by name, in the order of the documentation: documented public methods and nothing else."""
+    """Returns the documented public methods by name, in the order of the documentation."""
     tools = {}
     for doc in read_data("multi_turn_func_doc", backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[toolset]):
         name = doc["name"]
@@ -131,7 +134,7 @@ def _toolset(toolset: str) -> dict[str, Tool]:
 
 
 def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
-    """Tools by name, in the order of `toolsets` and of BFCL's documentation. ValueError: unknown toolset."""
+    """Returns tools by name, in the order of `toolsets` and BFCL's docs. ValueError: unknown toolset."""
     unknown = [name for name in toolsets if name not in TOOLSETS]
     if unknown:
         raise ValueError(f"Unknown toolset {unknown[0]!r}: use some of {', '.join(TOOLSETS)}.")
@@ -139,11 +142,11 @@ def documented(toolsets: Iterable[str]) -> dict[str, Tool]:
 
 
 def tools(task: Task) -> list[dict]:
-    """Docs of the tools that `task` offers, in the form of Hugging Face chat templates or, where its scenario says so,
-    BFCL's own with the suffix that its harness adds (bfcl_eval.utils.add_language_specific_hint_to_function_doc).
+    """Returns the docs of the tools that `task` offers, in the form of Hugging Face chat templates.
 
-    Order: the scenario's toolsets, then BFCL's documentation. The dicts are shared: do not change them.
-    Raises ValueError for an unknown toolset.
+    Where the scenario says so, they are BFCL's own docs with the suffix of its harness
+    (bfcl_eval.utils.add_language_specific_hint_to_function_doc). They are ordered by the scenario's toolsets,
+    then by BFCL's documentation. The dicts are shared: do not change them. ValueError for an unknown toolset.
     """
     start = task.scenario
     hidden = {*start["excluded"], *start.get("announced", ())}
@@ -157,14 +160,14 @@ def tools(task: Task) -> list[dict]:
 
 
 def _bind(allowed: Mapping[str, Tool], call: Call) -> tuple[Tool, dict]:
-    """The tool and the keyword arguments of a call; ValueError says what the model wrote wrong."""
+    """Returns the tool and the keyword arguments of a call. ValueError says what the model wrote wrong."""
     arguments = bind(call, allowed)
     tool = allowed[call.name]
     return tool, {**copy.deepcopy(tool.defaults), **arguments}
 
 
 def _result_text(result: Any) -> str:
-    """A tool's result as the official executor renders it (multi_turn_utils.execute_multi_turn_func_call)."""
+    """Renders a tool's result like the official executor (multi_turn_utils.execute_multi_turn_func_call)."""
     if type(result) is dict:
         try:
             return json.dumps(result)
@@ -174,7 +177,7 @@ def _result_text(result: Any) -> str:
 
 
 def _refused(result: Any) -> bool:
-    """Tools report a refusal as {"error": ...}, as a list of one such dict, or as ["Error: ..."]."""
+    """Recognises a tool's refusal: {"error": ...}, a list of one such dict, or ["Error: ..."]."""
     if isinstance(result, list) and len(result) == 1:
         result = result[0]
         if isinstance(result, str):
@@ -184,7 +187,7 @@ def _refused(result: Any) -> bool:
 
 def execute(world: Mapping[str, Any], allowed: Mapping[str, Tool], call: Call) -> Observation:
     """Calls the tool on the instance of its class (`world`: instances by class name). Never raises."""
-    # MathAPI sets these process-wide; the next world must not see it.
+    # MathAPI changes these two process-wide settings; the next world must not see that.
     mpmath.mp.dps = 15
     decimal.setcontext(decimal.Context())
     try:
@@ -196,14 +199,17 @@ def execute(world: Mapping[str, Any], allowed: Mapping[str, Tool], call: Call) -
         return Observation(_result_text(result), error=_refused(result))
     except RecursionError:  # its own message depends on how deep the caller's stack is
         problem = "maximum recursion depth exceeded"
-    except Exception as error:  # whatever a tool raises is the model's doing, as in the official executor
+    except Exception as error:  # any exception of a tool is the model's fault, as in the official executor
         problem = str(error)
     return Observation(json.dumps({"error": f"Error during execution: {problem}"}), error=True)
 
 
 def parse(text: str) -> Call:
-    """BFCL's notation "mv(source='a', destination='b')" as a Call. Positional arguments get the names of the
-    method's signature. ValueError for an unknown tool and for anything but literals."""
+    """Parses BFCL's notation "mv(source='a', destination='b')".
+
+    Positional arguments get the names in the method's signature. ValueError for an unknown tool and for
+    anything but literals.
+    """
     try:
         node = cast(Any, ast.parse(text, mode="eval").body)  # AttributeError where it is no call
         tool = documented(TOOLSETS)[node.func.id]
@@ -219,8 +225,11 @@ def parse(text: str) -> Call:
 
 
 def render(call: Call) -> str:
-    """A Call in BFCL's notation. The official checker evaluates this text, so it raises ValueError for all
-    but a documented tool, identifiers as parameter names and plain JSON values."""
+    """Renders a Call in BFCL's notation.
+
+    The official checker evaluates this text. So ValueError for anything but a documented tool, identifiers as
+    parameter names and plain JSON values.
+    """
     if not isinstance(call.name, str) or call.name not in documented(TOOLSETS):
         raise ValueError("The call names no tool of BFCL.")
     arguments = plain(call.arguments)

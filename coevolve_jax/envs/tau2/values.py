@@ -1,4 +1,4 @@
-"""What a user of tau2 could name: values by the tools' parameters, for explorers to begin with."""
+"""Values that a user of tau2 could name, by the tools' parameters. Explorers begin with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ EXPRESSIONS = ["(120 + 85.5) * 2", "240 / 4", "1000 - 327.25"]
 
 
 def values(domain: str, database: Any, phone_number: str | None = None) -> dict[str, list]:
-    """By the name of a parameter, values that its tools may take in the initial state. phone_number: telecom's user's."""
+    """Returns values that tools may take in the initial state, by the name of their parameter.
+
+    phone_number: of telecom's user.
+    """
     found: Callable[..., dict] = {"telecom": _telecom, "retail": _retail, "airline": _airline}[domain]
     return {
         k: list({str(v): v for v in some}.values())

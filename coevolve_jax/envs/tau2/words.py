@@ -1,4 +1,4 @@
-"""How a user asks for the tools whose documentation speaks to somebody else, or too long."""
+"""A user's words for tools whose documentation addresses somebody else, or is too long."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORDS = {
 
 
 def wording(call: Call) -> str:
-    """What a user says; "" for other tools, and for other arguments than the words have a place for."""
+    """Returns a user's words for a call, "" for tools without words or arguments that do not fit them."""
     words = WORDS.get(call.name, "")
     if not words or set(re.findall(r"{(\w+)}", words)) != set(call.arguments):
         return ""

@@ -1,4 +1,4 @@
-"""One world of a tau2 domain: the package's own environment and tools, over records of its own, called by a model."""
+"""One world of a tau2 domain: the package's environment and tools over records of its own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coevolve_jax.envs.tau2.package import load
 from coevolve_jax.envs.tau2.protocol import SOLO, TELL_USER
 from coevolve_jax.types import Call, Observation
 
-# How the user's tools refuse: in words, not by an exception.
+# The user's tools refuse in words, not by an exception.
 REFUSED = re.compile(r"(Cannot|Error|Failed|No active|VPN already|You do not have|App '.*' not found)\b")
 
 
 @functools.cache
 def original(domain: str) -> Any:
-    """The package's own environment of a domain, from which worlds are copied: nobody calls its tools."""
+    """Returns the package's environment of a domain. Worlds are copied from it; nobody calls its tools."""
     environment = load(f"domains.{domain}.environment").get_environment
     return environment(solo_mode=True) if domain in SOLO else environment()
 
@@ -39,7 +39,7 @@ def _tools(domain: str) -> dict[str, Any]:
 
 @functools.cache
 def documented(domain: str) -> list[dict]:
-    """Function schemas of a domain's tools, in the package's order."""
+    """Returns the function schemas of a domain's tools, in the package's order."""
     return [simplified(tool.openai_schema) for tool in _tools(domain).values()]
 
 
@@ -49,8 +49,10 @@ def _signatures(domain: str) -> dict:
 
 
 def simplified(schema: Any, definitions: dict | None = None) -> Any:
-    """A schema without titles, references and alternatives. Of several (a record or any object, one of some words or any
-    text) the first is kept, which says most."""
+    """Returns a schema without titles, references and alternatives.
+
+    The first alternative stays: it says most (a record, not any object; some words, not any text).
+    """
     if isinstance(schema, list):
         return [simplified(item, definitions) for item in schema]
     if not isinstance(schema, dict):
@@ -67,10 +69,14 @@ def simplified(schema: Any, definitions: dict | None = None) -> Any:
 
 
 def environment(domain: str, user_id: str = "", solo_mode: bool = False) -> Any:
-    """An environment of the package in its initial state, sharing nothing that its tools change.
+    """Returns an environment of the package in its initial state. It shares nothing that its tools change.
 
-    Three things are ours: records are copied when they are touched, `calculate` evaluates nothing, and a new bill has the
-    next number, not a random one. solo_mode: whether the agent may call the user's tools.
+    Three things differ from the package:
+    * Records are copied when they are touched.
+    * `calculate` does not use eval.
+    * A new bill has the next number instead of a random one.
+
+    solo_mode: whether the agent may call the user's tools.
     """
     first = original(domain)
     tools = type(first.tools)(records.copied(first.tools.db, domain, user_id))
@@ -98,12 +104,17 @@ def _number_bills(tools: Any) -> None:
 
 
 class World:
-    """messages: what was said and called so far, as the package's evaluators take it; calls that were refused before they
-    reached a tool are not among them."""
+    """One world of a domain.
+
+    messages: the messages and calls so far, as the package's evaluators take them. Calls that were refused
+    before they reached a tool are left out.
+    """
 
     def __init__(self, domain: str, user_id: str = "", actions: Sequence[dict] = (), tells: bool = False):
-        """actions: how the package brings about the initial state (its initialization_actions). tells: whether there is
-        a user who can be told something."""
+        """actions: the package's initialization_actions, which build the initial state.
+
+        tells: whether there is a user to send messages to.
+        """
         self._domain, self._user_id, self._tells = domain, user_id, tells
         self._environment = environment(domain, user_id, domain in SOLO)
         action = load("data_model.tasks").EnvFunctionCall
@@ -111,7 +122,7 @@ class World:
         self.messages: list[Any] = []
 
     def call(self, call: Call) -> Observation:
-        """What a tool answers, in the package's words."""
+        """Calls a tool and returns its answer in the package's words."""
         message = load("data_model.message")
         try:
             if self._tells and call.name == TELL_USER["function"]["name"]:
@@ -131,7 +142,7 @@ class World:
         return Observation(answer.content, error=answer.error or bool(REFUSED.match(answer.content)))
 
     def _arguments(self, call: Call) -> dict:
-        """The arguments of a call, of the types that its tool asks for: tau2's tools would store whatever they are given."""
+        """Returns a call's arguments, checked for the tool's types: tau2's tools would store any value."""
         arguments = bind(call, _signatures(self._domain))
         _tools(self._domain)[call.name].params.model_validate_json(json.dumps(arguments), strict=True)
         return arguments
@@ -142,7 +153,7 @@ class World:
 
     @property
     def phone_number(self) -> str | None:
-        """Telecom's user's; None elsewhere."""
+        """The phone number of telecom's user; None in other domains."""
         user = self._environment.user_tools
         return user and user.db.surroundings.phone_number
 
@@ -152,7 +163,7 @@ class World:
 
 
 def begin(scenario: Mapping[str, Any]) -> World:
-    """A world in the initial state of a scenario."""
+    """Opens a world in the initial state of a scenario."""
     domain = scenario["domain"]
     tells = "official" in scenario and domain not in SOLO
     return World(domain, scenario.get("user_id", ""), scenario.get("actions", ()), tells)

@@ -1,7 +1,7 @@
-"""The one tool of a text adventure, `act(command)`: what a command may be, its verb, and how a user would say it.
+"""The one tool of a text adventure, `act(command)`: valid commands, their verbs, and a user's words for them.
 
-A command goes to the game's own parser and nowhere else. Only the verbs that change or show the world get there: the
-interpreter's own commands (save, restore, undo, quit and TextWorld's debugging commands) are no verbs of these games.
+A command goes to the game's own parser and nowhere else. Only verbs that change or show the world get there.
+The interpreter's own commands (save, restore, undo, quit, TextWorld's debugging commands) are no such verbs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from coevolve_jax.envs.calls import bind, short, signatures
 from coevolve_jax.types import Call
 
 VERBS = (
-    "look", "inventory", "examine", "go", "open", "close", "take", "drop", "put", "insert", "lock", "unlock", "eat"
+    "look", "inventory", "examine", "go", "open", "close", "take", "drop", "put", "insert", "lock", "unlock",
+    "eat"
 )  # fmt: skip
 MAX_COMMAND = 100  # characters
-SEPARATORS = frozenset(("and", "then"))  # with which the parser reads several commands in one
+SEPARATORS = frozenset(("and", "then"))  # the parser splits a text into several commands at these words
 ACT = {
     "type": "function",
     "function": {
         "name": "act",
         "description": "Does one thing in the house. A command is a verb and what it is about: "
-        "look, inventory, examine X, go DIRECTION, open X, close X, take X, take X from Y, drop X, put X on Y, "
-        "insert X into Y, lock X with Y, unlock X with Y, eat X.",
+        "look, inventory, examine X, go DIRECTION, open X, close X, take X, take X from Y, drop X, "
+        "put X on Y, insert X into Y, lock X with Y, unlock X with Y, eat X.",
         "parameters": {
             "type": "object",
             "properties": {"command": {"type": "string", "description": "One command."}},
@@ -36,7 +37,7 @@ _SECOND = re.compile(r" (from|on|into|with) (?!the )")
 
 
 def read(call: Call) -> str:
-    """The command of a call, with single spaces. ValueError says in one sentence what is wrong with it."""
+    """Returns the command of a call, with single spaces. ValueError says in one sentence what is wrong."""
     command = bind(call, _SIGNATURES)["command"]
     if not isinstance(command, str):
         raise ValueError("The command must be text.")
@@ -53,7 +54,7 @@ def read(call: Call) -> str:
 
 
 def verb(call: Call) -> str:
-    """The verb of a call; "" for one that gives no command."""
+    """Returns the verb of a call, "" for a call without a valid command."""
     try:
         return read(call).split()[0].lower()
     except ValueError:
@@ -61,7 +62,7 @@ def verb(call: Call) -> str:
 
 
 def wording(call: Call) -> str:
-    """A command as a user says it: "take apple from table" is "take the apple from the table"."""
+    """Says a command as a user does: "take apple from table" becomes "take the apple from the table"."""
     try:
         command = read(call)
     except ValueError:

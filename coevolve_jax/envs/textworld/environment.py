@@ -1,4 +1,4 @@
-"""One TextWorld game as a world: text in, text out, and the facts that hold."""
+"""One TextWorld game as a world: text in, text out, and the facts that hold in it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from coevolve_jax.envs.turns import Turns
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
 MAX_SAID = 1000  # characters of an answer
-DONE = " - succeeded]"  # in the trace of a game's actions
+DONE = " - succeeded]"  # marks an action that worked in the game's trace of actions
 _END = re.compile(r"\*\*\* (?:The End|You lost!) \*\*\*")
 
 
 class Game:
-    """A game that is played. facts: what holds, such as "in(apple: f, fridge: c)". won: whether its own goal is
-    reached."""
+    """A game in progress.
+
+    facts: the facts that hold, such as "in(apple: f, fridge: c)". won: whether its own goal was reached.
+    """
 
     def __init__(self, name: games.Name):
         self._game = games.begin(name)
@@ -32,11 +34,11 @@ class Game:
 
     @property
     def commands(self) -> list[str]:
-        """What would be done now."""
+        """The commands that the game accepts now."""
         return [] if self.ended else list(self._state.admissible_commands)
 
     def act(self, call: Call) -> Observation:
-        """What a command does. One that is none, or that the game refuses, is answered by an error."""
+        """Executes a command. An invalid one, or one that the game refuses, gets an error observation."""
         try:
             command = read(call)
             if self.ended:
@@ -55,18 +57,21 @@ class Game:
 
 
 def clean(feedback: str) -> str:
-    """The game's words in one line, without prompt and status line; its end without the count of turns."""
+    """Returns the game's words in one line, without prompt, status line and the final count of turns."""
     said = feedback.rpartition("\n>")[0] or feedback
     end = _END.search(said)
     return " ".join((said[: end.end()] if end else said).split())[:MAX_SAID]
 
 
 class Environment:
-    """A turn with reference calls is passed where the facts that they gain hold, and what they were told without
-    changing anything was told. A turn of a game's own quest is passed where the game is won."""
+    """One rollout's world. The turn of a game's own quest passes where the game is won.
+
+    Another turn passes on two conditions. All facts that its reference calls gain hold. And each of their
+    answers that came without a change of facts was also an answer to the agent.
+    """
 
     def reset(self, task: Task) -> None:
-        """ValueError where the game was not made."""
+        """Starts the game from its beginning. ValueError where the game was not made."""
         self._name = games.Name(**task.scenario)
         self._game = Game(self._name)
         self._reference: Game | None = None
@@ -79,7 +84,7 @@ class Environment:
         return observation
 
     def options(self) -> list[Call]:
-        """Calls that the game would not refuse now."""
+        """Returns the calls that the game accepts now."""
         return [Call("act", {"command": command}) for command in self._game.commands]
 
     def end_turn(self) -> None:
@@ -87,7 +92,7 @@ class Environment:
         self._turns.end(self._grade)
 
     def _grade(self, turn: Turn) -> str:
-        """Why the turn is not passed; "" where it is."""
+        """Returns why the turn fails, "" where it passes."""
         if self._name.quest:
             return "" if self._game.won else "quest_not_won"
         if self._reference is None:
@@ -98,7 +103,7 @@ class Environment:
         return "" if set(told) <= set(self._told) else "answer_missing"
 
     def score(self) -> Outcome:
-        """Reward 1 when all turns ended and passed. ValueError for a bare scenario."""
+        """Returns reward 1 where all turns ended and passed. ValueError for a bare scenario."""
         return self._turns.outcome()
 
     def fingerprint(self) -> str:
@@ -111,8 +116,10 @@ class Environment:
 
 
 def gains(game: Game, turn: Turn) -> tuple[frozenset[str], list[str]]:
-    """Plays a turn's reference calls: the facts that hold after it and not before, and the answers of the calls that
-    changed nothing."""
+    """Plays a turn's reference calls.
+
+    Returns the facts that hold after them and not before, and the answers of the calls that changed no fact.
+    """
     before, told = game.facts, []
     for call in turn.calls:
         held, said = game.facts, game.act(call).text
@@ -123,7 +130,7 @@ def gains(game: Game, turn: Turn) -> tuple[frozenset[str], list[str]]:
 
 @functools.cache
 def beginning(name: games.Name) -> str:
-    """Digest of the facts that hold when a game begins."""
+    """Digests the facts that hold when a game begins."""
     game = Game(name)
     game.close()
     return digest(sorted(game.facts))

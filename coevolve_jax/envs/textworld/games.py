@@ -1,4 +1,4 @@
-"""TextWorld's games by level and seed: made by its generator, compiled by Inform 7, kept where its packages are."""
+"""TextWorld's games by level and seed: generated, compiled by Inform 7, stored beside TextWorld itself."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # the packages are there where games are made and played
+if TYPE_CHECKING:  # only interpreters that make and play games have the package
     import textworld
 
-# In the virtual environment that has TextWorld: another version of it makes other games.
+# Games live in the virtual environment of their TextWorld: another version makes other games.
 FOLDER = Path(sys.prefix) / "games"
 
 
 class Name(NamedTuple):
-    """A game. level: from 1; how large the house is, how full, and how long the way to the quest's goal. seed: the
-    generator's. quest: whether it ends when that goal is reached; otherwise the same house has no goal and no end."""
+    """The name of a game.
+
+    level: from 1. It sets the number of rooms and objects and the length of the quest. seed: the generator's.
+    quest: whether the game ends when its goal is reached. Without it, the same house has no goal and no end.
+    """
 
     level: int
     seed: int
@@ -33,7 +36,7 @@ class Name(NamedTuple):
 
 
 def make_missing(names: Iterable[Name]) -> None:
-    """Makes the games that are not there yet, as many at once as there are cores: a few seconds each."""
+    """Makes the missing games, one per core at a time. Each takes a few seconds."""
     missing = [name for name in names if not name.path.exists()]
     if missing:
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -42,7 +45,10 @@ def make_missing(names: Iterable[Name]) -> None:
 
 
 def make(name: Name) -> None:
-    """One game: what plays (.z8) and what it is made of (.json). Whoever looks finds it whole or not at all."""
+    """Makes one game: the program (.z8) and its description (.json).
+
+    Both are moved into place whole, the program last: `make_missing` looks for it.
+    """
     from textworld import generator
 
     options = _options(name)
@@ -54,7 +60,10 @@ def make(name: Name) -> None:
 
 
 def house(name: Name) -> textworld.Game:
-    """What a game is made of, by the generator: the same in every process whose PYTHONHASHSEED is 0, as a worker's is."""
+    """Generates the description of a game.
+
+    It is the same in every process whose PYTHONHASHSEED is 0, which workers have.
+    """
     from textworld import generator
 
     game = generator.make_game(_options(name))
@@ -75,11 +84,11 @@ def _options(name: Name) -> textworld.GameOptions:
 
 
 def begin(name: Name) -> textworld.Environment:
-    """The game, to be reset. ValueError where it was not made."""
+    """Opens the game; the caller resets it. ValueError where it was not made."""
     if not name.path.exists():
         raise ValueError(
-            f"There is no game {name.path.name} in {FOLDER}: make textworld makes games, and so does asking the family for "
-            "the scenarios of its split."
+            f"There is no game {name.path.name} in {FOLDER}: make textworld makes games, "
+            "and so does asking the family for the scenarios of its split."
         )
     from textworld import EnvInfos, start
 
@@ -90,7 +99,7 @@ def begin(name: Name) -> textworld.Environment:
 
 @functools.cache
 def quest(name: Name) -> tuple[str, tuple[str, ...]]:
-    """The objective in the game's own words, and the commands that reach it."""
+    """Returns the objective in the game's own words, and the commands that reach it."""
     from textworld import Game
 
     game = Game.load(str(name.path.with_suffix(".json")))

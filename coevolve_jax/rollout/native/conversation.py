@@ -1,4 +1,4 @@
-"""What the in-process engine knows of a conversation."""
+"""The in-process engine's record of a conversation."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from coevolve_jax.rollout.engine import Request
 if TYPE_CHECKING:
     from coevolve_jax.rollout.native.grammar import Answer
 
-NOWHERE = -1  # the row of a conversation that has none
+NOWHERE = -1  # marks a conversation without a row
 
 
 @dataclasses.dataclass
 class Conversation:
-    """What is known of a conversation.
+    """The record of a conversation.
 
-    ids: int32, all its tokens. prompt: those that it came with but the last; ids begin with them. request: what it is
-    answering, or has answered last. row: of the cache; where that is of pages, the row of this tick. cached: how many of the
-    ids have their keys there. part, pages: where they lie (`page_store.py`).
-    logprobs, versions: of the tokens sampled since. routing: of the first ids, int16 [n, A, K], where it was recorded with
-    weights that there are no more, or in pages that it has lost.
+    request: the request that it answers, or has answered last. ids: int32, all its tokens.
+    prompt: the tokens that it came with, without the last; ids begin with them.
+    row: its row of the cache; in a cache of pages, its row in this tick.
+    cached: the number of ids whose keys are in the cache.
+    part, pages: where these keys lie, in a cache of pages (`page_store.py`).
+    answered: whether the request has its answer. logprobs, versions: of the tokens sampled for the request.
+    routing: int16 [n, A, K], the experts of the first n ids. It is saved when the answer ends, new weights
+        come, or its pages are lost.
+    answer: the state of an answer to a schema.
     """
 
     request: Request
@@ -44,7 +48,7 @@ class Conversation:
         return cls(request, request.ids, request.ids[:-1])
 
     def begin(self, request: Request) -> None:
-        """Keeps the keys of the tokens that the request's ids begin with, of all but the last at most."""
+        """Begins a new request. Keeps the keys of the common prefix, but never that of the last id."""
         known = min(self.cached, len(request.ids) - 1)
         other = np.flatnonzero(self.ids[:known] != request.ids[:known])
         self.cached = int(other[0]) if len(other) else known
@@ -55,12 +59,12 @@ class Conversation:
 
     @property
     def left(self) -> int:
-        """Tokens that the request's budget still allows."""
+        """The number of tokens that the request's budget still allows."""
         return len(self.request.ids) + self.request.sampling.max_new_tokens - len(self.ids)
 
     @property
     def finish(self) -> str:
-        """Completion.finish, or "" where its message goes on."""
+        """Completion.finish, or "" where the message goes on."""
         if self.answer and self.answer.failure:
             return "abort"
         if len(self.ids) > len(self.request.ids) and self.ids[-1] in self.request.sampling.stop_ids:
@@ -68,12 +72,12 @@ class Conversation:
         return "" if self.left > 0 else "length"
 
     def remember(self, experts: np.ndarray) -> None:
-        """Takes the experts of its tokens in the cache, int16 [cached, A, K], where it does not know them yet."""
+        """Saves the experts of its tokens in the cache, int16 [cached, A, K]. Known ones stay as they are."""
         known = experts[:0] if self.routing is None else self.routing
         self.routing = np.concatenate([known, experts[len(known) :]])
 
     def extend(self, ids: np.ndarray, logprobs: np.ndarray, version: int) -> None:
-        """Takes what was sampled; the last one's keys are not cached yet."""
+        """Appends sampled tokens. The keys of the last one are not cached yet."""
         self.ids = np.concatenate([self.ids, ids])
         self.cached = len(self.ids) - 1
         self.logprobs.append(logprobs)

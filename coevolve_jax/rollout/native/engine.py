@@ -1,15 +1,15 @@
-"""The in-process JAX engine: a KV cache that is kept across turns, and conversations that come and go in it.
+"""The in-process JAX engine: a KV cache that stays across turns, and conversations that come and go in it.
 
-Where a conversation lies in the cache is its store's: in a row of its own (row_store.py), or in pages (page_store.py). The
-engine works in ticks, of these kinds of programs (programs.py):
+A store places conversations in the cache: in a row each (row_store.py), or in pages (page_store.py). The
+engine works in ticks, which run these programs (programs.py):
 
-  fit      a cache of rows gets other numbers of rows or columns
-  copy     a prompt that another conversation has too is copied from its row; of pages it is shared
-  feed     the tokens that nobody sampled, all but the last, a chunk of FEED rows at a time
-  decode   all rows go on sampling until some of them have stopped; answers that have to fit a schema get a token at a
-           time, since this process says after each what may follow (grammar.py)
+  fit      changes the numbers of rows and columns of a cache of rows
+  copy     copies a prompt from the row of another conversation that has it too; pages are shared instead
+  feed     computes the keys and values of all tokens but the last, FEED rows and a chunk of tokens at a time
+  decode   samples in all rows until some of them have stopped. Answers with a schema get one token at a time:
+           after each, this process computes the tokens that may follow (grammar.py)
 
-What a tick does follows from the requests alone, so equal requests give equal bits.
+The requests alone determine a tick, so equal requests give equal bits.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from coevolve_jax.rollout.native.programs import TICK, Programs
 from coevolve_jax.rollout.native.row_store import RowStore
 from coevolve_jax.rollout.native.store import Store
 
-FEED = 4  # rows that are fed at once, or the least multiple of the parts that they are spread over
-# Tokens of each. On CPUs padding costs as much as tokens, and most observations are shorter than this; accelerators read all
-# weights for a group, in which time they could compute with as many tokens as this.
+FEED = 4  # rows that are fed at once; on a mesh rounded up to a multiple of the parts that hold them
+# Tokens fed to each of these rows at once. On CPUs padding costs as much as tokens, and most observations are
+# shorter than this. Accelerators read all weights for a group, and can compute this many tokens meanwhile.
 CHUNK, ACCELERATED_CHUNK = 32, 128
 PART = 4  # a tick ends when one in PART of its rows has stopped
 
@@ -49,18 +49,20 @@ class NativeEngine:
       model_config: the architecture.
       params: the first weights; `update_weights` brings later ones.
       slots: conversations that keep a cache at once; more than that are served in turn.
-      cache_tokens: that all of them together may have, in pages; 0: each has a row, as long as the longest one needs.
+      cache_tokens: the size of a cache of pages, in tokens of all conversations. 0 gives each a row, as long
+        as the longest one needs.
       max_length: tokens per conversation, prompt included.
       max_new_tokens: the largest request.sampling.max_new_tokens.
-      seed: of all sampling noise, together with each request's own seed.
+      seed: with each request's own seed, it determines all sampling noise.
+      dtype: of weights and computation.
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
-      record_routing: completions tell which experts were used; the model must have some.
-      tokenizer: the model's, to constrain answers to a schema; None: requests with one are refused.
-      mesh: over which the weights are spread, and the cache is to be; None: they lie on one device. Where it is several
-        processes', each has such an engine, and all make the same calls in the same order (`rollout/native/lockstep.py`).
+      record_routing: completions hold the experts that were used; the model must have some.
+      tokenizer: the model's, to constrain answers to a schema; None refuses requests with a schema.
+      mesh: holds the weights and the cache; None is one device. Where it spans several processes, each has
+        such an engine, and all make the same calls in the same order (`rollout/native/lockstep.py`).
 
-    Raises ValueError where there is a tokenizer and nothing that constrains is installed, the mesh would cut a head, or
-    pages are too few.
+    Raises ValueError where a tokenizer is given but llguidance is not installed, the mesh would cut a head,
+    or there are too few pages.
     """
 
     batches = True
@@ -84,11 +86,12 @@ class NativeEngine:
         self._config, self._copies = model_config, copies
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
         self._dtype = dtype
-        self.counts: Counter[str] = Counter()  # as of `Engine`
+        self.counts: Counter[str] = Counter()  # see `Engine`
         if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
             raise ValueError(
-                f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis of "
-                f"{mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or config.engine.sharded=False."
+                f"{model_config.num_key_value_heads} key-value heads do not divide by the mesh's tensor axis "
+                f"of {mesh.shape['tensor']}: choose a smaller config.mesh.tensor, or "
+                "config.engine.sharded=False."
             )
         parts = sharding.token_parts(mesh) if mesh else 1
         self._fed = -(-FEED // parts) * parts
@@ -102,21 +105,21 @@ class NativeEngine:
         )
         self._key = self._programs.key(seed)
         self.constrains = tokenizer is not None
-        if self.constrains:  # imported here: most runs do without
+        if self.constrains:  # imported here: most runs need no llguidance
             from coevolve_jax.rollout.native.grammar import Grammars
 
             self._grammars = Grammars(tokenizer, model_config.vocab_size)
-        self._lock = threading.Lock()  # held by whoever uses the cache
+        self._lock = threading.Lock()  # guards the cache: ticks run in threads, and updates come from others
         self._held: dict[int, Conversation] = {}  # by id, oldest first
         self.update_weights(params, 0)
 
     def update_weights(self, params: Any, version: int) -> None:
         with self._lock:
             self._held = {i: c for i, c in self._held.items() if not c.answered}
-            for c in self._held.values():  # who is in the middle of a message is fed anew
+            for c in self._held.values():  # conversations in the middle of a message are fed again
                 if c.logprobs:
                     self._remember(c)
-                else:  # it waits, perhaps with a prompt that it shares: nothing was sampled with that
+                else:  # it waits, perhaps with a shared prompt: nothing was sampled with that
                     c.routing = None
                 c.row, c.cached, c.pages = NOWHERE, 0, []
             self._params = self._weights(params)
@@ -124,8 +127,11 @@ class NativeEngine:
             self._store.drop()
 
     def _weights(self, params: Any) -> Any:
-        """What is computed with: the parameters themselves, unless they are cast or the learner may donate them; on a
-        CPU, copies of the layers' own."""
+        """Returns the weights to compute with.
+
+        They are the parameters themselves, unless they are cast or the learner may donate them. On a CPU they
+        are copies, one array for each layer.
+        """
         if any(x.dtype != self._dtype for x in jax.tree.leaves(params)):
             params = self._programs.cast(params)
         params = self._programs.unstack(params)
@@ -136,7 +142,7 @@ class NativeEngine:
             for conversation_id in conversation_ids:
                 if c := self._held.pop(conversation_id, None):
                     self._store.free(c)
-            if not self._held:  # an update may need the room
+            if not self._held:  # free the memory, which the learner's update may need
                 self._store.drop()
 
     def close(self) -> None:
@@ -144,22 +150,22 @@ class NativeEngine:
             self._store.drop()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """As of `Engine`; in a thread of its own. What is cancelled runs on there, and its result is dropped."""
+        """Generates (see `Engine`) in a thread. A cancelled call runs on there, and its result is dropped."""
         self.check(requests)
         return await asyncio.to_thread(self._generate, requests)
 
     async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
-        """As of `Engine`: one tick."""
+        """Runs one tick (see `Engine`)."""
         self.check(requests)
         return await asyncio.to_thread(self.tick, requests)
 
     def tick(self, requests: Sequence[Request]) -> list[Completion | None]:
-        """What `advance` does with requests that were checked, in this thread."""
+        """Does what `advance` does, in this thread, with requests that were checked."""
         with self._lock:
             return self._tick(requests)
 
     def check(self, requests: Sequence[Request]) -> None:
-        """Raises ValueError for what `generate` would refuse."""
+        """Raises ValueError for requests that `generate` would refuse."""
         check_requests(requests, self._config.vocab_size, self._max_length, self._max_new, self.constrains)
         for r in requests:
             if r.sampling.json_schema is not None:
@@ -174,13 +180,13 @@ class NativeEngine:
         return [done[i] for i in range(len(requests))]
 
     def _tick(self, requests: Sequence[Request]) -> list[Completion | None]:
-        """Serves the first `slots` of them, or as many as there is room for."""
+        """Serves the first `slots` requests, or as many of them as there is room for."""
         asked = [self._conversation(r) for r in requests[: self._slots]]
         self._forget(asked)
         serving, sharing = self._store.admit(asked, list(self._held.values()))
         later = {c.request.conversation_id for c in sharing}
         alone = [c for c in serving if c.request.conversation_id not in later]
-        # Of who begins: before that, what it had may have been taken by others.
+        # Count at a message's first tick: earlier, other conversations may still take its pages.
         self.counts["cached_tokens"] += sum(c.cached for c in alone if not c.logprobs)
         self._feed(alone)
         self._store.share()
@@ -202,19 +208,19 @@ class NativeEngine:
         return c
 
     def _forget(self, asked: Sequence[Conversation]) -> None:
-        """The oldest that nobody asks for, where there are more than `slots`."""
+        """Frees the oldest conversations that nobody asks for, where there are more than `slots`."""
         needed = {c.request.conversation_id for c in asked}
         surplus = max(0, len(self._held) - self._slots)
         for conversation_id in [i for i in self._held if i not in needed][:surplus]:
             self._store.free(self._held.pop(conversation_id))
 
     def _feed(self, conversations: Sequence[Conversation]) -> None:
-        """Computes the keys of all their tokens but the last."""
+        """Computes the keys and values of all their tokens but the last."""
         while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
             for group in self._store.groups(behind):
                 shape = self._fed, self._chunk
                 tokens = np.zeros(shape, np.int32)
-                positions = np.full(shape, self._store.columns, np.int32)  # beyond it: ignored
+                positions = np.full(shape, self._store.columns, np.int32)  # beyond the cache: ignored
                 for i, c in enumerate(group):
                     if c is None:
                         continue
@@ -246,7 +252,7 @@ class NativeEngine:
             self.counts["decode_tokens"] += int(n)
 
     def _decode_constrained(self, serving: Sequence[Conversation]) -> None:
-        """As `_decode`, for those that have to fit a schema."""
+        """Does what `_decode` does, for answers that must fit a schema."""
         quota = len(serving) - _quota(serving)
         for _ in range(TICK):
             going = [c for c in serving if not c.finish]
@@ -271,7 +277,7 @@ class NativeEngine:
                     self._answer_of(c).take(int(ids[c.row]))
 
     def _answer_of(self, c: Conversation) -> Any:
-        """What it has written so far of an answer to its schema."""
+        """Returns the state of its answer to its schema."""
         if c.answer is None:
             sampling = c.request.sampling
             assert sampling.json_schema is not None
@@ -279,7 +285,7 @@ class NativeEngine:
         return c.answer
 
     def _last_tokens(self, serving: Sequence[Conversation]) -> tuple[np.ndarray, ...]:
-        """What both programs want to know of each row: its last token, where that is, its seed and its temperature."""
+        """Returns, for both programs, each row's last token, its position, its seed and its temperature."""
         per_row = functools.partial(self._per_row, serving)
         return (
             per_row([c.ids[-1] for c in serving], np.int32),
@@ -294,7 +300,7 @@ class NativeEngine:
         return array
 
     def _answer(self, c: Conversation) -> Completion | None:
-        """Its message, if it has ended."""
+        """Returns its message, or None where it goes on."""
         if not c.finish:
             return None
         self._remember(c)
@@ -309,11 +315,11 @@ class NativeEngine:
         )
 
     def _remember(self, c: Conversation) -> None:
-        """The experts of the tokens that were fed, if they are recorded."""
+        """Saves the experts of the tokens that were fed, if they are recorded."""
         if self._programs.records and c.cached:
             c.remember(self._store.experts(c))
 
 
 def _quota(serving: Sequence[Conversation]) -> int:
-    """How many of them have to stop for the tick to end."""
+    """Returns how many of them must stop for the tick to end."""
     return -(-sum(c.left > 0 for c in serving) // PART)

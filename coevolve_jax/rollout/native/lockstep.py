@@ -1,7 +1,7 @@
-"""The in-process engine over the devices of several processes: each has one, and all make its calls together.
+"""The in-process engine over the devices of several processes: each has one, and all make the same calls.
 
-What an engine does follows from its calls alone, and every program that it starts is one of all processes' devices. So
-the leader publishes what it is asked, as it does the learner's calls (loop/leader.py), and each process's engine does it.
+An engine's calls alone determine what it does, and each of its programs runs on all processes' devices. So
+the leader publishes its calls, like the learner's (loop/leader.py), and each process's engine executes them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
 
-# Tokens that are sent at once, at least; more are padded to a power of two, for every size is a program to compile.
+# The least number of tokens to send. More are padded to a power of two: every size is a program to compile.
 SMALLEST = 4096
 
 
 class Calls(Protocol):
-    """The calls that all processes make; `loop.leader.Leader` has them."""
+    """The calls that all processes make. `loop.leader.Leader` has them."""
 
     def tick(
         self,
@@ -37,7 +37,7 @@ class Calls(Protocol):
 
 
 class Lockstep:
-    """One process's engine, and the requests that it is to answer."""
+    """One process's engine, with the requests that it must answer."""
 
     def __init__(self, engine: NativeEngine):
         self.engine = engine
@@ -50,11 +50,11 @@ class Lockstep:
         conversation_ids: list[int],
         released: list[int],
     ) -> list[Completion | None]:
-        """One tick of the engine.
+        """Runs one tick of the engine.
 
-        new: requests that come in, or in place of their conversation's last one, without ids. prompts: their ids, one after
-        the other, and padding; None where there is no new one. conversation_ids: whose requests are to be answered, in order.
-        released: conversations that are over.
+        new: requests without their ids. Each replaces the last request of its conversation.
+        prompts: int32, the ids of the new requests, joined and padded; None without new ones.
+        conversation_ids: the conversations to serve, in order. released: conversations that have ended.
         """
         if released:
             self.engine.release(released)
@@ -70,7 +70,7 @@ class Lockstep:
 
 
 class LockstepEngine:
-    """As of `Engine`, in the leader: each call becomes one of all processes. engine: the leader's own."""
+    """The leader's `Engine`: each call becomes one of all processes. engine: the leader's own."""
 
     batches = True
 
@@ -78,15 +78,14 @@ class LockstepEngine:
         self._calls, self._engine = calls, engine
         self.constrains = engine.constrains
         self.counts: Counter[str] = engine.counts
-        self._turn = asyncio.Lock()  # held by whoever is served
-        self._lock = threading.Lock()  # held by whoever changes what follows
-        self._known: dict[int, Request] = {}  # what all processes have been told, by conversation_id
-        self._released: list[int] = []  # what they are told next
+        self._turn = asyncio.Lock()  # held by the call that is served
+        self._lock = threading.Lock()  # guards the three attributes below, and orders published calls
+        self._known: dict[int, Request] = {}  # conversation_id -> request that all processes know
+        self._released: list[int] = []  # conversations to release with the next tick
         self._closed = False
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """As of `Engine`. Nobody else is served meanwhile, by turns with whom these would push each other out of the cache,
-        for ever."""
+        """Generates (see `Engine`), one call at a time: two would keep evicting each other's cache."""
         done: dict[int, Completion] = {}
         async with self._turn:
             while waiting := [i for i in range(len(requests)) if i not in done]:
@@ -95,7 +94,7 @@ class LockstepEngine:
         return [done[i] for i in range(len(requests))]
 
     async def advance(self, requests: Sequence[Request]) -> list[Completion | None]:
-        """As of `Engine`: one tick of every process's engine."""
+        """Runs one tick of every process's engine (see `Engine`)."""
         async with self._turn:
             return await self._one_tick(requests)
 
@@ -105,7 +104,7 @@ class LockstepEngine:
 
     def _advance(self, requests: Sequence[Request]) -> list[Completion | None]:
         with self._lock:
-            if self._closed:  # asked by a thread that was given up; the other processes may be gone
+            if self._closed:  # a late call of a cancelled thread; the other processes may be gone
                 raise EngineError("The engine is closed.")
             new = [r for r in requests if self._known.get(r.conversation_id) is not r]
             self._known |= {r.conversation_id: r for r in new}
@@ -119,7 +118,7 @@ class LockstepEngine:
         self._calls.serve(params, version)
 
     def release(self, conversation_ids: Sequence[int]) -> None:
-        """Told with the next tick, or at once when there is no other conversation: an update may need the room."""
+        """Releases with the next tick, or at once after the last conversation, to free the memory."""
         with self._lock:
             self._released += conversation_ids
             for conversation_id in conversation_ids:
@@ -129,14 +128,14 @@ class LockstepEngine:
                 self._calls.tick([], None, [], released)
 
     def close(self) -> None:
-        """Waits for the tick that is under way; there is none afterwards."""
+        """Waits for the running tick. None runs afterwards."""
         with self._lock:
             self._closed = True
         self._engine.close()
 
 
 def _told(r: Request) -> dict:
-    """A request as JSON, but for its ids."""
+    """Returns a request as JSON, without its ids."""
     return {
         "conversation_id": r.conversation_id,
         "length": len(r.ids),

@@ -1,9 +1,11 @@
-"""A cache of pages: each conversation has as many as it is long, and those of one prompt share its whole pages.
+"""A cache of pages: a conversation has as many as it needs, and those of one prompt share its full pages.
 
-On a mesh each part of the devices has pages of its own, and a conversation lies in one part, with those of its prompt while
-there is room. Where its pages do not suffice, conversations that nobody asks for lose theirs, oldest first, then the last of
-those that are asked for; these wait, and are fed anew. Who would not have enough of these either waits itself. There always
-is room for the first one.
+On a mesh each part of the devices has pages of its own. A conversation lies in one part, together with those
+of its prompt while there is room.
+
+Where a part has too few free pages, others lose theirs: first conversations that nobody asks for, oldest
+first, then the last of those that are asked for. The latter wait, and are fed again. A conversation that
+would not get enough pages even so waits itself. The first one always gets them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, par
 
 
 class PageStore:
-    """As of `Store`. programs: `Programs` of the model. tokens: that the pages hold, of all parts together; other arguments as those of `RowStore`. Raises
-    ValueError where a part would not hold one conversation."""
+    """A `Store` of pages.
+
+    programs: `Programs` of the model. tokens: the number that the pages of all parts together hold. For the
+    other arguments see `RowStore`. Raises ValueError where a part cannot hold one conversation.
+    """
 
     def __init__(self, programs: Any, *, slots: int, max_length: int, fed: int, parts: int, tokens: int):
         self._programs, self._fed, self._parts = programs, fed, parts
@@ -37,8 +42,8 @@ class PageStore:
         self.cache: Any = None
         self.rows = self.columns = 0
         self._free = [list(range(self._count))[::-1] for _ in range(self._parts)]
-        self._users: list[Counter[int]] = [Counter() for _ in range(self._parts)]  # of each page
-        self._housed: dict[int, Conversation] = {}  # by conversation
+        self._users: list[Counter[int]] = [Counter() for _ in range(self._parts)]  # page -> conversations
+        self._housed: dict[int, Conversation] = {}  # by conversation_id
 
     def free(self, conversation: Conversation) -> None:
         self._keep(conversation, 0)
@@ -69,9 +74,11 @@ class PageStore:
         return admitted, sharing
 
     def _begin(self, c: Conversation, same: Sequence[Conversation]) -> bool:
-        """Chooses the part of a conversation that has no page: where another one of the `same` prompt is, whose whole pages it
-        then has, too; else, or where only there it need not wait or take others' pages, where most are free. True for the
-        former."""
+        """Chooses the part of a conversation without pages. Returns whether it shares a prompt's pages there.
+
+        It goes to a conversation of the `same` prompt, and shares its full pages. Otherwise it goes to the
+        part with most free pages. It does so too where it would find enough free pages only there.
+        """
         load = Counter(other.part for other in self._housed.values() if other is not c)
         whole, free = len(c.prompt) // PAGE, [len(pages) for pages in self._free]
         roomiest = max((p for p in range(self._parts) if load[p] < self._most), key=free.__getitem__)
@@ -87,12 +94,15 @@ class PageStore:
         return True
 
     def _wanted(self, c: Conversation) -> int:
-        """The pages that it has in this tick."""
+        """Returns the number of pages that it needs in this tick."""
         return -(-(len(c.ids) + min(TICK, c.left)) // PAGE)
 
     def _extend(self, c: Conversation, others: Sequence[Conversation]) -> bool:
-        """Gives it the pages of this tick, if need be those of `others`, in this order. False where not even they suffice: these
-        keep theirs, or they would be fed anew in every tick in which it waits."""
+        """Gives it the pages of this tick, if need be those of `others`, in this order.
+
+        Returns False where even these do not suffice. The others keep theirs then; otherwise they would be
+        fed again in every tick in which it waits.
+        """
         self._keep(c, c.cached)
         free, others = self._free[c.part], [other for other in others if other.part == c.part]
         missing = self._wanted(c) - len(c.pages)
@@ -111,7 +121,7 @@ class PageStore:
         return True
 
     def _keep(self, c: Conversation, tokens: int) -> None:
-        """Gives back the pages behind its first `tokens`, and the one in which they end where others have that, too."""
+        """Gives back the pages behind its first `tokens`, and the one where they end if others share it."""
         users = self._users[c.part]
         if tokens % PAGE and users[c.pages[tokens // PAGE]] > 1:
             tokens -= tokens % PAGE
@@ -123,10 +133,10 @@ class PageStore:
         c.pages, c.cached = c.pages[:kept], min(c.cached, tokens)
 
     def _lay_out(self, admitted: Sequence[Conversation]) -> None:
-        """Gives each a row in its part."""
+        """Gives each conversation a row in its part."""
         load: Counter[int] = Counter()
         for c in admitted:
-            c.row = load[c.part]  # of its part's
+            c.row = load[c.part]  # counted within its part; the offset comes below
             load[c.part] += 1
         most = max(load.values(), default=0)
         self.rows = bucket(most * self._parts, self._row_sizes)
@@ -135,7 +145,7 @@ class PageStore:
             c.row += c.part * (self.rows // self._parts)
 
     def share(self) -> None:
-        """They have it: it lies where theirs does."""
+        """Does nothing: they share the prompt's pages already."""
 
     def groups(self, behind: Sequence[Conversation]) -> Iterator[Sequence[Conversation | None]]:
         size = self._fed // self._parts
@@ -155,7 +165,8 @@ class PageStore:
 
     def experts(self, conversation: Conversation) -> np.ndarray:
         count = len(conversation.pages)
-        pages = np.zeros(bucket(count * PAGE, self._column_sizes) // PAGE, np.int32)  # few programs
+        # Few sizes: each is a program to compile.
+        pages = np.zeros(bucket(count * PAGE, self._column_sizes) // PAGE, np.int32)
         pages[:count] = np.add(conversation.pages, conversation.part * self._count)
         told = np.asarray(self._programs.experts(self.cache, pages)).swapaxes(1, 2)
         return told.reshape(-1, *told.shape[2:])[: conversation.cached]

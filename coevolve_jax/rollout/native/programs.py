@@ -1,4 +1,4 @@
-"""The in-process engine's jitted programs, each of which reads and writes a cache: a row for every conversation, or pages."""
+"""The in-process engine's jitted programs, on a cache of rows (one per conversation) or of pages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
 
-TICK = 16  # tokens of each row, at most, in one call of `decode`
+TICK = 16  # the most tokens of a row in one call of `decode`
 
 
 @functools.cache
 class Programs:
-    """Engines of equal settings share them, compiled. record: the cache is a `routing.Recorded`, not a `KVCache`.
-    mesh: over which parameters and caches are spread, if they are.
+    """The compiled programs. Engines of equal settings share them.
 
-    B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated. `feed_pages`, `decode` and
-    `decode_allowed` take a `PagedCache`, too, whose table names the pages of the rows that they are about.
+    record: the cache is a `routing.Recorded` instead of a `KVCache`. mesh: holds parameters and caches.
+
+    B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
+    `feed_pages`, `decode` and `decode_allowed` also take a `PagedCache`, whose table names the rows' pages.
     """
 
     def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
@@ -39,14 +40,15 @@ class Programs:
         self._take = functools.partial(cache_rows.take, mesh=mesh)
         self._put = functools.partial(cache_rows.put, mesh=mesh)
         self._placed = functools.partial(cache_rows.place, mesh=mesh)
-        self._told = functools.partial(sharding.place_everywhere, mesh)  # what this process reads
+        self._told = functools.partial(sharding.place_everywhere, mesh)  # replicates what the host reads
         self.cast = jax.jit(self.computed)
-        # XLA's CPU backend copies what it takes out of a stack: once for all calls, then.
+        # XLA's CPU backend copies each slice of a stack. Unstacking once saves that copy in every call.
         self.unstack = jax.jit(self._unstack) if on_cpu else lambda params: params
         self.key = jax.jit(lambda seed: self._told(jax.random.key(seed)), static_argnums=0)
         self.experts = jax.jit(lambda cache, where: self._told(cache.experts[where]))  # a row, or pages
         self.fit = jax.jit(self._fit, static_argnums=2)
-        self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))  # made part by part, where it lies
+        # Jitted, so that each device makes its own part and none holds the whole cache.
+        self._empty_on_mesh = jax.jit(self._empty, static_argnums=(0, 1))
         self.copy = jax.jit(self._copy, donate_argnums=0)
         self.feed = jax.jit(self._feed, donate_argnums=1)
         self.empty_pages = jax.jit(self._empty_pages, static_argnums=0)
@@ -55,7 +57,7 @@ class Programs:
         self.decode_allowed = jax.jit(self._decode_allowed, donate_argnums=1)
 
     def empty(self, rows: int, columns: int) -> Any:
-        """A cache of `columns` tokens for each of `rows` rows."""
+        """Returns an empty cache of `rows` rows with `columns` tokens each."""
         return (self._empty_on_mesh if self._mesh else self._empty)(rows, columns)
 
     def _empty(self, rows, columns):
@@ -63,12 +65,12 @@ class Programs:
         return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def _empty_pages(self, pages):
-        """A cache of so many pages, on all devices together."""
+        """Returns an empty cache of `pages` pages, counted over all devices."""
         cache = init_pages(self._config, pages, self._dtype)
         return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def computed(self, params: Any) -> Any:
-        """The parameters in the type of the computation, and in float32 those that are used so."""
+        """Casts the parameters to the computation's dtype, and to float32 those that are used in float32."""
 
         def one(path, x):
             *_, module, name = (key.key for key in path)
@@ -78,15 +80,15 @@ class Programs:
         return jax.tree_util.tree_map_with_path(one, params)
 
     def _unstack(self, params):
-        """The parameters with each layer's apart, as all programs take them too."""
+        """Returns the parameters with one array per layer. All programs accept both forms."""
         return unstack(params, self._config)
 
     def _fit(self, cache, rows, columns):
-        """A cache of these rows [B], row B is none, and of this many columns."""
+        """Returns a cache of these rows [B] (row B is empty) with this many columns."""
         return self._placed(self._take(cache, rows).resize(columns))
 
     def _apply(self, params, tokens, positions, cache):
-        """`Qwen.decode`, with any cache of `empty`."""
+        """Applies `Qwen.decode` with any kind of cache."""
         decode = functools.partial(
             self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
         )
@@ -96,33 +98,36 @@ class Programs:
         return hidden, cache.write(kv, positions, told["intermediates"]["routing"].experts, self._mesh)
 
     def _copy(self, cache, sources, targets):
-        """Row sources[i] becomes row targets[i] too; int32 [R], row B is none."""
+        """Copies row sources[i] to row targets[i]. Both: int32 [R]; row B does not exist and is ignored."""
         return self._put(cache, targets, self._take(cache, sources))
 
     def _feed(self, params, cache, tokens, positions, rows):
-        """Computes the keys and values of `tokens` [R, T] in `rows` [R]. Padding has position S and row B."""
+        """Computes the keys and values of `tokens` [R, T] in `rows` [R].
+
+        Padding tokens have position S; padding rows are row B.
+        """
         _, part = self._apply(params, tokens, positions, self._take(cache, rows))
         return self._put(cache, rows, part)
 
     def _feed_pages(self, params, cache, tokens, positions):
-        """The same, in the rows [R] that the cache's table has. Padding has position S."""
+        """Does what `_feed` does, in the rows [R] of the cache's table. Padding has position S."""
         return self._placed(self._apply(params, tokens, positions, cache)[1])
 
     def _decode(self, params, cache, key, tokens, positions, seeds, temperatures, budgets, stop_ids, quota):
-        """Samples a token after the other for each row, until `quota` rows have stopped or TICK tokens.
+        """Samples tokens one by one in each row, until `quota` rows have stopped or there are TICK tokens.
 
-        tokens, positions: int32 [B], each row's last token, which is not in the cache yet. seeds: uint32 [B].
-        temperatures: float32 [B]. budgets: int32 [B], tokens that the row still may get; 0 where nothing is wanted.
-        stop_ids: int32 [B, N], -1 is none.
+        tokens, positions: int32 [B], each row's last token and its position; it is not in the cache yet.
+        seeds: uint32 [B]. temperatures: float32 [B].
+        budgets: int32 [B], tokens that the row may still get; 0 for rows that want none.
+        stop_ids: int32 [B, N]; -1 is padding. quota: int32 [].
 
-        Returns the cache, and ids int32 [B, TICK], their log-probabilities float32 and how many of them there are,
-        int32 [B].
+        Returns (cache, (ids int32 [B, TICK], log-probabilities float32 [B, TICK], token counts int32 [B])).
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         batch, wanted = len(tokens), budgets > 0
-        if self.platform != "tpu":  # where products read the stack itself
-            params = self._unstack(params)  # not in the loop, for each token
-        # All at once: a token's alone would be a hundred operations on some bytes each.
+        if self.platform != "tpu":  # on TPUs products read the stack itself
+            params = self._unstack(params)  # here, not in the loop for each token
+        # Draw all numbers at once: inside the loop this would be a hundred tiny operations per token.
         numbers = jax.vmap(lambda step: self._draw(keys, positions + step))(jnp.arange(TICK))
 
         def goes_on(carry):
@@ -158,12 +163,12 @@ class Programs:
         return final["cache"], self._told((final["ids"], final["logprobs"], final["counts"]))
 
     def _decode_allowed(self, params, cache, key, tokens, positions, seeds, temperatures, wanted, allowed):
-        """Samples one token for each row, of those that are allowed. Arguments as those of `_decode`, but for:
+        """Samples one allowed token for each row. The arguments are those of `_decode`, except these:
 
-        wanted: bool [B]; what other rows get means nothing. allowed: uint32 [B, ceil(V / 32)], a bit for each token of
-        the vocabulary, the lowest first.
+        wanted: bool [B]; the results of other rows mean nothing. allowed: uint32 [B, ceil(V / 32)], a bit for
+        each token of the vocabulary, the lowest first.
 
-        Returns the cache, and ids int32 [B] and their log-probabilities among what is allowed, float32 [B].
+        Returns (cache, (ids int32 [B], log-probabilities float32 [B])); the latter among the allowed tokens.
         """
         keys = jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds)
         numbers = self._draw(keys, positions)
@@ -173,12 +178,12 @@ class Programs:
         return cache, self._told(sampled)
 
     def _draw(self, keys, positions):
-        """The random numbers for what follows the tokens at `positions` [B]."""
+        """Returns the random numbers for the tokens that follow `positions` [B]."""
         return sample_token.draw(jax.vmap(jax.random.fold_in)(keys, positions + 1), self._config.vocab_size)
 
     def _next(self, params, cache, tokens, positions, done, numbers, temperatures, allowed=None):
-        """Feeds each row's last token, and samples what follows it where the row is not done."""
-        place = jnp.where(done, cache.columns, positions)  # beyond the cache: ignored
+        """Feeds each row's last token, and samples the next one where the row is not done."""
+        place = jnp.where(done, cache.columns, positions)  # done rows write beyond the cache: ignored
         hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
         logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
         for kind in ("vocabulary", "rows"):
@@ -191,10 +196,10 @@ class Programs:
 
 
 def _parts(heads: int) -> int:
-    """Into how many arrays a layer's heads go on a CPU, which computes each small product on one of its cores.
+    """Returns the number of arrays for a layer's heads on a CPU, which computes a small product on one core.
 
-    One for each core that XLA has, or as many fewer as divides them. No number that is sampled depends on it.
+    It is the largest divisor of the heads up to the number of XLA's cores. No sampled number depends on it.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(cores, int(os.environ.get("NPROC") or cores))  # NPROC: as XLA reads it
+    threads = min(cores, int(os.environ.get("NPROC") or cores))  # XLA reads NPROC too
     return max(n for n in range(1, threads + 1) if heads % n == 0)

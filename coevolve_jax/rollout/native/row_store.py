@@ -1,4 +1,4 @@
-"""A cache that has a row for each conversation, and as many rows and columns as are needed now."""
+"""A cache with a row for each conversation, and as many rows and columns as the present tick needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from coevolve_jax.rollout.native.store import COLUMNS, ROWS, bucket, ladder, run
 
 
 class RowStore:
-    """As of `Store`. programs: `Programs` of the model. slots: conversations that have a row at once. fed: rows that are fed at once. parts: of the devices
-    that rows are spread over."""
+    """A `Store` of rows.
+
+    programs: `Programs` of the model. slots: conversations that have a row at once. max_length: tokens of the
+    longest one. fed: rows that are fed at once. parts: the parts of the devices that hold the rows.
+    """
 
     def __init__(self, programs: Any, *, slots: int, max_length: int, fed: int, parts: int):
         self._programs, self._fed = programs, fed
@@ -46,7 +49,7 @@ class RowStore:
         return asked, [c for c, _ in self._copies]
 
     def _make_room(self, asked: Sequence[Conversation], held: Sequence[Conversation]) -> None:
-        """Gives the cache the rows and columns that are needed for this tick, no more."""
+        """Gives the cache the rows and columns that this tick needs, in one of the few sizes."""
         columns = [len(c.ids) + min(TICK, c.left) for c in asked] + [c.cached for c in held]
         shape = bucket(len(held), self._row_sizes), bucket(max(columns), self._column_sizes)
         if shape == (self.rows, self.columns):
@@ -80,7 +83,7 @@ class RowStore:
         tokens: np.ndarray,
         positions: np.ndarray,
     ) -> None:
-        rows = np.full(len(tokens), self.rows, np.int32)  # no such row: ignored
+        rows = np.full(len(tokens), self.rows, np.int32)  # padding: this row does not exist, and is ignored
         rows[: len(group)] = [self.rows if c is None else c.row for c in group]
         self.cache = self._programs.feed(params, self.cache, tokens, positions, rows)
 

@@ -1,4 +1,4 @@
-"""Rows of a cache, wherever they lie: on one device, or spread over those of a mesh, each of which has some of them.
+"""Access to the rows of a cache on one device, or on a mesh whose devices have some rows each.
 
 B: rows of the cache; R: rows that are taken or put.
 """
@@ -16,7 +16,7 @@ from coevolve_jax.models.paged import PagedCache
 
 
 def specs(cache: Any) -> Any:
-    """How each array of a `KVCache`, a `PagedCache` or a `Recorded` lies, as a tree like it."""
+    """Returns the partition specs of a `KVCache`, `PagedCache` or `Recorded`, as a tree like it."""
     kept = "pages" if isinstance(getattr(cache, "kv", cache), PagedCache) else "cache"
     kind = lambda path: (
         "rows" if {"experts", "table"} & {key.name for key in path if hasattr(key, "name")} else kept
@@ -25,7 +25,7 @@ def specs(cache: Any) -> Any:
 
 
 def place(cache: Any, mesh: Mesh | None) -> Any:
-    """The cache, inside of a program, where it is to lie."""
+    """Constrains the sharding of a cache inside a program."""
     if mesh is None:
         return cache
     where = jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), specs(cache))
@@ -33,7 +33,7 @@ def place(cache: Any, mesh: Mesh | None) -> Any:
 
 
 def take(cache: Any, rows: jax.Array, mesh: Mesh | None) -> Any:
-    """Those `rows`, int32 [R], as a cache that lies as this one; a row that does not exist means nothing."""
+    """Returns the `rows`, int32 [R], as a cache with this sharding. Rows that do not exist mean nothing."""
     if mesh is None:
         return cache.take(rows)
 
@@ -48,7 +48,7 @@ def take(cache: Any, rows: jax.Array, mesh: Mesh | None) -> Any:
 
 
 def put(cache: Any, rows: jax.Array, part: Any, mesh: Mesh | None) -> Any:
-    """Writes `part`, as `take` gives it, to `rows`; what goes to no existing row is dropped."""
+    """Writes `part`, a result of `take`, to `rows`. Entries for rows that do not exist are dropped."""
     if mesh is None:
         return cache.put(rows, part)
 
@@ -69,7 +69,7 @@ def _count(cache: Any) -> int:
 
 
 def _own(cache: Any, rows: jax.Array) -> jax.Array:
-    """Their places in this device's part of the cache, its size for those that it does not have."""
+    """Returns the places of `rows` in this device's part of the cache; its size for rows of other devices."""
     n = _count(cache)
     places = rows - n * jax.lax.axis_index(sharding.DECODED_ROWS)
     return jnp.where((places >= 0) & (places < n), places, n)

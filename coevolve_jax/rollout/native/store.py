@@ -1,4 +1,4 @@
-"""Where the in-process engine keeps conversations' keys and values: what `RowStore` and `PageStore` have in common."""
+"""The store of the in-process engine's keys and values: the interface of `RowStore` and `PageStore`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from coevolve_jax.models.paged import PAGE
 from coevolve_jax.rollout.native.conversation import Conversation
 
-ROWS, COLUMNS = 16, 256  # of the smallest cache
+ROWS, COLUMNS = 16, 256  # the smallest size of a cache
 
 
 class Store(Protocol):
-    """A cache, and what of which conversation lies where in it.
+    """A cache, and the places of conversations in it.
 
-    cache: as the programs take it, None until it is needed. rows, columns: of what is decoded in this tick.
+    cache: for the programs, None until it is needed. rows, columns: the size that this tick decodes.
     """
 
     cache: Any
@@ -26,19 +26,19 @@ class Store(Protocol):
     def admit(
         self, asked: Sequence[Conversation], held: Sequence[Conversation]
     ) -> tuple[Sequence[Conversation], Sequence[Conversation]]:
-        """Makes room for a tick of those that are `asked`, some of all that are `held`, and gives each a row.
+        """Makes room for a tick of the conversations `asked`, and gives each a row. held: all conversations.
 
-        Returns those that there is room for, in order, and which of them have their prompt from another: that one is to
-        be fed before they are.
+        Returns the conversations that there is room for, in order, and those of them that share another one's
+        prompt. Feed that other one before `share`, and these after it.
         """
         ...
 
     def share(self) -> None:
-        """Gives these what the other one has of the prompt, when it was fed."""
+        """Copies the shared prompt's keys and values into the sharing conversations."""
         ...
 
     def groups(self, behind: Sequence[Conversation]) -> Iterable[Sequence[Conversation | None]]:
-        """The conversations in groups that are fed at once; None is nobody."""
+        """Splits conversations into groups that are fed at once. None marks an empty slot."""
         ...
 
     def feed(
@@ -48,50 +48,53 @@ class Store(Protocol):
         tokens: np.ndarray,
         positions: np.ndarray,
     ) -> None:
-        """Computes the keys and values of tokens [R, T] at these positions of the group's conversations. Nothing is written
-        at position `columns`."""
+        """Computes the keys and values of tokens [R, T] at positions [R, T] of the group's conversations.
+
+        Position `columns` is padding: nothing is written there.
+        """
         ...
 
     def open(self, admitted: Sequence[Conversation]) -> Any:
-        """The cache with their rows, for a program that gives it back."""
+        """Returns the cache with their rows, for a program that takes it (donated) and returns it."""
         ...
 
     def experts(self, conversation: Conversation) -> np.ndarray:
-        """Of its tokens that are in the cache, int16 [cached, A, K]; where they are recorded."""
+        """Returns the experts of its tokens in the cache, int16 [cached, A, K], where they are recorded."""
         ...
 
     def free(self, conversation: Conversation) -> None:
-        """It is over, or waits without its keys and values."""
+        """Gives back the place of a conversation that has ended, or waits without its keys and values."""
         ...
 
     def drop(self) -> None:
-        """Forgets everything, and gives the memory back."""
+        """Forgets all conversations and gives the memory back."""
         ...
 
 
 def least_tokens(longest: int, parts: int) -> int:
-    """That pages must hold for conversations of `longest` tokens: each of the parts that they lie in has one of these."""
+    """Returns the fewest tokens that pages may hold: in each part, one conversation of `longest` tokens."""
     return -(-longest // PAGE) * PAGE * parts
 
 
 def part_pages(tokens: int, longest: int, parts: int) -> int:
-    """How many pages each part has of `tokens`. Raises ValueError where they would not hold the longest conversation."""
+    """Returns the number of pages per part. ValueError where they cannot hold the longest conversation."""
     count = tokens // PAGE // parts
     if count * PAGE < longest:
         raise ValueError(
-            f"config.engine.cache_tokens is {tokens:,}, of which each of the mesh's {parts} part(s) has {count * PAGE:,}, "
-            f"and one conversation may have {longest:,}: set it to {least_tokens(longest, parts)} or more."
+            f"config.engine.cache_tokens is {tokens:,}, of which each of the mesh's {parts} part(s) has "
+            f"{count * PAGE:,}, and one conversation may have {longest:,}: set it to "
+            f"{least_tokens(longest, parts)} or more."
         )
     return count
 
 
 def bucket(n: int, sizes: Sequence[int]) -> int:
-    """The smallest of the ascending `sizes` that holds n."""
+    """Returns the smallest of the ascending `sizes` that holds n."""
     return next(s for s in sizes if s >= n)
 
 
 def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
-    """low, factor * low, ... and high itself. Every size is a program to compile, so there are few."""
+    """Returns low, factor * low, ... and high itself: few sizes, since each is a program to compile."""
     sizes = []
     while low < high:
         sizes.append(low)
@@ -100,5 +103,5 @@ def ladder(low: int, high: int, factor: int) -> tuple[int, ...]:
 
 
 def runs(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """`size` items at a time, of the last perhaps fewer."""
+    """Splits items into runs of `size`; the last may have fewer."""
     return [items[i : i + size] for i in range(0, len(items), size)]

@@ -1,4 +1,4 @@
-"""What a server's answer to /generate says, of which nothing is believed that cannot be."""
+"""Reads and checks a server's answer to /generate. Nothing in it is trusted unchecked."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from coevolve_jax.rollout.sglang.fleet import Fault
 
 
 def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
-    """What a message has cost, of a server's meta_info; nothing of what is no number. A server tells queue_time where it
-    has --enable-metrics."""
+    """Returns the counts of a message (see `Engine.counts`) from a server's meta_info.
+
+    Values that are no numbers are ignored. queue_time needs a server with --enable-metrics.
+    """
     known = {k: v for k, v in meta.items() if isinstance(v, int | float) and 0 <= v < np.inf}
     cached = min(known.get("cached_tokens", 0), prompt := known.get("prompt_tokens", 0))
     counts = {"prefill_tokens": prompt - cached, "cached_tokens": cached}
@@ -21,10 +23,10 @@ def read_counts(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_answer(answer: Any, vocabulary: int, budget: int, stop_ids: Sequence[int]) -> Completion:
-    """The completion in what /generate answered; finish is "" where the server stopped at a token that is none
-    of `stop_ids` (the model's own end of text), or before the budget was spent.
+    """Reads the completion in an answer of /generate.
 
-    Raises Fault for everything that is no such answer.
+    finish is "" where the server stopped early: before the budget was spent, and not at one of `stop_ids`
+    (for example at the model's own end of text). Raises Fault for anything that is no such answer.
     """
     try:
         meta = answer["meta_info"]

@@ -1,7 +1,7 @@
-"""Weights from this process to a server without a disk: a torch.distributed group of the two.
+"""Sends weights to a server without a disk, over a torch.distributed group of this process and the server.
 
-NCCL where the server's weights are on a GPU, gloo otherwise. JAX arrays become torch tensors by dlpack,
-without a copy. Source: SGLang 0.5.23, model_executor/model_runner_components/weight_updater.py.
+The backend is NCCL where the server's weights are on a GPU, and gloo otherwise. dlpack turns JAX arrays into
+torch tensors without a copy. Source: SGLang 0.5.23, model_executor/model_runner_components/weight_updater.py.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ except ImportError as error:
         "install it, or set the transport to 'disk'."
     ) from error
 
-BUCKET = 2**30  # bytes that are sent at once, and wait in the server's memory, and twice in ours
+BUCKET = 2**30  # bytes sent at once: they are held once in the server's memory, and twice in ours
 
-Call = Callable[[str, dict], Awaitable[dict]]  # (path, body) -> answer, of one server
+Call = Callable[[str, dict], Awaitable[dict]]  # (path, body) -> answer of one server
 
 
 class Group:
-    """One per server, so that a server that dies holds up no other."""
+    """A group with one server. Each server has its own, so that a dead one holds up no other."""
 
     def __init__(self, group: Any, name: str):
         self._group: Any = group
@@ -42,7 +42,10 @@ class Group:
 
     @classmethod
     async def join(cls, call: Call, url: str, ranks: int, device: str, timeout: float) -> Group:
-        """ranks: processes of the server, each with a part of the weights. Raises EngineError."""
+        """Makes a group with the server at `url`.
+
+        ranks: the server's processes, each with a part of the weights. EngineError where it does not join.
+        """
         backend = "nccl" if device == "cuda" else "gloo"
         if not dist.is_backend_available(backend):
             raise EngineError(
@@ -71,7 +74,7 @@ class Group:
         return cls(group, name)
 
     async def send(self, call: Call, weights: ArrayWeights, version: str) -> None:
-        """All tensors; the server's caches are dropped with the last. Raises EngineError."""
+        """Sends all tensors. The server drops its caches with the last one. Raises EngineError."""
         tensors = weights.tensors()
         await call("/begin_weight_update", {})
         try:
@@ -91,7 +94,7 @@ class Group:
                 sending = asyncio.to_thread(self._broadcast, blocks)
                 await asyncio.gather(call("/update_weights_from_distributed", body), sending)
         except RuntimeError as error:
-            self._group.abort()  # else a thread waits for a server that will not receive
+            self._group.abort()  # otherwise a thread waits for ever for a server that will not receive
             if isinstance(error, EngineError):
                 raise
             raise EngineError(f"The broadcast of version {version} broke off: {error}") from error
@@ -105,19 +108,21 @@ class Group:
             await call("/destroy_weights_update_group", {"group_name": self._name})
 
     def _broadcast(self, blocks: Iterable[jax.Array]) -> None:
-        """One array of bytes, whatever the tensors: small ones cost as much as large ones."""
+        """Broadcasts all tensors as one array of bytes: a small tensor would cost as much as a large one."""
         read = [torch.from_dlpack(block.block_until_ready()) for block in blocks]
         flat = torch.cat([block.flatten().view(torch.uint8) for block in read])
         del read
         on_gpu = dist.get_backend(self._group) == "nccl"
         dist.broadcast(flat.cuda() if on_gpu else flat, group_src=0, group=self._group)
-        if on_gpu:  # it only orders the streams, and the array may be freed now
+        if on_gpu:  # NCCL's broadcast only orders the streams, and `flat` may be freed on return
             torch.cuda.synchronize()
 
 
 def _join(store: Any, name: str, size: int, backend: str, timeout: datetime.timedelta) -> Any:
-    """A group that is not a part of torch's default one, which only these private parts of torch can make;
-    the server makes its side in the same way."""
+    """Makes a group that is no part of torch's default one. Only these private functions of torch can.
+
+    The server makes its side in the same way.
+    """
     c10d: Any = dist.distributed_c10d
     prefixed = dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
     group, _ = c10d._new_process_group_helper(
@@ -128,7 +133,7 @@ def _join(store: Any, name: str, size: int, backend: str, timeout: datetime.time
 
 
 def _own_address(url: str) -> str:
-    """The address of this machine as the server at `url` sees it."""
+    """Returns the address of this machine that the server at `url` can reach."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as connection:
         return connection.getsockname()[0]

@@ -1,9 +1,11 @@
-"""The checksums that an SGLang server computes of its weights, computed here from Hugging Face tensors.
+"""Computes, from Hugging Face tensors, the checksums that an SGLang server computes of its weights.
 
-POST /weights_checker {"action": "checksum"} hashes each parameter as the server holds it: query, key and
-value in one matrix, gate and up in one, a layer's experts stacked, the vocabulary padded with zeros. Equal
-checksums say that every tensor arrived, whole. Source: SGLang 0.5.23, srt/utils/weight_checker.py,
-srt/managers/mm_utils.py (sha256, weights in host memory) and kernels/ops/memory/gpu_tensor_hash.py (GPU).
+POST /weights_checker {"action": "checksum"} hashes each parameter in the server's layout. Query, key and
+value are one matrix, gate and up are one, a layer's experts are stacked, the vocabulary is padded with zeros.
+Equal checksums mean that every tensor arrived whole.
+
+Source: SGLang 0.5.23, srt/utils/weight_checker.py, srt/managers/mm_utils.py (sha256, weights in host memory)
+and kernels/ops/memory/gpu_tensor_hash.py (GPU).
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 VOCABULARY_PADDING = 64  # rows; DEFAULT_VOCAB_PADDING_SIZE of layers/vocab_parallel_embedding.py
-THREADS = min(8, os.cpu_count() or 1)  # each with one parameter at a time in host memory
-CPU_PADDING = 32  # of the MLP's inner size on the CPU; DEFAULT_MOE_PADDING_SIZE of configs/update_config.py
+THREADS = min(8, os.cpu_count() or 1)  # each holds one parameter at a time in host memory
+# The MLP's inner size on a CPU is a multiple of this; DEFAULT_MOE_PADDING_SIZE of configs/update_config.py.
+CPU_PADDING = 32
 
-# A Hugging Face name -> the server's, first match wins; a parameter's parts are in the order of `_part`.
+# A Hugging Face name -> the server's. The first match wins. A parameter's parts are in the order of `_part`.
 FUSED = (
     (r"(.*\.self_attn)\.[qkv]_proj\.(weight|bias)", r"\1.qkv_proj.\2"),
     (r"(.*\.mlp\.experts)\.\d+\.(?:gate|up)_proj\.weight", r"\1.w13_weight"),
@@ -34,10 +37,10 @@ PARTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def checksums(names: Iterable[str], read: Callable[[str], np.ndarray], device: str) -> dict[str, str]:
-    """{parameter of the server: 16 hexadecimal digits}, for a server on one device.
+    """Returns {parameter of the server: 16 hexadecimal digits}, for a server on one device.
 
-    names: of the Hugging Face tensors, without an lm_head that is tied. read: gives one of them, in the
-    server's dtype, to several threads. device: the server's, "cpu" or "cuda". Raises ValueError for another.
+    names: the Hugging Face tensors, without a tied lm_head. read: returns one of them in the server's dtype;
+    several threads call it. device: the server's, "cpu" or "cuda". Raises ValueError for another.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f"The checksums of a server on {device!r} are not known; verify by change instead.")
@@ -45,7 +48,7 @@ def checksums(names: Iterable[str], read: Callable[[str], np.ndarray], device: s
     for name in names:
         parameters.setdefault(_parameter(name), []).append(name)
     digest = _digest_host if device == "cpu" else digest_gpu
-    with ThreadPoolExecutor(THREADS) as pool:  # hashlib lets others run
+    with ThreadPoolExecutor(THREADS) as pool:  # threads suffice: hashlib releases the GIL
         hashes = pool.map(lambda parts: digest(_arrays(parts, read, device)), parameters.values())
         return dict(zip(parameters, hashes))
 
@@ -55,7 +58,7 @@ def _parameter(name: str) -> str:
 
 
 def _arrays(names: list[str], read: Callable[[str], np.ndarray], device: str) -> Iterator[np.ndarray]:
-    """The parts of one parameter, in the order in which they lie in the server's memory."""
+    """Yields the parts of one parameter, in their order in the server's memory."""
     for name in sorted(names, key=_part):
         array = read(name)
         multiples = [1] * array.ndim
@@ -68,7 +71,7 @@ def _arrays(names: list[str], read: Callable[[str], np.ndarray], device: str) ->
 
 
 def _part(name: str) -> tuple[int, int]:
-    """(expert, place within the parameter)."""
+    """Returns the sort key of a part: (expert, place within the parameter)."""
     expert = re.search(r"\.experts\.(\d+)\.", name)
     place = next((i for i, part in enumerate(PARTS) if f".{part}." in name), 0)
     return (int(expert[1]) if expert else 0, place)
@@ -84,7 +87,7 @@ def _digest_host(arrays: Iterable[np.ndarray]) -> str:
 # ---- On a GPU: sums of 32-bit hashes of (word, position) over tiles ---------------------------------------
 
 TILE = 8192  # words
-TILES = 128  # of one call
+TILES = 128  # tiles of one call
 SEED = 0x243F6A88
 SEEDS = (SEED, ((SEED * 0x9E3779B1) ^ 0xDEADBEEF) & 0xFFFFFFFF)
 FACTORS, ROTATIONS = (0x27D4EB2D, 0x165667B1), (15, 13)
@@ -92,7 +95,7 @@ ONES = (1 << 64) - 1
 
 
 def digest_gpu(arrays: Iterable[np.ndarray]) -> str:
-    """What gpu_tensor_hash gives for a tensor with these arrays' bytes, one after the other."""
+    """Computes gpu_tensor_hash of a tensor with these arrays' bytes, one after the other."""
     data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
     words = np.pad(data, (0, -len(data) % 4)).view(np.uint32)
     total = 0
@@ -109,7 +112,7 @@ def digest_gpu(arrays: Iterable[np.ndarray]) -> str:
 
 @jax.jit
 def _tiles(words: jax.Array, start: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Hashes of tiles: uint32 [TILES] twice, from words uint32 [TILES * TILE] at `start` of `count`."""
+    """Hashes tiles: returns uint32 [TILES] twice, for words uint32 [TILES * TILE] at `start` of `count`."""
     index = start + jnp.arange(TILE * TILES, dtype=jnp.uint32)
     hashes = []
     for seed, factor, rotation in zip(SEEDS, FACTORS, ROTATIONS):
@@ -121,14 +124,14 @@ def _tiles(words: jax.Array, start: jax.Array, count: jax.Array) -> tuple[jax.Ar
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """The finaliser of MurmurHash3, 32 bits."""
+    """Applies the finaliser of MurmurHash3, 32 bits."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def _splitmix(x: int) -> int:
-    """The finaliser of SplitMix64."""
+    """Applies the finaliser of SplitMix64."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & ONES
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & ONES
     return x ^ (x >> 31)

@@ -1,7 +1,7 @@
-"""The engine that asks SGLang servers, over HTTP, token ids in and token ids out.
+"""The engine over SGLang servers: token ids in, token ids out, by HTTP.
 
-What can go wrong on the way (a server killed, hanging, out of memory, refusing; a connection reset, a body cut
-short) costs one request at most, which is asked again from where it had come to: what was returned is kept.
+A fault costs one request at most: a server killed, hanging, out of memory or refusing, a connection reset, a
+body cut short. The request is then sent again and continues after the tokens that were returned.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from coevolve_jax.rollout.sglang.fleet import Fault, Fleet, Member, Slow
 from coevolve_jax.rollout.sglang.push import Pusher, call
 from coevolve_jax.rollout.sglang.weights import Weights
 
-FIRST_PAUSE = 0.1  # seconds before a request is tried again; doubled each time, up to 16 times that
-SPARE = 8  # tokens of the servers' context that stay free: at its end they cut max_new_tokens without a word
-GIVEN_UP = 16  # completions in a row that could not be had, after which the engine stops
-KEPT = 3.0  # seconds that an idle connection is kept: less than the 5 after which the servers close it
+FIRST_PAUSE = 0.1  # seconds before a request is sent again; doubled each time, up to 16 times that
+SPARE = 8  # tokens of the servers' context that stay free: at its end they silently cut max_new_tokens
+GIVEN_UP = 16  # the engine stops after this many failed messages in a row
+KEPT = 3.0  # seconds that an idle connection is kept: the servers close it after 5
 
 
 class SGLangEngine:
     """Engine (rollout/engine.py) over running SGLang servers.
 
-    Requests come and go; a conversation stays with one server. `Request.seed` reaches the server as sampling_seed,
-    which it heeds only in its deterministic mode: runs are not repeatable bit by bit.
+    Requests come and go; a conversation stays with one server. Runs are not repeatable bit by bit: a server
+    uses `Request.seed`, its sampling_seed, only in its deterministic mode.
 
     Args:
-      model_config: the policy's architecture; ids outside its vocabulary, which kill a server, are never sent.
-      params: the first weights, pushed as version 0, so that a push that cannot work fails at once.
-      members: the servers. Those with a process are started anew when they die, and stopped by `close`.
-      pusher: how weights get there (rollout/sglang/push.py).
+      model_config: the policy's architecture. Ids outside its vocabulary kill a server: none is ever sent.
+      params: the first weights. They are pushed as version 0, so that a push that cannot work fails at once.
+      members: the servers. Those with a process are restarted when they die, and stopped by `close`.
+      pusher: brings weights to the servers (rollout/sglang/push.py).
       max_length: tokens per conversation; the servers must serve as many.
       max_new_tokens: the largest request.sampling.max_new_tokens.
-      timeout: seconds that one message may take. probe_timeout: seconds that a server may take to say that it is well;
-        it samples a token for it.
+      timeout: seconds that one message may take.
+      probe_timeout: seconds that a health check may take, for which the server samples a token.
       attempts: how often a message is tried before its trajectory is given up.
       patience: seconds for which the engine waits while no server answers.
-      restarts: how often each launched server may be started anew.
-      record_routing: completions tell which experts were used; for servers with --enable-return-routed-experts.
+      restarts: how often each launched server may be restarted.
+      record_routing: completions hold the experts that were used (needs --enable-return-routed-experts).
       constrains: requests may have a schema; for servers with a tokenizer and a grammar backend.
-      ahead: `update_weights` returns once the weights are written, and the servers take them while the caller goes on.
-        Conversations under way meet them there; those that begin wait for them.
+      ahead: `update_weights` returns once the weights are written, and the servers load them meanwhile.
+        Running conversations get them on the way; new ones wait for them.
       sleeps: `sleep` will be called; for servers with --enable-memory-saver.
 
     Raises:
@@ -98,10 +98,10 @@ class SGLangEngine:
         self._ahead = False  # until the servers have the first weights
         self._sleeps, self._asleep = sleeps, set[Member]()
         self._given_up = 0
-        self.faults = 0  # so far; every one was tried again
-        self.counts: Counter[str] = Counter(messages=0, slow_retries=0)  # as of `Engine`
-        self._aborts: set[asyncio.Task] = set()  # an event loop holds its tasks weakly
-        self.versions: dict[str, str] = {}  # as of `Engine`
+        self.faults = 0  # failed attempts so far
+        self.counts: Counter[str] = Counter(messages=0, slow_retries=0)  # see `Engine`
+        self._aborts: set[asyncio.Task] = set()  # keeps tasks alive: an event loop holds them weakly
+        self.versions: dict[str, str] = {}  # see `Engine`
         self._broken: EngineError | None = None
         event_loop.run(self._start(members, patience, restarts))
         try:
@@ -142,8 +142,11 @@ class SGLangEngine:
                 task.cancel()
 
     async def _complete(self, r: Request) -> Completion:
-        """Asks until the message is whole: after a fault again, and on where the server stopped too early; all of it
-        anew where it has to fit a schema, of which a server knows the beginning only."""
+        """Asks until the message is whole.
+
+        After a fault, or where the server stopped early, the next request continues the message. With a
+        schema the message starts over instead: a server can only begin a schema.
+        """
         self.counts["messages"] += 1
         constrained = r.sampling.json_schema is not None
         parts = [_NOTHING]
@@ -167,7 +170,8 @@ class SGLangEngine:
                 self.faults += 1
                 self.counts["slow_retries"] += isinstance(fault, Slow)
                 failed, why = failed + 1, str(fault)
-                if isinstance(fault, Slow) and member.served > served:  # others it has answered meanwhile
+                # A slow server that has answered others is not dead: only this conversation moves.
+                if isinstance(fault, Slow) and member.served > served:
                     self._fleet.release([r.conversation_id])
                 else:
                     self._fleet.put_out(member, why)
@@ -186,7 +190,7 @@ class SGLangEngine:
         return _join(parts, "abort", why)
 
     async def _ask(self, member: Member, r: Request, ids: np.ndarray, done: int) -> Completion:
-        """One POST of what there is so far. Cancelled or timed out, the server is told to stop."""
+        """Posts the tokens so far once. Tells the server to stop where the call is cancelled or fails."""
         rid = uuid.uuid4().hex
         body = {
             "rid": rid,
@@ -221,7 +225,7 @@ class SGLangEngine:
 
     async def _with_routing(self, completion: Completion, answer: dict, tokens: int) -> Completion:
         text = answer["meta_info"].get("routed_experts")
-        try:  # of a long conversation it is megabytes
+        try:  # in a thread: a long conversation has megabytes of routing
             routing = await asyncio.to_thread(read_routing, text, self._config, tokens)
         except ValueError as error:
             raise Fault(f"/generate: {error}") from None
@@ -231,12 +235,12 @@ class SGLangEngine:
         try:
             await self._call(member, "POST", "/abort_request", {"rid": rid}, self._probe_timeout, reads=False)
         except (Fault, EngineError):
-            pass  # it has no such request any more, or nothing at all
+            pass  # the request, or the server, is gone
 
     async def _call(
         self, member: Member, method: str, path: str, body: Any, seconds: float, reads: bool = True
     ) -> Any:
-        """The JSON that the server answers. Raises Fault, and EngineError for what it will never accept."""
+        """Returns the server's JSON answer. Raises Fault, or EngineError where the server refuses (400)."""
         try:
             async with self._http.request(
                 method, member.url + path, json=body, timeout=aiohttp.ClientTimeout(total=seconds)
@@ -276,20 +280,20 @@ class SGLangEngine:
                 )
             if self._sleeps and not served.get("enable_memory_saver"):
                 raise EngineError(
-                    f"The server at {member.url} cannot give back its memory: start it with --enable-memory-saver, or set "
-                    "config.engine.sleep to False."
+                    f"The server at {member.url} cannot give back its memory: start it with "
+                    "--enable-memory-saver, or set config.engine.sleep to False."
                 )
             tokens_only = served.get("skip_tokenizer_init") or served.get("grammar_backend") == "none"
             if self.constrains and tokens_only:
                 raise EngineError(
-                    f"The server at {member.url} cannot constrain answers to a schema: start it with experiments/serve.py "
-                    "--words, or set config.explorer.json_schema to False."
+                    f"The server at {member.url} cannot constrain answers to a schema: start it with "
+                    "experiments/serve.py --words, or set config.explorer.json_schema to False."
                 )
 
     async def _probe(self, member: Member) -> None:
         async with self._pushing:  # while weights are loaded, a server does not answer
             self._fleet.check_awake()
-            # A push whose connection broke may have left it paused, in which it never is well.
+            # A push whose connection broke may have left the server paused. A paused one is never healthy.
             await self._call(member, "POST", "/continue_generation", {}, self._probe_timeout, reads=False)
             await self._call(member, "GET", "/health", None, self._probe_timeout, reads=False)
 
@@ -305,11 +309,14 @@ class SGLangEngine:
     # ---- Weights ------------------------------------------------------------------------------------------
 
     def update_weights(self, params: Any, version: int) -> None:
-        """As of `Engine`. A server that does not take them is out until it does; where none does, `generate` tells."""
-        event_loop.run(self._switched())  # a version must be read before it is the last but two
+        """Pushes new weights (see `Engine`).
+
+        A server that does not take them gets no requests until it does. Where none does, `generate` raises.
+        """
+        event_loop.run(self._switched())  # `write` deletes the version before last: nobody may still read it
         try:
             weights = self._pusher.write(params, version)
-        except OSError as error:  # said by `generate`, when the step that made these weights is whole
+        except OSError as error:  # raised by the next `generate`, so that the present step can be saved first
             self._broken = EngineError(
                 f"The weights of version {version} cannot be written ({error}): give "
                 "config.engine.push_folder a folder with room for three versions."
@@ -323,7 +330,7 @@ class SGLangEngine:
             await self._switching
 
     async def _switched(self) -> None:
-        """Returns when the servers have the newest weights. Raises what kept all of them from it."""
+        """Waits until the servers have the newest weights. Raises an error of the push itself."""
         if self._switching:
             await asyncio.shield(self._switching)
 
@@ -348,7 +355,7 @@ class SGLangEngine:
             self._fleet.put_out(member, str(error))
 
     def sleep(self) -> None:
-        """The servers give back the memory of weights and caches; `update_weights` wakes them.
+        """Makes the servers give back the memory of weights and caches. `update_weights` wakes them.
 
         Raises EngineError where one does not.
         """
@@ -364,7 +371,7 @@ class SGLangEngine:
                 raise
 
     async def _lay_down(self, member: Member) -> None:
-        """It asserts that it is idle, or paused."""
+        """Makes a server give back its memory. Pauses it first: a busy server fails an assertion."""
         try:
             await self._post(member, "/pause_generation", {"mode": "retract"})
             await self._post(member, "/release_memory_occupation", {})
@@ -378,7 +385,7 @@ class SGLangEngine:
         self._asleep.add(member)
 
     async def _wake(self, member: Member) -> None:
-        """It has its memory again, and no weights until some are pushed."""
+        """Returns a server its memory. It has no weights until some are pushed."""
         if member in self._asleep:
             self._asleep.remove(member)
             await self._post(member, "/resume_memory_occupation", {})
@@ -387,7 +394,7 @@ class SGLangEngine:
         await self._call(member, "POST", path, body, self._timeout, reads=False)
 
     def release(self, conversation_ids: Sequence[int]) -> None:
-        """The servers drop the prefixes that were used least recently by themselves."""
+        """Forgets where these conversations were served. Servers evict unused prefixes by themselves."""
         event_loop.soon(self._fleet.release, conversation_ids)
 
     def close(self) -> None:
@@ -397,7 +404,7 @@ class SGLangEngine:
         if self._switching:
             self._switching.cancel()
             await asyncio.wait([self._switching])
-        for member in list(self._asleep):  # whoever attaches next pushes its weights first
+        for member in list(self._asleep):  # without weights: the next run pushes its own first
             with contextlib.suppress(EngineError, Fault):
                 await self._wake(member)
                 await self._post(member, "/continue_generation", {})
@@ -412,7 +419,7 @@ _NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), "", np.zer
 
 
 def _join(parts: Sequence[Completion], finish: str, reason: str = "") -> Completion:
-    """One completion of several that follow each other."""
+    """Joins completions that continue each other into one."""
     return Completion(
         np.concatenate([p.ids for p in parts]),
         np.concatenate([p.logprobs for p in parts]),

@@ -1,8 +1,7 @@
-"""Several servers as one: which takes the next request, which is out, and how one comes back.
+"""Several servers as one: the choice of a server for each request, and the recovery of failed ones.
 
-A server that fails is left out at once, so that nothing new goes to it. It is then asked, with growing pauses, whether
-it is well; one that this process launched is started anew where it is dead or does not answer. Before it serves
-again it is brought to the newest weights.
+A server that fails gets no more requests from then on. It is probed, with growing pauses. A server that this
+process launched is restarted where it is dead or silent. Before it serves again, it gets the newest weights.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from absl import logging
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang.server import Server
 
-PROBES = 2  # without an answer, after which a launched server counts as hanging
+PROBES = 2  # unanswered probes after which a launched server counts as hanging
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between probes
 
 
 class Fault(Exception):
-    """A server did not do what it was asked; trying again, or elsewhere, may help. The message says what happened."""
+    """A server did not do what it was asked. Another attempt or server may help. The message says why."""
 
 
 class Slow(Fault):
@@ -31,8 +30,12 @@ class Slow(Fault):
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """A server of the fleet. process: where this process launched it. conversation_ids: the conversations that it serves.
-    served: requests that it has answered. restarts: how often it was started anew. why: what put it out."""
+    """A server of the fleet.
+
+    process: its process, where this one launched it. conversation_ids: the conversations that it serves.
+    served: requests that it has answered. restarts: how often it was restarted. serving: whether it gets
+    requests. why: the reason why it gets none.
+    """
 
     url: str
     process: Server | None = None
@@ -48,10 +51,10 @@ class Fleet:
 
     Args:
       members: at least one.
-      probe: raises Fault where the server at this member does not answer as it should.
+      probe: raises Fault where a member is not healthy.
       refresh: brings a member to the newest weights where it has others; raises Fault.
       patience: seconds for which the engine waits while no server serves.
-      restarts: how often a launched server may be started anew.
+      restarts: how often a launched server may be restarted.
     """
 
     def __init__(
@@ -66,9 +69,9 @@ class Fleet:
         self.members = list(members)
         self._probe, self._refresh = probe, refresh
         self._patience, self._restarts = patience, restarts
-        self._changed = asyncio.Event()  # set when a server serves again or is lost, and then another one
+        self._changed = asyncio.Event()  # set, and replaced, when a server serves again or is lost
         self._recoveries: set[asyncio.Task] = set()
-        self.awake = asyncio.Event()  # cleared while the servers' memory is the learner's: none recovers then
+        self.awake = asyncio.Event()  # cleared while the learner has the servers' memory: none recovers then
         self.awake.set()
 
     @property
@@ -76,9 +79,10 @@ class Fleet:
         return [m for m in self.members if m.serving]
 
     async def take(self, conversation_id: int) -> Member:
-        """The member that serves this conversation, so that each message finds the ones before it in its cache: the
-        one that did so far or, where that one is out or there was none, the one with the fewest conversations.
+        """Returns the member that serves this conversation.
 
+        It stays the same, so that each message finds the earlier ones in the server's cache. A new
+        conversation, or one whose member is out, gets the member with the fewest conversations.
         Raises EngineError where none serves for `patience` seconds, or none ever will again.
         """
         member = next((m for m in self.members if conversation_id in m.conversation_ids), None)
@@ -89,11 +93,11 @@ class Fleet:
         return member
 
     def knows(self, conversation_id: int) -> bool:
-        """Whether a member serves this conversation, or did until it was put out."""
+        """Says whether a member serves this conversation, or did until it was put out."""
         return any(conversation_id in m.conversation_ids for m in self.members)
 
     def release(self, conversation_ids: Iterable[int]) -> None:
-        """These conversations have ended."""
+        """Forgets these conversations."""
         for member in self.members:
             member.conversation_ids.difference_update(conversation_ids)
 
@@ -108,23 +112,23 @@ class Fleet:
 
     @property
     def _lost(self) -> bool:
-        """No server will ever serve again."""
+        """True where no server will ever serve again."""
         return all(m.process and m.restarts > self._restarts for m in self.members)
 
     def _epitaph(self, lost: bool) -> str:
         told = "; ".join(f"{m.url}: {m.why}" for m in self.members)
         if lost:
             return (
-                f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and give it "
-                "more memory or fewer requests (config.engine.max_concurrency)."
+                f"Every SGLang server has died more than {self._restarts} times ({told}); see its log, and "
+                "give it more memory or fewer requests (config.engine.max_concurrency)."
             )
         return (
-            f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name another "
-            "in config.engine.url, and run the same command: it goes on from the last checkpoint."
+            f"No SGLang server has answered for {self._patience:g} s ({told}); start it again, or name "
+            "another in config.engine.url, and run the same command: it goes on from the last checkpoint."
         )
 
     def put_out(self, member: Member, why: str) -> None:
-        """Nothing new goes to this member until it is well and has the newest weights."""
+        """Sends this member no new requests until it is healthy and has the newest weights."""
         if member.serving:
             logging.warning("%s gets no requests until it is well: %s", member.url, why)
             member.serving, member.why = False, why
@@ -157,7 +161,7 @@ class Fleet:
                 member.serving = True
                 logging.warning("%s serves again.", member.url)
                 break
-            except Exception as fault:  # whatever it is, the next try may do better
+            except Exception as fault:  # of any kind: the next attempt may succeed
                 member.why = str(fault) or type(fault).__name__
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

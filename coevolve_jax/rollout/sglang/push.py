@@ -1,9 +1,9 @@
-"""New weights to SGLang servers: checked before, verified after, the old ones kept where that fails.
+"""Pushes new weights to SGLang servers: checks before, verifies after, and keeps the old ones on failure.
 
-A server dies of a tensor of another shape and of a truncated file, and reports success when a tensor is
-missing. So nothing is posted that does not fit the model that it serves, and what it holds afterwards is
-compared by checksum with what was sent. Requests under way are set back to their tokens (`retract`), for keys
-and values of old weights must not be used on, and continue with the new weights.
+A server dies of a tensor of another shape or a truncated file, and reports success when a tensor is missing.
+So weights that do not fit the served model are never posted. Afterwards the server's checksum is compared
+with that of the weights sent. Running requests are set back to their tokens (`retract`): keys and values of
+old weights must not be used again. They continue with the new weights.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ async def call(
     body: Mapping | None = None,
     timeout: float | None = None,
 ) -> dict:
-    """The JSON object that the server at `url` answers. timeout: seconds; None is CONTROL_TIMEOUT.
+    """Returns the JSON object that the server at `url` answers. timeout: seconds; None is CONTROL_TIMEOUT.
 
-    Raises EngineError, in one sentence, where there is no answer, or one that is no success.
+    Raises EngineError, in one sentence, where there is no answer or it is a failure.
     """
     timeout = CONTROL_TIMEOUT if timeout is None else timeout
     try:
         limit = aiohttp.ClientTimeout(total=timeout)
-        # Minutes may pass until the next call, and a connection that the server closes just then loses it.
+        # Minutes may pass until the next call. On a kept connection it could meet the server's idle close,
+        # and fail.
         alone = {"Connection": "close"}
         async with session.request(method, url + path, json=body, timeout=limit, headers=alone) as response:
             text, status = await response.text(), response.status
@@ -72,18 +73,19 @@ async def call(
 
 
 async def checksum(session: aiohttp.ClientSession, url: str) -> str:
-    """Of all the weights that the server at `url` holds: equal for servers of equal layout and weights."""
+    """Returns the checksum of the server's weights. It is equal for servers of equal layout and weights."""
     return (await _checker(session, url))[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """What is known of one server.
+    """The pusher's record of one server.
 
-    tensors: of the model that it serves, in the dtype that it computes in. layout: servers of equal layout
-    hold equal weights alike. ranks: processes that share the weights. exact: whether its checksums can be
-    computed here. folder: that its weights came from, None if they were broadcast. version: its label for
-    them. checksum: of what it holds. content: tells apart the weights pushed to it, None before.
+    tensors: of the served model, in the dtype of the computation. device: "cpu" or "cuda" and the like.
+    layout: servers of equal layout store equal weights equally. ranks: processes that share the weights.
+    exact: whether its checksums can be computed here.
+    folder: the source of its weights, None for a broadcast. version: its label for them. checksum: of them.
+    content: identifies the pushed weights, None before a push.
     """
 
     tensors: Mapping[str, Tensor]
@@ -100,14 +102,16 @@ class Server:
 class Pusher:
     """Brings one run's weights to its servers.
 
-    config, model: the policy's architecture and its Hugging Face folder; the latter stands for the served
-      model where the server's own folder cannot be read from here. dtype: of what is sent, the one that the
-      servers compute in. transport: "disk" writes a folder that they load, "distributed" broadcasts to them
-      without a disk (and needs torch). root: where versions are written, a folder that the servers see as
-      well; None is a temporary one on this machine. exact: False for servers that keep weights in a layout
-      of their own (packed for AMX, some kernels for experts), of which one can only see that they change.
-      timeout: seconds that a server may take to load the weights. ahead: hash them before the server stops, not while
-      it loads them: it stands still for a shorter time, and has them later.
+    config: the policy's architecture.
+    model: its Hugging Face folder. It stands for the served model where the server's folder is not readable.
+    dtype: of the weights sent; the servers compute in it.
+    transport: "disk" writes a folder that the servers load. "distributed" broadcasts, and needs torch.
+    root: the folder for versions, which the servers see as well; None is a temporary one on this machine.
+    exact: False for servers with a weight layout of their own (packed for AMX, some kernels for experts).
+      Their checksums only show that weights change.
+    timeout: seconds that a server may take to load the weights.
+    ahead: hash the weights before the server pauses, not while it loads them. The pause is shorter, but the
+      server has the weights later.
     """
 
     def __init__(
@@ -132,27 +136,27 @@ class Pusher:
         self._transport, self._exact, self._timeout = transport, exact, timeout
         self._folders, self._ahead = weights_lib.Folders(root), ahead
         self._servers: dict[str, Server] = {}
-        self.paused_seconds = 0.0  # that servers stood still for weights that they took, all together
+        self.paused_seconds = 0.0  # sum over servers of the pauses for weights that they took
         self._groups: dict[str, Any] = {}
         self._seen: dict[tuple, str] = {}  # (weights, layout) -> checksum
         self._hashed: Weights | None = None
-        self._expected: dict[str, asyncio.Task] = {}  # their checksums by the device of the servers
+        self._expected: dict[str, asyncio.Task] = {}  # device of servers -> checksums of `_hashed`
 
     def write(self, params: Any, version: int) -> Weights:
-        """Prepares `params` to be pushed as `version`.
+        """Prepares `params` for a push as `version`.
 
-        With transport "distributed" the result is a view on `params`, good until they are donated.
+        With transport "distributed" the result is a view on `params`, valid until they are donated.
         """
         if self._transport == "disk":
             return self._folders.write(self._config, params, version, self._dtype)
         return weights_lib.from_params(self._config, params, version, self._dtype)
 
     async def push(self, session: aiohttp.ClientSession, url: str, weights: Weights) -> str:
-        """Has the server at `url` serve `weights`, under the label str(version); returns its checksum.
+        """Makes the server at `url` serve `weights` under the label str(version). Returns its checksum.
 
-        Several servers are updated at once, with asyncio.gather. Raises ValueError where the weights do not
-        fit the served model or cannot be read, with nothing sent, and EngineError where the server did not
-        take them: the message tells whether it serves the old weights still.
+        Callers may update several servers at once. Raises ValueError, with nothing sent, where the weights do
+        not fit the served model or cannot be read. Raises EngineError where the server did not take them; the
+        message says whether it still serves the old weights.
         """
         server = await self._describe(session, url)
         tensors = weights.tensors()
@@ -165,7 +169,7 @@ class Pusher:
         expected = self._expect(server, weights, tensors)
         if self._ahead:
             await asyncio.shield(expected)
-        del self._servers[url]  # until it is known again what it holds
+        del self._servers[url]  # its weights are unknown until they are verified
         start = time.perf_counter()
         async with _paused(session, url):
             try:
@@ -174,7 +178,7 @@ class Pusher:
             except Exception as error:
                 await self._leave(session, url)
                 kept = await self._restore(session, url, server)
-                if not kept:  # nothing may be sampled by whatever it has now
+                if not kept:  # its weights are unknown: they must sample nothing
                     with contextlib.suppress(EngineError):
                         await call(session, url, "POST", "/abort_request", {"abort_all": True})
                 state = f"still serves version {server.version}" if kept else "lost the old one: restart it"
@@ -186,7 +190,7 @@ class Pusher:
         return server.checksum
 
     def holds(self, url: str, weights: Weights) -> bool:
-        """Whether the last that this pusher put on the server at `url`, and verified there, are `weights`."""
+        """Says whether this pusher's last verified push to the server at `url` was `weights`."""
         known = self._servers.get(url)
         return known is not None and known.content is not None and known.version == str(weights.version)
 
@@ -197,7 +201,7 @@ class Pusher:
         self._folders.close()
 
     async def _describe(self, session: aiohttp.ClientSession, url: str) -> Server:
-        """From memory, unless its label says that it was restarted or that others put weights there."""
+        """Returns a server's record. Asks the server where its label shows a restart or others' weights."""
         info = await call(session, url, "GET", "/model_info")
         known = self._servers.get(url)
         if known is None or known.version != info.get("weight_version"):
@@ -237,8 +241,10 @@ class Pusher:
         return known
 
     def _expect(self, server: Server, weights: Weights, tensors: Mapping[str, Tensor]) -> asyncio.Task:
-        """Checksums of `weights`, computed once for all servers alike: the server's own where it is exact, else some
-        that tell versions apart."""
+        """Starts the checksums of `weights`, once for all servers of a device.
+
+        They equal the server's own where it is exact. Otherwise they only tell versions apart.
+        """
         device = server.device if server.exact else "cpu"
         if self._hashed is not weights:
             self._hashed, self._expected = weights, {}
@@ -265,11 +271,11 @@ class Pusher:
         weights: Weights,
         expected: Mapping[str, str],
     ) -> Server:
-        """The server with the weights that it holds now; EngineError where they are not those sent."""
+        """Returns the server's record with its new weights. EngineError where they are not those sent."""
         total, ranks = await _checker(session, url)
         content = str(sorted(expected.items()))
         if server.exact:
-            names = expected.keys() | {name for rank in ranks for name in rank}  # also what was not sent
+            names = expected.keys() | {name for rank in ranks for name in rank}  # parameters not sent too
             wrong = [name for name in names if any(rank.get(name) != expected.get(name) for rank in ranks)]
             if wrong:
                 raise EngineError(
@@ -290,7 +296,7 @@ class Pusher:
         )
 
     async def _restore(self, session: aiohttp.ClientSession, url: str, server: Server) -> bool:
-        """Whether the server serves again, or still, what it did before."""
+        """Restores the old weights where they are lost. Says whether the server serves them."""
         try:
             info = await call(session, url, "GET", "/model_info")
             kept = info.get("weight_version") == server.version
@@ -314,7 +320,7 @@ class Pusher:
 
 @contextlib.asynccontextmanager
 async def _paused(session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]:
-    """Requests under way go back to the queue with the tokens that they have, and go on in any case."""
+    """Pauses a server. Running requests return to its queue with their tokens, and go on in any case."""
     try:
         await call(session, url, "POST", "/pause_generation", {"mode": "retract"})
         yield
@@ -326,12 +332,12 @@ async def _paused(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Non
 
 
 def _update(folder: str | os.PathLike, version: str) -> dict:
-    # Without the flush, keys and values of the old weights would be used on.
+    # Without the flush, keys and values of the old weights would be used again.
     return {"model_path": str(folder), "weight_version": version, "flush_cache": True}
 
 
 async def _checker(session: aiohttp.ClientSession, url: str) -> tuple[str, list[dict[str, str]]]:
-    """The checksum of everything, and of each rank by parameter."""
+    """Returns the checksum of all weights, and the checksums of each rank by parameter."""
     answer = await call(session, url, "POST", "/weights_checker", {"action": "checksum"})
     try:
         return str(answer["per_engine_checksum"]), [dict(rank["checksums"]) for rank in answer["ranks"]]
@@ -348,14 +354,17 @@ def _checksums(weights: Weights, tensors: Mapping[str, Tensor], device: str) -> 
 
 
 def _served_tensors(args: Mapping[str, Any], model: Path) -> dict[str, Tensor]:
-    """Of the model that a server was launched with, or of `model` where that is not on this machine."""
+    """Returns the tensors of the model that a server was launched with.
+
+    `model` stands for it where its folder is not on this machine.
+    """
     folder = Path(args["model_path"])
     folder = folder if (folder / "config.json").is_file() else model
     dtype = {"half": "float16", "float": "float32"}.get(args["dtype"], args["dtype"])
     if dtype == "auto":
         config = json.loads((folder / "config.json").read_text())
         dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-        dtype = "float16" if dtype == "float32" else dtype  # as SGLang decides
+        dtype = "float16" if dtype == "float32" else dtype  # SGLang does so
     floating = weights_lib.DTYPES.values()
     return {
         name: tensor._replace(dtype=dtype) if tensor.dtype in floating else tensor

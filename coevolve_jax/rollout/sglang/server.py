@@ -1,9 +1,9 @@
-"""Launches a real SGLang server as child processes of this one: starts, watches, restarts and ends it.
+"""Runs a real SGLang server as child processes of this one: starts, watches, restarts and ends it.
 
     with Server("models/tiny_qwen3").wait_until_ready() as server:
         ... requests to server.url ...
 
-SGLang lives in a Python environment of its own; on a CPU that is `.sglang`, which `make sglang-cpu` builds.
+SGLang has a Python environment of its own. On a CPU it is `.sglang`, which `make sglang-cpu` builds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ REMEDY = "run `make sglang-cpu`, or set config.engine.python to the python of an
 POLL_SECONDS = 0.1
 STOP_SECONDS = 30.0
 TAIL_LINES = 8
-# SGLang's "CPU engine" wants kernels that its package on PyPI lacks; 0 takes those of torch. With a
-# small model a second thread only costs: 64 requests to models/tiny_qwen3 took ten times the CPU time.
+# SGLang's "CPU engine" needs kernels that its package on PyPI lacks; 0 takes torch's. With a small model a
+# second thread only costs: 64 requests to models/tiny_qwen3 took ten times the CPU time.
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "0"}
 _CPU_DEFAULTS = {"OMP_NUM_THREADS": "1"}
-# The server's own warm-up goes through its tokenizer; /health generates a token anyway.
+# The server's own warm-up needs a tokenizer, and /health generates a token anyway.
 _CPU_FLAGS = (
     "--device",
     "cpu",
@@ -48,15 +48,15 @@ _CPU_FLAGS = (
     "--skip-server-warmup",
     "--sleep-on-idle",
 )  # otherwise its scheduler spins on a core that the update needs
-# For rollouts: token ids in and out. A server without these also speaks the OpenAI protocol, for an explorer.
+# Rollouts exchange token ids only. Without these flags a server also speaks OpenAI's protocol, for explorers.
 _TOKENS_ONLY = ("--skip-tokenizer-init", "--grammar-backend", "none")
-_QUIET = "GET /health"  # lines of the log that explain nothing
+_QUIET = "GET /health"  # marks lines of the log that explain nothing
 
 
 def default_python() -> str:
-    """This interpreter where sglang is installed for it (GPU machines), otherwise the one of `.sglang`.
+    """Returns this interpreter where it has sglang (GPU machines), otherwise the one of `.sglang`.
 
-    ValueError with the remedy when neither has SGLang.
+    ValueError with the remedy where neither has SGLang.
     """
     if importlib.util.find_spec("sglang") is not None:
         return sys.executable
@@ -68,7 +68,7 @@ def default_python() -> str:
 
 
 def _command(python: str, model: Path, host: str, port: int, version: str, flags: Sequence[str]) -> list[str]:
-    """The version comes back with every token."""
+    """Returns the command that starts a server. The server reports `version` with every token."""
     return [
         python,
         "-m",
@@ -86,7 +86,10 @@ def _command(python: str, model: Path, host: str, port: int, version: str, flags
 
 
 def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """That of this process, less what is for it alone. scratch: where the server leaves socket files."""
+    """Returns the server's environment variables: this process's, without its settings of JAX and Python.
+
+    scratch: a folder for the server's socket files.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # the first start compiles: pip was told not to
     if python != sys.executable:
@@ -97,7 +100,7 @@ def _environment(python: str, cpu: bool, scratch: str, extra: Mapping[str, str])
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """Bound, not listening: other programs are not given the port, but the server may still listen on it."""
+    """Binds a port without listening: no other program gets it, but the server may still listen on it."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -112,11 +115,11 @@ def _reserve(host: str, port: int) -> socket.socket:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Has the supervisor kill the server's processes, as SGLang does with its own parts, and waits for it."""
+    """Makes the supervisor kill the server's processes, and waits for it."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:  # the server's main process dies with it
+    except subprocess.TimeoutExpired:  # the kernel kills the server's main process with the supervisor
         process.kill()
         process.wait()
 
@@ -124,16 +127,21 @@ def _end(process: subprocess.Popen) -> None:
 class Server:
     """One SGLang server on this machine. The constructor launches it; `wait_until_ready` waits.
 
-    model_path: Hugging Face folder. version: what the server calls these weights. python: one that has
-    sglang. device: "cpu", or "auto" for SGLang's own choice and defaults; by default "cpu" for the python of
-    `.sglang`. context_length: tokens of prompt and answer. max_total_tokens: of the KV cache; by default
-    room for all running requests on a CPU, SGLang's choice elsewhere. words: it also speaks the OpenAI protocol,
-    and constrains answers to a JSON schema: an explorer needs that, rollouts do not. arguments: further ones of
-    sglang.launch_server, verbatim. host: where it listens; 0.0.0.0 lets other machines in. deadline: seconds
-    for a start. log_path: both output streams, appended.
+    model_path: Hugging Face folder. version: the server's label for these weights.
+    python: an interpreter with sglang; default_python() by default.
+    device: "cpu", or "auto" for SGLang's own choice and defaults. The default for `.sglang` is "cpu".
+    context_length: tokens of prompt and answer.
+    max_total_tokens: tokens of the KV cache. The default holds all running requests on a CPU, and is SGLang's
+      choice elsewhere.
+    words: whether it also speaks the OpenAI protocol and constrains answers to a JSON schema. Explorers need
+      this, rollouts do not.
+    host: the address where it listens; 0.0.0.0 admits other machines. port: 0 chooses a free one.
+    log_path: the file to which both output streams are appended.
+    arguments: further arguments of sglang.launch_server, verbatim.
+    deadline: seconds for a start.
 
     The processes end with `stop`, with this object, with the interpreter, and when this process is killed.
-    ValueError, before anything is launched, for a python, folder, device or port that cannot be.
+    Raises ValueError, before anything is launched, for an unusable python, folder, device or port.
     """
 
     def __init__(
@@ -216,8 +224,11 @@ class Server:
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def wait_until_ready(self) -> Server:
-        """Returns self once the server has generated a token. RuntimeError, with the last lines of
-        its log, when it dies or its deadline passes; nothing of it runs then."""
+        """Returns self once the server has generated a token.
+
+        Raises RuntimeError, with the last lines of the log, where it dies or its deadline passes. None of its
+        processes runs then.
+        """
         limit = time.monotonic() + self.deadline
         with tqdm(bar_format="SGLang starts, {elapsed}{postfix}", disable=None) as bar:
             while not self.healthy():
@@ -232,15 +243,15 @@ class Server:
         return self
 
     def alive(self) -> bool:
-        """Whether its process runs; it may still be starting, or hang."""
+        """Says whether its process runs. It may still be starting, or hang."""
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Returns when the server has ended, for whatever reason."""
+        """Waits until the server has ended, for any reason."""
         self._process.wait()
 
     def healthy(self, timeout: float = 25.0) -> bool:
-        """Whether the server generates: /health samples a token, or sees others sampled, in 1 to 20 s."""
+        """Says whether the server generates: /health samples a token, or sees others, in 1 to 20 s."""
         connection = http.client.HTTPConnection(self._reached, self.port, timeout=timeout)
         try:
             connection.request("GET", "/health")
@@ -251,8 +262,10 @@ class Server:
             connection.close()
 
     def restart(self, model_path: str | Path, version: str) -> Server:
-        """The same server at the same URL with these weights, whatever state it is in, also hanging or dead.
-        What it was working on is lost."""
+        """Restarts the server at the same URL with these weights, from any state, hanging or dead included.
+
+        Its running requests are lost.
+        """
         with self._lock:
             if self._stopped:
                 raise RuntimeError(f"The SGLang server at {self.url} was stopped.")
@@ -261,14 +274,14 @@ class Server:
         return self.wait_until_ready()
 
     def stop(self) -> None:
-        """Ends the server for good and waits until none of its processes is left. A second call does nothing."""
+        """Ends the server for good and waits for all its processes. A second call does nothing."""
         with self._lock:
             self._stopped = True
             self._finalizer()
         self._reserved.close()
 
     def failure(self, what: str = "does not answer") -> str:
-        """A sentence for the user: what happened to which server, and the last lines of its log."""
+        """Says in a sentence what happened to which server, with the last lines of its log."""
         tail = " | ".join(self._tail(TAIL_LINES)) or "nothing"
         return (
             f"The SGLang server at {self.url} ({self.model_path}) {what}. "

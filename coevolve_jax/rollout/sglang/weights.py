@@ -1,4 +1,4 @@
-"""One version of a model's weights on its way to the servers: a folder, or arrays in memory."""
+"""A version of a model's weights for the servers: a folder, or arrays in memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import QwenConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
-FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS of them are written at once
-TEMPORARY, OWNER = "coevolve-weights-", "owner"  # a temporary root, and in it the file that its owner locks
-LISTED = 8  # differences that a message names
+FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS files are written at once
+TEMPORARY, OWNER = "coevolve-weights-", "owner"  # prefix of temporary roots; their file that the owner locks
+LISTED = 8  # the most differences that a message names
 
 
 class Tensor(NamedTuple):
@@ -32,7 +32,10 @@ class Tensor(NamedTuple):
 
 
 class Weights(Protocol):
-    """version: of the policy, or None for a model that was not pushed. folder: None where there is none."""
+    """A version of the weights.
+
+    version: the policy's, or None for a model that was not pushed. folder: None for arrays in memory.
+    """
 
     @property
     def version(self) -> int | None: ...
@@ -41,17 +44,17 @@ class Weights(Protocol):
     def folder(self) -> Path | None: ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """By Hugging Face name; a tied lm_head is left out. Raises ValueError where they cannot be read."""
+        """Returns dtype and shape by Hugging Face name, without a tied lm_head. ValueError if unreadable."""
         ...
 
     def reader(self) -> contextlib.AbstractContextManager[Callable[[str], Any]]:
-        """A function from a name to the array, in the shape that `tensors` tells."""
+        """Opens a function from a name to the array, in the shape that `tensors` gives."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class FolderWeights:
-    """A Hugging Face folder; its headers are read anew each time, for others can write to it."""
+    """A Hugging Face folder. Its headers are read each time, since others can write to it."""
 
     folder: Path
     version: int | None = None
@@ -81,7 +84,7 @@ class FolderWeights:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayWeights:
-    """Views on a parameter tree, good until its arrays are donated."""
+    """Views on a parameter tree, valid until its arrays are donated."""
 
     entries: Sequence[hf_io.Entry]
     dtype: str
@@ -96,8 +99,11 @@ class ArrayWeights:
         yield lambda name: self._rows(*self._places[name], 1)[0]
 
     def buckets(self, size: int) -> Iterator[tuple[list[str], Iterator[jax.Array]]]:
-        """The tensors in the order of `tensors`, in groups of at most `size` bytes or of one: their names, and blocks
-        that have them one behind the other, each read from the parameters at once when it is asked for."""
+        """Yields the tensors, in the order of `tensors`, in groups of at most `size` bytes or of one tensor.
+
+        A group is (names, blocks). The blocks hold its tensors one behind the other. Each block is read from
+        the parameters in one piece, when it is asked for.
+        """
         dtype = np.dtype(self.dtype)
         for group in hf_io.split(list(self.entries), dtype, size):
             blocks = hf_io.blocks(group, dtype)
@@ -109,14 +115,14 @@ class ArrayWeights:
         return {str(e.names[index]): (e, index) for e in self.entries for index in places(e)}
 
     def _rows(self, entry: hf_io.Entry, index: tuple[int, ...], count: int) -> jax.Array:
-        """As hf_io.rows, on one device, contiguous."""
+        """Does what hf_io.rows does, contiguous and on one device."""
         block = hf_io.rows(entry, index, count, np.dtype(self.dtype))
         devices = block.devices() if isinstance(block, jax.Array) else jax.local_devices()
         return jax.device_put(block, min(devices, key=lambda device: device.id))
 
 
 def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
-    """Raises ValueError for parameters that this process does not hold whole."""
+    """Views parameters as weights. Raises ValueError where this process does not hold all of them."""
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(params)):
         raise ValueError(
             "Parameters that lie on several processes cannot be broadcast to servers; set the "
@@ -126,7 +132,7 @@ def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> Ar
 
 
 def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
-    """What keeps our tensors from taking the place of theirs, in words; the vocabulary first."""
+    """Lists in words why our tensors cannot replace theirs; the vocabulary first."""
     faults = [f"{name} is missing" for name in sorted(theirs.keys() - ours.keys())]
     faults += [f"{name} is unknown there" for name in sorted(ours.keys() - theirs.keys())]
     for name in sorted(ours.keys() & theirs.keys()):
@@ -142,10 +148,10 @@ def differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> lis
 
 
 class Folders:
-    """The versions of a run as folders root/version-N; those older than the last two are deleted.
+    """The versions of a run as folders root/version-N. All but the last two are deleted.
 
-    root: None makes a temporary one, in memory where there is room, that `close` deletes. What a process that was killed
-    left is deleted by the next one: half-written versions in its root, and temporary roots without an owner.
+    root: None makes a temporary one, in memory where there is room; `close` deletes it. The next process
+    deletes what a killed one left: half-written versions in its root, and temporary roots without an owner.
     """
 
     def __init__(self, root: str | os.PathLike | None = None):
@@ -154,7 +160,7 @@ class Folders:
         self._owned: IO | None = None  # the temporary root's lock
 
     def write(self, config: QwenConfig, params: Any, version: int, dtype: str) -> FolderWeights:
-        """Whole or not at all: a server never sees a half-written folder."""
+        """Writes a version, whole or not at all: a server never sees a half-written folder."""
         if self._root is None:
             count = sum(leaf.size for leaf in jax.tree.leaves(params))
             self._root, self._owned = _temporary_root(count * np.dtype(dtype).itemsize)
@@ -178,7 +184,7 @@ class Folders:
             self._owned.close()
 
     def _remove(self, folder: Path) -> None:
-        """In one step for those who look for it under its name."""
+        """Deletes a folder. Its name disappears in one step, before its contents."""
         if folder.exists():
             doomed = tempfile.mkdtemp(prefix=".old-", dir=self._root)
             os.replace(folder, doomed)
@@ -186,16 +192,18 @@ class Folders:
 
 
 def _temporary_root(size: int) -> tuple[Path, IO]:
-    """A new one, and its file that stays locked while it is open. size: bytes of one version; three are there while one
-    is written."""
+    """Makes a temporary root. Returns it with a file that stays locked while it is open.
+
+    size: bytes of one version. Three versions exist while one is written.
+    """
     memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
     for left in (*memory.glob(f"{TEMPORARY}*/{OWNER}"), *disk.glob(f"{TEMPORARY}*/{OWNER}")):
-        with contextlib.suppress(OSError), left.open() as file:  # locked by who is alive; or another user's
+        with contextlib.suppress(OSError), left.open() as file:  # OSError: its owner lives, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left.parent)
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * size
     root = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=memory if roomy else disk))
     owner = open(root / f"{OWNER}-new", "w")
     fcntl.flock(owner, fcntl.LOCK_EX)
-    os.replace(owner.name, root / OWNER)  # so that nobody finds it before it is locked
+    os.replace(owner.name, root / OWNER)  # named last, so that nobody finds it before it is locked
     return root, owner
