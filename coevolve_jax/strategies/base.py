@@ -1,4 +1,4 @@
-"""The Strategy protocol, by which the loop of train.py uses a self-evolving method, and functions for methods.
+"""The Strategy protocol, by which train.py uses a self-evolving method, and functions that methods share.
 
 A method is a module with `make(config, state=None) -> Strategy`. config.strategy.name names it: `coevolve`
 stands for `coevolve_jax.strategies.coevolve`, a dotted path for a module of your own

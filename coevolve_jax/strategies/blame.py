@@ -135,7 +135,7 @@ def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Ca
 def tool_weights(
     tools: Mapping[str, tuple[float, float]], sharpness: float = 1.0, chasing: bool = False
 ) -> dict[str, float]:
-    """Weight of each tool from its (attempts, misses): p (1 - p), or 1 - p if `chasing`, to the power `sharpness`.
+    """Weight of each tool from its (attempts, misses): p (1 - p) to the power `sharpness`; `chasing`: 1 - p.
 
     p is the tool's success rate, shrunk towards the rate of all tools by PRIOR attempts. Otherwise a tool
     that was seldom tried would look weak.
