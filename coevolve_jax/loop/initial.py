@@ -113,8 +113,8 @@ def tasks_from_file(
     for task in found:
         if task.environment != config.environment.name:
             raise ValueError(
-                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, "
-                f"and config.environment.name is {config.environment.name!r}: give tasks that were made in it."
+                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and "
+                f"config.environment.name is {config.environment.name!r}: give tasks that were made in it."
             )
     stats = SynthesisStats(proposed=len(found))
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):

@@ -9,7 +9,7 @@ How arguments travel:
 
     JSON values               with the call (loop/rendezvous.py)
     batches, prompts          broadcast by the devices, since they are large
-    arrays on all devices     as a name, since every process holds its part; it means what the last call returned
+    arrays on all devices     as a name, for what the last call returned; each process holds its part of them
 
 All processes share one file system. They read the same checkpoints, and each writes its part of them. Process
 0 alone writes everything else in the workdir.
