@@ -75,7 +75,7 @@ class Trainer:
         self._writer.save(directory, step, state, saved, keep=keep)
 
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
-        """Writes the policy as a Hugging Face folder, straight from its devices: it is never gathered whole."""
+        """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole."""
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
 
     def close(self) -> None:
