@@ -114,7 +114,7 @@ def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
 def encode(row: Mapping[str, Any]) -> bytes:
     """One JSON line. Floats are written with repr: reading gives the same bits. NaN and infinity are null."""
     return (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode(
-        errors="backslashreplace"  # a lone surrogate, which a policy may write, has no UTF-8; JSON's escape does
+        errors="backslashreplace"  # a policy may write lone surrogates, which have no UTF-8: keep the escapes
     )
 
 
