@@ -245,7 +245,8 @@ class Synthesizer:
         costs = self.roles.costs or {}
         faults = {key: n for key, n in costs.items() if "faults/" in key or "refused/" in key}
         return (
-            f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused) | faults}): "
+            f"Unguided exploration found {total.added} of {wanted} new tasks "
+            f"({dict(total.refused) | faults}): "
             "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
             "or ask for fewer tasks."
         )
