@@ -7,8 +7,8 @@
         3. weakness signals from these rollouts
         4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + the valid tasks
 
-The strategy decides which tasks to draw, how to compute advantages, what counts as a weakness and how D_t
-grows. strategies/coevolve.py is the paper's method.
+The strategy draws the tasks, computes advantages, defines weakness and decides how D_t grows. The paper's
+method is strategies/coevolve.py.
 
 Every random generator is seeded from (seed, purpose, step), so a killed run resumes to the same bits. This
 holds for the in-process engine with config.rollout.max_staleness 0.
