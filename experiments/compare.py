@@ -1,15 +1,16 @@
-"""Runs several methods on the same tasks, seeds and budget, and says what differs.
+"""Compares methods on the same tasks, seeds and budget.
 
-    python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,placebo,coevolve,oracle \\
-        --seeds=0:5 --workdir=runs/pilot
-    python experiments/compare.py --config=configs/bfcl_tiny.py --arms=coevolve --grid=evolution.every=5,10,20 \\
-        --seeds=0:3 --workdir=runs/every
+    python experiments/compare.py --config=configs/bfcl_headroom.py --seeds=0:5 --workdir=runs/pilot \\
+        --arms=static,random,placebo,coevolve,oracle
+    python experiments/compare.py --config=configs/bfcl_tiny.py --seeds=0:3 --workdir=runs/every \\
+        --arms=coevolve --grid=evolution.every=5,10,20
 
-Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells; the arms of a seed share their beginning (D_0, held-out
-sets, first evaluation). The same command again goes on where it was stopped. WORKDIR/outcomes.csv has every raw number,
-comparison.json the statistics, report.html shows both. A run that diverges is a result, is named, and is not tried again but with
---retry_diverged. --arms=help lists the arms. SIGTERM or SIGUSR1 asks it to end: its
-runs save, and it exits with status 75.
+--arms=help lists the arms. Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells. The arms of a
+seed share their initial state: D_0, held-out sets and first evaluation. WORKDIR/outcomes.csv has every raw
+number, comparison.json the statistics. report.html shows both.
+
+The same command resumes a comparison. On SIGTERM or SIGUSR1 its runs save, and it exits with status 75. A run
+that diverges counts as a result. Only --retry_diverged tries it again.
 """
 
 import datetime
@@ -158,7 +159,7 @@ def run() -> list:
                         f"{cell.column}, seed {cell.seed}: {failure.why if failure else said}",
                         file=sys.stderr,
                     )
-                    if count == 1:  # of several machines none writes for the others
+                    if count == 1:  # with several machines, the last command writes the results of all
                         results.read(folder, made, chosen, keep=True)
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)

@@ -1,12 +1,14 @@
 """Scores a model on a benchmark's own tasks, or on the held-out synthetic tasks of a run.
 
-    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development --output=score.json
-    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --category=base,miss_func,miss_param,long_context \\
-        --protocol=official --split=test --num_rollouts=4 --temperature=0.7 --max_length=32768 --max_new_tokens=4096
+    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development \\
+        --output=score.json
+    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --split=test --protocol=official \\
+        --category=base,miss_func,miss_param,long_context --num_rollouts=4 --temperature=0.7 \\
+        --max_length=32768 --max_new_tokens=4096
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
 
-BFCL tasks are scored by the official checker (docs/environments/bfcl.md). What the score depends on (protocol,
-split, temperature, number of rollouts, package version) is printed and written with it, and so are avg@k and best@k.
+The official checker scores BFCL tasks (docs/environments/bfcl.md). The report has avg@k and best@k. It also
+names all that the score depends on: protocol, split, temperature, number of rollouts and package versions.
 """
 
 import json
@@ -19,7 +21,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
-DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # of what no flag below sets
+DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # for settings that have no flag below
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(
@@ -103,7 +105,7 @@ def run() -> None:
     from coevolve_jax.envs import base
     from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
 
-    if _OUTPUT.value:  # before anything is computed
+    if _OUTPUT.value:  # fail now, before anything is computed
         configs.check_new_file("output", _OUTPUT.value)
 
     held_out = _BENCHMARK.value == "held_out"
@@ -114,7 +116,7 @@ def run() -> None:
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
-    if trained:  # as the run has them, but for what a flag says otherwise
+    if trained:  # the run's own settings; flags that are given override them
         kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
         config.environment = trained.environment
         limits, world = {key: trained.rollout[key] for key in limits} | kept(limits), kept(world)
@@ -145,7 +147,7 @@ def run() -> None:
     rows = scores(by_task, _ROLLOUTS.value, parts, alike)
     solved, trials = (sum(count[i] for count in by_task.values()) for i in (0, 1))
     success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
-    if checked:  # the family may count in another way
+    if checked:  # the family may define success in another way
         success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
     report = {
         "model": str(folder),
@@ -186,7 +188,7 @@ def run() -> None:
 
 
 def fixed_by_protocol(family) -> dict:
-    """What --protocol fixes of config.rollout. Raises ValueError where another flag says otherwise."""
+    """The values of config.rollout that --protocol fixes. Raises ValueError if another flag sets one."""
     fixed = dict(family.protocols.get(_PROTOCOL.value, {}))
     if given := [name for name in fixed if name in flags.FLAGS and flags.FLAGS[name].present]:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Writes tasks as a TFDS data set: the training set of a run, D_t with its lineage, or a benchmark's own tasks by split.
+"""Writes tasks as a TFDS data set: the training set of a run, or a benchmark's own tasks by split.
 
     python experiments/export_tfds.py --run=runs/demo --output=runs/demo_tasks
     python experiments/export_tfds.py --benchmark=bfcl --output=runs/bfcl_tasks \\
         --splits=train,development,test,sequential_train,sequential_test
 
-coevolve_jax/tfds_tasks.py says what the columns are, and reads it back. It needs `pip install -e .[tfds]`.
+coevolve_jax/tfds_tasks.py documents the columns, and reads the data set. It needs `pip install -e .[tfds]`.
 """
 
 import sys
@@ -50,7 +50,7 @@ def main(argv) -> None:
 
 
 def splits_of(name: str) -> dict:
-    """The tasks of a benchmark by category, by split."""
+    """The tasks of a benchmark: split -> category -> tasks."""
     from coevolve_jax import envs
 
     family = envs.load(name, _PYTHON.value)

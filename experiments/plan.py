@@ -1,15 +1,18 @@
-"""Prints what an update needs of each device's memory, and whether it fits, before a machine is rented.
+"""Prints the memory that an update needs on each device, and whether it fits, before you rent a machine.
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-8
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600 --compile   # after make aot
+After `make aot`, --compile compiles the program with XLA's compiler for the machine:
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --pack_length=16384 --compile --program=decode
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600
+    --compile python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
+        --pack_length=16384 --compile --program=decode
 
-docs/notes/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile
-the program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
+It takes minutes, and prints the program's memory, FLOPs and collectives. Run one such process at a time.
+
+Nothing is allocated. docs/notes/memory.md explains the numbers.
 """
 
 import os

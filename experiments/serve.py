@@ -3,9 +3,10 @@
     python experiments/serve.py --model=models/tiny_qwen3
     python experiments/serve.py --model=PATH_TO/Qwen3-4B --dtype=bfloat16 -- --tp-size=2
 
-What stands after -- goes to sglang.launch_server as it is. Without a GPU, `make sglang-cpu` builds the
-environment that this needs and runs the first of these commands; with one, `pip install sglang` here, or
-name another --python.
+Arguments after -- go to sglang.launch_server unchanged.
+
+With a GPU, `pip install sglang` here, or name another interpreter by --python. Without a GPU, `make
+sglang-cpu` builds the environment and runs the first of these commands.
 """
 
 import sys
@@ -32,7 +33,7 @@ _DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may ta
 
 
 def main(argv) -> None:
-    from coevolve_jax.rollout.sglang.server import Server  # after the flags are known
+    from coevolve_jax.rollout.sglang.server import Server  # here, so that --help does not wait for it
 
     server = None
     try:

@@ -1,20 +1,23 @@
-"""Makes the tiny policies: Qwen3s that are broad and imperfect, as a pre-trained language model is.
+"""Makes the tiny policies: Qwen3 models that are broad and imperfect, like a pre-trained language model.
 
-They imitate a demonstrator who acts in a family's real worlds (train split only): first without errors, which
-teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
-one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
-frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
-In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak and models/tiny_qwen3_seldom ten by name.
-models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs, and
-models/tiny_qwen3_tau2 with another tokenizer and one who errs with 17 of telecom's 43 tools.
+They imitate a demonstrator that acts in a family's real environments (train split only). It first acts
+without errors, which teaches the policy to read, copy and call. Then, for a short while, it has bad habits
+with some tools.
 
-    experiments/pretraining/tiny_qwen3.sh            # as runs/pretrain/habits
-    experiments/pretraining/tiny_qwen3_weak.sh       # as runs/pretrain/weak
-    experiments/pretraining/tiny_qwen3_seldom.sh     # from models/tiny_qwen3_weak, as runs/pretrain/seldom
-    experiments/pretraining/tiny_qwen3_textworld.sh  # from models/tiny_qwen3, as runs/pretrain/textworld
-    experiments/pretraining/tiny_qwen3_tau2.sh       # from models/tiny_qwen3, as runs/pretrain/tau2
+A habit is one kind of error: a wrong argument, a skipped or swapped call, a sibling tool, or giving up early.
+It is about as frequent as the right call. So greedy decoding errs too, and RL has more to mend than sampling
+noise.
 
-Seeded. The wall time and what came out stand in docs/notes/results.md, of the last two in docs/notes/textworld.md and tau2.md.
+    script under experiments/pretraining/   model of models/       tools with a bad habit
+    tiny_qwen3.sh                           tiny_qwen3             a random 45% of the tools
+    tiny_qwen3_weak.sh                      tiny_qwen3_weak        ten named tools
+    tiny_qwen3_seldom.sh                    tiny_qwen3_seldom      ten named tools; starts from tiny_qwen3_weak
+    tiny_qwen3_textworld.sh                 tiny_qwen3_textworld   8 of 13 verbs; starts from tiny_qwen3
+    tiny_qwen3_tau2.sh                      tiny_qwen3_tau2        17 of telecom's 43 tools; starts from
+                                                                   tiny_qwen3, with another tokenizer
+
+The scripts write to runs/pretrain/. The seeds are fixed. docs/notes/results.md has wall times and results;
+docs/notes/textworld.md and docs/notes/tau2.md have those of the last two.
 """
 
 from __future__ import annotations
@@ -110,7 +113,7 @@ MODEL = QwenConfig(
 
 
 def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The parameters of --start, their embedding carried over to this tokenizer if it is another; else random ones."""
+    """The parameters of --start, or random ones. With --new_tokenizer the embedding is carried over to it."""
     if not _START.value:
         init = jax.jit(lambda key: Qwen(MODEL).init(key, jnp.zeros((1, 8), jnp.int32))["params"])
         return init(jax.random.key(_SEED.value))
@@ -123,7 +126,7 @@ def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
 
 
 def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> None:
-    """Next-token imitation of the assistant's tokens, with a twentieth of the weight on the rest.
+    """Trains by next-token imitation of the assistant's tokens. All other tokens have a weight of 1/20.
 
     save: called with the parameters every --save_every steps and at the end.
     """
@@ -137,7 +140,7 @@ def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> 
         ],
         [50, _STEPS.value - falling],
     )
-    # Muon on the matrices, Adam on the embedding and the norms: learns faster here than AdamW on everything.
+    # Muon on the matrices, Adam on the embedding and norms: this learns faster here than AdamW on everything.
     matrices = lambda p: jax.tree.map(
         lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p
     )
@@ -201,7 +204,8 @@ def main(_) -> None:
         if _START.value and not _NEW_TOKENIZER.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
-            # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
+            # Encode the first demonstrations with a byte tokenizer, and train the real tokenizer on their
+            # text.
             rough = make_tokenizer([])
             long = dataclasses.replace(limits, max_length=16 * row, max_new_tokens=8 * row)
             sample = demonstrate(rough, pool, lessons.tools, tasks[:2000], scripts[:2000], long)
