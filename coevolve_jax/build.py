@@ -118,7 +118,7 @@ def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
 
 
 def trackers(config: ConfigDict, workdir: Path) -> list[Tracker]:
-    """Builds the trackers of config.logging.trackers; the Run closes them. ValueError if one is unavailable."""
+    """Builds the trackers, which the Run closes. Raises ValueError if one is unavailable."""
     return [module.make(config, workdir) for module in configs.trackers(config)]
 
 

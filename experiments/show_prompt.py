@@ -1,4 +1,4 @@
-"""Prints a task's prompt exactly as the model sees it, control tokens included, and counts its tokens by part.
+"""Prints a task's prompt exactly as the model sees it, with control tokens, and counts its tokens by part.
 
     python experiments/show_prompt.py --model=models/tiny_qwen3 --benchmark=bfcl --task=multi_turn_base_3
     python experiments/show_prompt.py --model=QWEN --benchmark=bfcl --protocol=official \\

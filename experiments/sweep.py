@@ -5,8 +5,8 @@
     python experiments/sweep.py --on=shell --machines=2 -- ...
     python experiments/sweep.py --on=tpu --machines=4 --names=coevolve-{} --zone=ZONE -- ...
 
-The flags after -- are those of experiments/compare.py.Each machine takes whole seeds (--shard=I/N), since the
-arms of a seed share their initial state. All machines must share the folder --workdir. The last command
+The flags after -- are those of experiments/compare.py. Each machine takes whole seeds (--shard=I/N), since
+the arms of a seed share their initial state. All machines must share the folder --workdir. The last command
 printed writes the tables.
 
 Slurm signals a job five minutes before its time limit. Its runs then save, and it exits with status 75.

@@ -68,7 +68,7 @@ class Demonstrator:
     """Plays a task's reference calls as assistant messages, with its bad habits."""
 
     def __init__(self, habits: Mapping[str, Habit], lessons: ModuleType):
-        """habits: by action; an action without one always goes well. lessons: the family's module of lessons/."""
+        """habits: by action; an action without one never fails. lessons: the family's module of lessons/."""
         self._habits, self._lessons = dict(habits), lessons
 
     def messages(self, task: Task, rng: np.random.Generator) -> list[str]:

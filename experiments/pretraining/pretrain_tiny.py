@@ -11,7 +11,8 @@ noise.
     script under experiments/pretraining/   model of models/       tools with a bad habit
     tiny_qwen3.sh                           tiny_qwen3             a random 45% of the tools
     tiny_qwen3_weak.sh                      tiny_qwen3_weak        ten named tools
-    tiny_qwen3_seldom.sh                    tiny_qwen3_seldom      ten named tools; starts from tiny_qwen3_weak
+    tiny_qwen3_seldom.sh                    tiny_qwen3_seldom      ten named tools; starts from
+                                                                   tiny_qwen3_weak
     tiny_qwen3_textworld.sh                 tiny_qwen3_textworld   8 of 13 verbs; starts from tiny_qwen3
     tiny_qwen3_tau2.sh                      tiny_qwen3_tau2        17 of telecom's 43 tools; starts from
                                                                    tiny_qwen3, with another tokenizer
@@ -214,7 +215,8 @@ def main(_) -> None:
     fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
     print(
         f"{len(fit)} of {len(tasks)} demonstrations fit {row} tokens (mean "
-        f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
+        f"{np.mean([len(t.ids) for t in fit]):.0f}, "
+        f"the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
         f"{np.mean([t.outcome.success for t in fit]):.1%} succeed."
     )
     output = Path(_OUTPUT.value)

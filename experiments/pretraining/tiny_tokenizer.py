@@ -16,7 +16,8 @@ MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{% set f = tool.function or tool %}{{ f.name }}\
-{% for p in f.parameters.properties %} {{ p }}{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
+{% for p in f.parameters.properties %} {{ p }}\
+{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
 
 {% endfor %}<|im_end|>
 {% endif %}\

@@ -1,5 +1,7 @@
 """The material for demonstrations: one module per environment family, chosen by --environment.
 
+Each module defines:
+
 PYTHON                            the family's interpreter
 LIMITS                            limits of a demonstration; max_length is also the length of a row
 make_tasks(pool, count, rng)      tasks in scenarios of the train split, with reference calls that work

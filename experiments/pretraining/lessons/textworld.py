@@ -52,7 +52,7 @@ def actions() -> frozenset[str]:
 
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
-    """Tasks of a round's first commands, worded by the scripted abstractor. They replay as they were played."""
+    """Makes tasks of a round's first commands, worded by the scripted abstractor. They replay as played."""
     family = envs.load("textworld", PYTHON)
     games, roles = family.scenarios("train", GAMES), scripted.make(None, family)
     tasks: dict[str, Task] = {}
