@@ -30,7 +30,7 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the comparison writes.")
 _ARMS = flags.DEFINE_list(
-    "arms", [], "Arms by name; help lists them. A dotted path of a strategy's module is one too."
+    "arms", [], "Arms by name; help lists them. The dotted path of a strategy's module is an arm too."
 )
 _SEEDS = flags.DEFINE_string("seeds", "0:3", "A range such as 0:3, or a list such as 0,3,7.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all cells.")
@@ -44,20 +44,25 @@ _SAMPLES = flags.DEFINE_integer("samples", 8, "Settings of --search.", lower_bou
 _PLANNED = flags.DEFINE_list(
     "planned",
     [],
-    "Differences to test, such as oracle-random, in each setting; none: the usual ones. Those of the first command "
-    "stand; what is added later is dated in plan.json.",
+    "Differences to test in each setting, such as oracle-random; none: the usual ones. "
+    "Later commands cannot remove any; plan.json dates those that they add.",
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 _SHARD = flags.DEFINE_string(
-    "shard", "0/1", "I/N: run the I-th of N parts of the seeds; experiments/sweep.py prints such."
+    "shard",
+    "0/1",
+    "I/N: run part I (from 0) of N parts of the seeds; experiments/sweep.py prints such commands.",
 )
 _ONLY_READ = flags.DEFINE_bool(
-    "only_read", False, "Run nothing: write the tables of what is finished; of a part of it, only print them."
+    "only_read",
+    False,
+    "Run nothing: write the tables of the finished runs. With only some of the comparison's arms, seeds or "
+    "settings, print them and write nothing.",
 )
 _RETRY = flags.DEFINE_bool(
     "retry_diverged",
     False,
-    "Go on with runs that diverged; without another machine or code they diverge again.",
+    "Resume runs that diverged. On the same machine with the same code they diverge again.",
 )
 
 

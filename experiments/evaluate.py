@@ -25,12 +25,13 @@ DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # for setting
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(
-    "benchmark", "bfcl", "Which tasks: an environment family's own, by its name, or held_out."
+    "benchmark", "bfcl", "The tasks: an environment family's own, by its name, or held_out."
 )
 _SPLIT = flags.DEFINE_string(
     "split",
     "development",
-    "Of the benchmark; BFCL: development, test (to be read once), evaluation (both), train, all, sequential_train, sequential_test.",
+    "Split of the benchmark. BFCL: development, test (read it once only), evaluation (both), train, all, "
+    "sequential_train, sequential_test.",
 )
 _CATEGORIES = flags.DEFINE_list(
     "category",
@@ -40,14 +41,14 @@ _CATEGORIES = flags.DEFINE_list(
 _PROTOCOL = flags.DEFINE_string(
     "protocol",
     "",
-    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, and limits by the flags or, "
-    "for the held-out tasks of a run, its own where no flag says otherwise.",
+    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, and limits by "
+    "the flags. For held_out, limits without a flag are the run's own.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _FORMAT = flags.DEFINE_enum(
@@ -63,13 +64,13 @@ _OBSERVATION = flags.DEFINE_integer(
     "max_observation", 1000, "Characters of a tool result that the model reads.", lower_bound=1
 )
 _URL = flags.DEFINE_string(
-    "url", "", "SGLang servers that generate, separated by commas; none: this process does."
+    "url", "", "SGLang servers that generate, separated by commas; none: this process generates."
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ("float32", "bfloat16"), "In which it is computed, also by the servers."
+    "dtype", "float32", ("float32", "bfloat16"), "Type of the computation, also in the servers."
 )
 _FOLDER = flags.DEFINE_string(
-    "push_folder", "", "Where servers on other hosts find the weights; they take them over."
+    "push_folder", "", "Shared folder from which servers on other hosts read the weights."
 )
 _SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", lower_bound=1)
 

@@ -13,11 +13,11 @@ from absl import app, flags, logging
 
 _RUN = flags.DEFINE_string("run", None, "Workdir of a run.")
 _BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family, for its benchmark's own tasks.")
-_SPLITS = flags.DEFINE_list("splits", ["train", "development", "test"], "Of the benchmark.")
+_SPLITS = flags.DEFINE_list("splits", ["train", "development", "test"], "Splits of the benchmark.")
 _PROTOCOL = flags.DEFINE_string("protocol", "", "A named protocol of the benchmark, for the tasks' tools.")
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for the data set; one that is there is replaced.", required=True
+    "output", None, "Folder for the data set; an existing data set is replaced.", required=True
 )
 
 

@@ -26,8 +26,8 @@ from coevolve_jax.config import parse_flags
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
-    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py has every key: what it means, its default and "
-    "what it may be.",
+    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py explains every key: meaning, "
+    "default and allowed values.",
     lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
@@ -37,7 +37,10 @@ _PROCESSES = flags.DEFINE_string(
     "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX.",
 )
 _UNTIL = flags.DEFINE_integer(
-    "until", None, "Stop with a checkpoint after so many steps in all; 0: with the beginning.", lower_bound=0
+    "until",
+    None,
+    "Stop with a checkpoint after this many steps in all; 0: after the initial state.",
+    lower_bound=0,
 )
 flags.mark_flags_as_required(["workdir"])
 

@@ -30,22 +30,24 @@ from coevolve_jax.planning.topologies import TOPOLOGIES
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
 )
-_TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "Which machine.")
+_TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "The machine.")
 _LENGTH = flags.DEFINE_list("pack_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
-_COMPILE = flags.DEFINE_bool("compile", False, "Compile it for one machine, by the compilers of `make aot`.")
+_COMPILE = flags.DEFINE_bool(
+    "compile", False, "Compile the program for one machine, with the compilers of `make aot`."
+)
 _PROGRAM = flags.DEFINE_enum(
     "program",
     "update",
     ["update", "decode"],
-    "With --compile: what. decode is a token of the in-process engine with config.engine.sharded; --rows are then all "
-    "conversations at once and --pack_length the tokens of each.",
+    "With --compile: the program. decode samples a token with the in-process engine and config.engine.sharded; "
+    "--rows is then the number of conversations at once, and --pack_length the tokens of each.",
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths",
     None,
-    "With --compile: tokens of a prompt and of what follows it in each rollout, in the mean, for which the time is "
-    "estimated, e.g. 2600,700. By default each rollout fills a row.",
+    "With --compile: mean tokens of a rollout's prompt and of the rest, for the estimate of the time, "
+    "e.g. 2600,700. By default each rollout fills a row.",
 )
 flags.register_validator(
     "pack_length",

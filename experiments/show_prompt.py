@@ -26,7 +26,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face folder with a tokenizer; none: the config's.")
 _BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family; none: the config's.")
 _TASK = flags.DEFINE_string("task", None, "Id of the task, such as multi_turn_base_3.", required=True)
-_SPLIT = flags.DEFINE_string("split", "all", "Of the benchmark, in which the task is looked for.")
+_SPLIT = flags.DEFINE_string("split", "all", "Split of the benchmark that has the task.")
 _PROTOCOL = flags.DEFINE_string(
     "protocol", "", "A named protocol of the benchmark; BFCL: official, steps_30. None: as in training."
 )

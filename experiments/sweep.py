@@ -19,14 +19,16 @@ import sys
 
 from absl import app, flags
 
-_ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where the commands are to be run.")
+_ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where to run the commands.")
 _MACHINES = flags.DEFINE_integer(
-    "machines", 1, "Machines, or jobs of an array; each takes some of the seeds.", lower_bound=1
+    "machines", 1, "Machines, or jobs of a Slurm array; each takes some of the seeds.", lower_bound=1
 )
 _HOURS = flags.DEFINE_integer("hours", 24, "Time limit of a Slurm job.", lower_bound=1)
 _NAMES = flags.DEFINE_string("names", "coevolve-{}", "Names of the TPU VMs; {} is the number, from 0.")
 _ZONE = flags.DEFINE_string("zone", "ZONE", "Zone of the TPU VMs.")
-_FOLDER = flags.DEFINE_string("folder", "coevolve_jax", "This checkout on a TPU VM, from its home folder.")
+_FOLDER = flags.DEFINE_string(
+    "folder", "coevolve_jax", "Folder of this checkout on a TPU VM, relative to home."
+)
 
 SLURM = """\
 sbatch <<'END'

@@ -27,12 +27,12 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
 )
 _TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
-_TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
+_TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks must call: each task calls one, in turn.")
 _OUTPUT = flags.DEFINE_string("output", None, "New file for the tasks, as JSON lines with their lineage.")
 _LLM_CALLS = flags.DEFINE_string(
     "llm_calls",
     None,
-    "New file for what the explorer was asked and answered, if it is a model, as JSON lines.",
+    "New file for the prompts and answers of an explorer that is a model, as JSON lines.",
 )
 flags.mark_flag_as_required("config")
 AT_ONCE = 4  # tasks asked for at once

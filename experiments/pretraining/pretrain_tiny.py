@@ -54,22 +54,22 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
 _ENVIRONMENT = flags.DEFINE_string(
-    "environment", "bfcl", "Family that is demonstrated: a module of lessons/."
+    "environment", "bfcl", "Environment family to demonstrate: a module of lessons/."
 )
-_SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
+_SEED = flags.DEFINE_integer("seed", 7, "Seed of tasks, demonstrator, weights and batches.")
 _TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
 _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
 _START = flags.DEFINE_string(
-    "start", None, "Folder of an earlier output to go on from: its tokenizer and weights."
+    "start", None, "Folder of an earlier output to start from: its tokenizer and weights."
 )
 _NEW_TOKENIZER = flags.DEFINE_bool(
     "new_tokenizer",
     False,
-    "With --start: a tokenizer made of these demonstrations takes the place of its own.",
+    "With --start: replace its tokenizer by one trained on these demonstrations.",
 )
 _RESPELL = flags.DEFINE_float(
-    "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
+    "respell", 0.85, "Share of the demonstrations that are retold with other names and numbers."
 )
 _WEAK = flags.DEFINE_float(
     "weak", 0.0, "Share of the tools (or verbs) that have a bad habit; 0: no errors at all."
@@ -77,7 +77,7 @@ _WEAK = flags.DEFINE_float(
 _WEAK_TOOLS = flags.DEFINE_spaceseplist(
     "weak_tools",
     [],
-    "The tools (or verbs) that have a bad habit, NAME:ERROR:RATE with spaces between them; the others always go well.",
+    "The tools (or verbs) with a bad habit, as NAME:ERROR:RATE separated by spaces; the others never fail.",
 )
 _RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
 _DECAY = flags.DEFINE_float(
