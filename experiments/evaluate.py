@@ -41,7 +41,7 @@ _CATEGORIES = flags.DEFINE_list(
 _PROTOCOL = flags.DEFINE_string(
     "protocol",
     "",
-    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, and limits by "
+    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, limits by "
     "the flags. For held_out, limits without a flag are the run's own.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")

@@ -40,7 +40,7 @@ _PROGRAM = flags.DEFINE_enum(
     "program",
     "update",
     ["update", "decode"],
-    "With --compile: the program. decode samples a token with the in-process engine and config.engine.sharded; "
+    "With --compile: the program. decode: a token of the in-process engine with config.engine.sharded; "
     "--rows is then the number of conversations at once, and --pack_length the tokens of each.",
 )
 _LENGTHS = flags.DEFINE_list(
