@@ -1,19 +1,19 @@
 """CoEvolve in JAX: a policy and its training set evolve together (arXiv 2604.15840).
 
-What a notebook needs, as attributes of `coevolve_jax`, each imported when it is first asked for; importing the
-package alone imports neither jax nor numpy:
+These attributes of `coevolve_jax` cover most uses in a notebook:
 
     config.load_file(path, arg)           the config of a config file
-    train.train(config, workdir, until)   runs, or goes on with, a run
-    fork(run, step, workdir, overrides)   a new run from another one's checkpoint
-    evaluate.evaluate(agent, tasks, ...)  success rates under a named protocol; build makes the agent of a config
-    load_run(workdir)                     the files of a run; write_report, summary_table: what they say
+    train.train(config, workdir, until)   starts or resumes a run
+    fork(run, step, workdir, overrides)   makes a new run from another run's checkpoint
+    evaluate.evaluate(agent, tasks, ...)  success rates; build.agent makes the agent of a config
+    load_run(workdir)                     reads the files of a run; write_report, summary_table present them
     hf_io.load, hf_io.save, Qwen          Hugging Face folders as parameters, and the model that applies them
     tfds_tasks.write, tfds_tasks.read     a run's training set as a TFDS data set (the extra "tfds")
-    plan.table(config, ...)               bytes per device, before a machine is rented
-    Task, Trajectory, TaskPool, ...       the data that the rooms hand each other (types.py)
+    plan.table(config, ...)               memory per device, before you rent a machine
+    Task, Trajectory, TaskPool, ...       the data types that the packages exchange (types.py)
 
-__init__.pyi tells type checkers the same.
+Each is imported on first access: the package alone imports neither jax nor numpy. __init__.pyi declares the
+same names for type checkers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Names by the module that has them; a module that is offered itself stands under its own path with no names.
+# Module -> the names that it offers here. An empty tuple offers the module itself.
 _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.build": (),
     "coevolve_jax.records.checkpoint": (),

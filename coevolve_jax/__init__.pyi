@@ -1,4 +1,4 @@
-"""What type checkers are told of `import coevolve_jax`; at run time each name is imported when it is first asked for."""
+"""The names of `import coevolve_jax` for type checkers. At run time each is imported on first access."""
 
 from coevolve_jax import build as build
 from coevolve_jax import config as config

@@ -1,4 +1,4 @@
-"""Builds what a config names: policy, environment family and its workers, strategy, explorer, engine, agent."""
+"""Builds the parts that a config names: policy, environment, strategy, explorer, engine, agent, trackers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from coevolve_jax.types import Task
 class Policy:
     """A Hugging Face model folder, loaded: architecture, parameters, tokenizer and chat format.
 
-    params: None where a run has a state and needs the policy before RL no more (`loop.trainer.Trainer`).
+    params: None once a run has a TrainState and does not need the policy before RL (`loop.trainer.Trainer`).
     """
 
     config: QwenConfig
@@ -47,9 +47,11 @@ class Policy:
 
 
 def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp.float32) -> Policy:
-    """Loads a model folder. mesh: where it is to be trained, if it is. dtype: of the parameters.
+    """Loads a Hugging Face model folder.
 
-    Raises ValueError, in one sentence, where it is no such folder or its parts do not match.
+    mesh: the devices to train on, if it is to be trained. dtype: of the parameters.
+
+    Raises ValueError, in one sentence, if it is no such folder or its parts do not match.
     """
     model_config, params = hf_io.load(folder, dtype, mesh)
     tokenizer = load_tokenizer(folder)
@@ -58,12 +60,12 @@ def policy(folder: str | os.PathLike, mesh: Mesh | None = None, dtype: Any = jnp
 
 
 def family(config: ConfigDict) -> envs.Family:
-    """config: environment.name and environment.python are read. ValueError for an unknown name."""
+    """Loads the environment family. Reads environment.name and .python; ValueError for an unknown name."""
     return envs.load(config.environment.name, config.environment.python)
 
 
 def env_pool(config: ConfigDict) -> ProcessPool:
-    """config: its section environment is read."""
+    """Makes the pool of environment workers. Reads the section environment."""
     c = config.environment
     return ProcessPool(
         c.name,
@@ -76,26 +78,29 @@ def env_pool(config: ConfigDict) -> ProcessPool:
 
 
 def scenarios(config: ConfigDict) -> list[Task]:
-    """The scenarios that are explored for training tasks."""
+    """The training split's scenarios, which exploration for training tasks uses."""
     c = config.environment
     return family(config).scenarios(c.train_split, c.to_dict())
 
 
 def held_out_scenarios(config: ConfigDict) -> list[Task]:
-    """The evaluation split's scenarios, less those that start as one of the training split."""
+    """The evaluation split's scenarios without those whose initial state is also in the training split."""
     c = config.environment
     return family(config).scenarios(c.eval_split, c.to_dict(), apart_from=c.train_split)
 
 
 def benchmark_tasks(config: ConfigDict) -> list[Task]:
-    """The benchmark's own tasks of the evaluation split and of config.data.leak_splits: what synthetic tasks must not copy."""
+    """The benchmark's own tasks that synthetic tasks must not copy.
+
+    They are those of the evaluation split and of config.data.leak_splits.
+    """
     splits = dict.fromkeys([config.environment.eval_split, *config.data.leak_splits])
     tasks, settings = family(config).tasks, config.environment.to_dict()
     return [task for split in splits for task in tasks(split, settings)]
 
 
 def held_out_tasks(workdir: Path) -> list[Task]:
-    """The held-out tasks of a run. Raises ValueError where there are none."""
+    """The held-out tasks of a run. Raises ValueError if it has none."""
     path = workdir / "held_out.jsonl"
     if not path.exists():
         raise ValueError(f"{workdir} holds no held_out.jsonl: name the workdir of a run that has begun.")
@@ -106,14 +111,14 @@ def held_out_tasks(workdir: Path) -> list[Task]:
 
 
 def strategy(config: ConfigDict, saved: Mapping | None = None) -> Strategy:
-    """saved: the JSON of the checkpoint to go on from; the state of another strategy is passed over."""
+    """Builds the strategy. saved: JSON of the checkpoint to resume; another strategy's state is ignored."""
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"])
     own = saved["strategy"] if saved else {}
     return module.make(config, own["state"] if own.get("name") == config.strategy.name else None)
 
 
 def trackers(config: ConfigDict, workdir: Path) -> list[Tracker]:
-    """What config.logging.trackers names; Run closes them. Raises ValueError where one cannot be had."""
+    """Builds the trackers, which the Run closes. Raises ValueError if one is unavailable."""
     return [module.make(config, workdir) for module in configs.trackers(config)]
 
 
@@ -123,17 +128,22 @@ def explorer(
     engine: Engine | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> Roles:
-    """The explorer that config.explorer.name names; what its section gives to "scripted" is played by rules.
+    """Builds the explorer of config.explorer.name. Parts that the section sets to "scripted" are scripted.
 
-    policy, engine: for one that `asks_policy`. recorded: Roles.served of the run that goes on. Raises ValueError where there is none of that name, or nobody to ask.
+    Args:
+      policy, engine: for an explorer that asks the policy (`config.asks_policy`).
+      recorded: Roles.served of the run to resume.
+
+    Raises:
+      ValueError: there is no explorer of that name, or it asks the policy and there is none.
     """
     module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
     arguments = [config, family(config)]
     if configs.asks_policy(config):
         if policy is None or engine is None:
             raise ValueError(
-                f"config.explorer.name is {config.explorer.name!r}, which asks the policy that a run trains, and there is "
-                "none here: choose another explorer."
+                f"config.explorer.name is {config.explorer.name!r}, which asks the policy that a run trains, "
+                "and there is none here: choose another explorer."
             )
         arguments += [policy.chat, engine]
     if getattr(module, "RECORDS_MODEL", False):
@@ -145,11 +155,16 @@ def explorer(
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
-    """To be closed by the caller. config: its sections rollout and engine are read, its seed and its model, and
-    where it has them learner.replay_routing and the needs of an explorer that `asks_policy`.
+    """Builds the engine, which the caller closes.
 
-    workdir: where launched servers keep their logs, and attached ones find their weights. Raises ValueError or
-    EngineError where no server can be had.
+    Reads the sections rollout and engine, seed, model and learner.replay_routing. An explorer that asks the
+    policy adds its own needs.
+
+    Args:
+      workdir: launched servers write their logs there, and attached servers read the weights from it.
+
+    Raises:
+      ValueError, EngineError: no server can be started or reached.
     """
     replays = config.learner.replay_routing
     constrains = configs.asks_policy(config) and config.explorer.json_schema
@@ -171,7 +186,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
 
 
 def _mesh_of(policy: Policy) -> Mesh | None:
-    """Over which its parameters are spread, if they are."""
+    """The mesh over which the policy's parameters are sharded; None if they are not."""
     where = jax.tree.leaves(policy.params)[0].sharding
     spread = isinstance(where, NamedSharding) and where.num_devices > 1
     return where.mesh if spread and isinstance(where.mesh, Mesh) else None
@@ -180,14 +195,14 @@ def _mesh_of(policy: Policy) -> Mesh | None:
 def _sglang(
     config: ConfigDict, policy: Policy, workdir: Path | None, replays: bool, constrains: bool
 ) -> Engine:
-    # Imported here: who computes in this process alone needs no HTTP client.
+    # Imported here: the in-process engine needs no HTTP client.
     from coevolve_jax.rollout.sglang.engine import SPARE, SGLangEngine
     from coevolve_jax.rollout.sglang.fleet import Member
     from coevolve_jax.rollout.sglang.push import Pusher
     from coevolve_jax.rollout.sglang.server import Server
 
     c, sizes, ahead = config.engine, _sizes(config), bool(config.rollout.max_staleness)
-    # Servers elsewhere see the workdir, if anything.
+    # Servers on other hosts can read the workdir at most, if it is shared.
     shared = workdir / "weights" if workdir and c.url else None
     root = Path(c.push_folder) if c.push_folder else shared
     pusher = Pusher(
@@ -211,7 +226,7 @@ def _sglang(
                     dtype=c.dtype,
                     max_running_requests=c.max_concurrency,
                     context_length=sizes["max_length"] + SPARE,
-                    version="launched",  # a version that no push has
+                    version="launched",  # no push has this version
                     words=constrains,
                     arguments=[
                         *shlex.split(c.arguments),
@@ -230,7 +245,7 @@ def _sglang(
                 )
         try:
             members += [Member(server.wait_until_ready().url, server) for server in launched]
-        except RuntimeError as error:  # it did not start, and its log says why
+        except RuntimeError as error:  # the server did not start; the error quotes its log
             raise EngineError(str(error)) from None
         made = SGLangEngine(
             policy.config,
@@ -247,7 +262,7 @@ def _sglang(
             sleeps=c.sleep,
             **sizes,
         )
-        undo.pop_all()  # they are the engine's from here on
+        undo.pop_all()  # from here on the engine owns the servers
         return made
 
 
@@ -259,7 +274,7 @@ def _sizes(config: ConfigDict) -> dict[str, int]:
 
 
 def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessPool) -> Agent:
-    """config: its sections environment, rollout and engine are read."""
+    """Builds the agent. Reads the sections environment, rollout and engine."""
     c, worlds = config.rollout, family(config)
     limits = Limits(
         c.max_length,

@@ -1,5 +1,7 @@
-"""One event loop in a thread of its own, so that whoever calls need not be asynchronous (nor is hindered by a
-notebook's own loop)."""
+"""One asyncio event loop in its own thread.
+
+Synchronous code can run coroutines on it, also in a notebook, whose own loop is running already.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
 
-_first = threading.Lock()  # two threads may be the first to ask, and a cache alone would make each a loop
+_first = threading.Lock()  # functools.cache alone could make two loops if two threads ask at once
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -26,12 +28,12 @@ def _only_loop() -> asyncio.AbstractEventLoop:
 
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> Future:
-    """Begins it on the loop."""
+    """Starts the coroutine on the loop."""
     return asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
 
 def wait(future: Future) -> Any:
-    """The result of what `start` began. Ctrl-C in the calling thread cancels it."""
+    """Waits for the result of `start`. Ctrl-C in the calling thread cancels the coroutine."""
     try:
         return future.result()
     except BaseException:
@@ -40,10 +42,10 @@ def wait(future: Future) -> Any:
 
 
 def soon(function: Callable[..., Any], *arguments: Any) -> None:
-    """Has the loop call it, without waiting for that."""
+    """Schedules a call on the loop, without waiting for it."""
     _loop().call_soon_threadsafe(function, *arguments)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs it on the loop and returns its result."""
+    """Runs the coroutine on the loop and returns its result."""
     return wait(start(coroutine))

@@ -1,4 +1,7 @@
-"""A name in the config is a module: one of ours in its room, or anybody's at a dotted path. Standard library only."""
+"""Resolves names in the config to modules: one of ours in its package, or any module by its dotted path.
+
+It needs the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from types import ModuleType
 
 
 def path(room: str, name: str) -> str:
-    """Dotted path of the module that `name` stands for: coevolve_jax.ROOM.NAME, or the dotted path that it is."""
+    """The dotted path that `name` stands for: coevolve_jax.ROOM.NAME, or `name` itself if it has a dot."""
     return name if "." in name else f"coevolve_jax.{room}.{name}"
 
 
@@ -21,11 +24,13 @@ def module(
     """The module that config.<key> names.
 
     Args:
-      room: "strategies", "explorers", "envs" or "records.trackers".
+      room: the package of our own modules: "strategies", "explorers", "envs" or "records.trackers".
       needs: functions that it must define.
-      remedy: what to do where it imports a package that this interpreter does not have.
+      remedy: for the error if it imports a package that this interpreter lacks.
 
-    Raises ValueError, in one sentence: there is no such module, it cannot be imported here, or it lacks a function.
+    Raises:
+      ValueError: there is no such module, it cannot be imported here, or it lacks a function. In one
+        sentence.
     """
     wanted = path(room, name)
     try:
@@ -34,15 +39,16 @@ def module(
         lacking = getattr(error, "name", None)
         if lacking and not f"{wanted}.".startswith(f"{lacking}."):
             raise ValueError(
-                f"config.{key} is {name!r}, which imports {lacking}, and {sys.executable} does not have that: {remedy}."
+                f"config.{key} is {name!r}, which imports {lacking}, "
+                f"and {sys.executable} does not have that: {remedy}."
             ) from None
         ours = importlib.import_module(f"coevolve_jax.{room}")
         files = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
-        # Where implementations are folders, the files beside them are what they share.
+        # In a package whose implementations are folders, the files beside these are shared code.
         known = sorted(n for n, folder in files.items() if folder or not any(files.values()))
         raise ValueError(
-            f"config.{key} is {name!r}: it must be one of {', '.join(known)}, or the dotted path of a module that "
-            "Python can import."
+            f"config.{key} is {name!r}: it must be one of {', '.join(known)}, "
+            "or the dotted path of a module that Python can import."
         ) from None
     for function in needs:
         if not callable(getattr(found, function, None)):
@@ -55,14 +61,15 @@ def module(
 def function(name: str, key: str) -> Callable:
     """The function at the dotted path MODULE.FUNCTION that config.<key> names.
 
-    Raises ValueError, in one sentence: the module cannot be imported here, or has no such function.
+    Raises ValueError, in one sentence, if the module cannot be imported here or has no such function.
     """
     wanted, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(wanted), attribute, None)
     except (ImportError, TypeError, ValueError) as error:
         raise ValueError(
-            f"config.{key} is {name!r}, which cannot be imported ({error}): it must be the dotted path of a function."
+            f"config.{key} is {name!r}, which cannot be imported ({error}): "
+            "it must be the dotted path of a function."
         ) from None
     if not callable(found):
         raise ValueError(f"config.{key} is {name!r}, and {wanted} defines no function {attribute}.")
@@ -70,6 +77,6 @@ def function(name: str, key: str) -> Callable:
 
 
 def root(dotted: str) -> pathlib.Path:
-    """The folder or the file of the top-level package that holds a module which can be imported."""
+    """The folder (or file) of the top-level package that contains the module `dotted`."""
     top = importlib.import_module(dotted.partition(".")[0])
     return pathlib.Path(list(top.__path__)[0] if hasattr(top, "__path__") else str(top.__file__)).resolve()

@@ -1,9 +1,12 @@
-"""A run that is asked to end, by SIGTERM or SIGUSR1. Schedulers send SIGTERM before they take a machine.
+"""Ends a run on request: SIGTERM (which schedulers send before they take a machine) or SIGUSR1.
 
-Work that nothing has been learned from is given up at once: rollouts under way, D_0, the last evaluation. So
-is an evolution whose explorer asks a model, which may take minutes; it begins again when the run goes on. An
-update and what follows it are brought to their end. The run is then saved and raises Preempted. The same
-command goes on, to the same bits. A second SIGTERM ends the process at once, without a word.
+    given up at once    rollouts, D_0, the last evaluation: work from which nothing has been learned yet
+                        an evolution whose explorer asks a model, which may take minutes; it restarts on
+                        resume
+    finished first      an update and the steps after it
+
+The run is then saved and raises Preempted. The same command resumes it, to the same bits. A second SIGTERM
+kills the process at once.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ _interruptible = False
 
 
 class Preempted(BaseException):
-    """The run was asked to end and is saved. No Exception, so that nothing takes it for a failure."""
+    """Raised in a run that was asked to end. A BaseException, so that no handler of failures catches it."""
 
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Within it both signals ask; outside they end the process, as ever. For the main thread."""
+    """Within the block both signals ask the run to end; outside they kill the process. Main thread only."""
     global _asked
     before = {number: signal.signal(number, _ask) for number in REQUESTS}
     try:
@@ -40,7 +43,7 @@ def handle_signals() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Around work that may be given up halfway. Raises Preempted where the run is, or was, asked to end."""
+    """Wraps work that may be given up halfway. Raises Preempted if the run is asked to end, or was before."""
     global _interruptible
     _interruptible = True
     try:
@@ -49,7 +52,7 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         _interruptible = False
-    if _asked:  # Python drops what a handler raises while a finaliser runs
+    if _asked:  # Python drops an exception that a signal handler raises during a finaliser
         raise Preempted
 
 

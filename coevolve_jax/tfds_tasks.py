@@ -1,8 +1,9 @@
-"""Tasks as TensorFlow Datasets (TFDS) data sets, with random access and without TensorFlow: the training set of a run,
-and a benchmark's own tasks with their splits.
+"""Tasks as TensorFlow Datasets (TFDS): the training set of a run, or a benchmark's own tasks by split.
 
-A row is a task. Its column `task` holds all of it, in a run's set the whole line of tasks.jsonl, so nothing is lost;
-the other columns are to filter by. Any program reads it without this package:
+The data sets have random access and need no TensorFlow. A row is a task. Its column `task` holds the whole
+task as JSON; for a run's set it is the line of tasks.jsonl. The other columns serve as filters.
+
+Any program reads the data sets without this package:
 
     tfds.data_source("coevolve_tasks", split="train", data_dir=FOLDER)
     tfds.data_source("bfcl_tasks", split="development+test", data_dir=FOLDER)
@@ -61,10 +62,14 @@ BENCHMARK_FEATURES = tfds.features.FeaturesDict(
 
 
 def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> Path:
-    """Writes D_t of a run, also while it is going on, and returns the folder of the data set, FOLDER/coevolve_tasks/1.0.0.
+    """Writes D_t of a run as a data set, and returns its folder, FOLDER/coevolve_tasks/1.0.0.
 
-    Tasks stay in order of birth. One that stands there already is replaced. The data set's metadata have the run's name and config.
-    Raises FileNotFoundError where workdir is no folder and ValueError where no run in it has a training set.
+    The run may still be running. Tasks stay in order of birth. An existing data set is replaced. The metadata
+    hold the run's name and config.
+
+    Raises:
+      FileNotFoundError: workdir is no folder.
+      ValueError: workdir holds no training set.
     """
     run = load_run(workdir)
     if not run.tasks:
@@ -79,9 +84,10 @@ def write(workdir: str | os.PathLike, folder: str | os.PathLike) -> Path:
 def write_benchmark(
     name: str, splits: Mapping[str, Mapping[str, Sequence[Task]]], folder: str | os.PathLike
 ) -> Path:
-    """Writes a benchmark's own tasks and returns the folder of the data set, FOLDER/<name>_tasks/1.0.0.
+    """Writes a benchmark's own tasks as a data set, and returns its folder, FOLDER/<name>_tasks/1.0.0.
 
-    splits: tasks by category, by split; splits that share tasks hold them twice. One that stands there is replaced.
+    splits: split -> category -> tasks. A task in two splits is stored twice. An existing data set is
+    replaced.
     """
     rows = {
         split: [benchmark_columns(category, task) for category, tasks in parts.items() for task in tasks]
@@ -103,29 +109,30 @@ def _prepare(
     builder = kind(description, features, rows, metadata, folder)
     again = tfds.download.DownloadConfig(download_mode=tfds.GenerateMode.REUSE_CACHE_IF_EXISTS)
     tfds.disable_progress_bar()
-    with contextlib.redirect_stdout(io.StringIO()):  # what it says of downloads
+    with contextlib.redirect_stdout(io.StringIO()):  # hides messages about downloads
         builder.download_and_prepare(download_config=again)
     return Path(builder.data_dir)
 
 
 def read(folder: str | os.PathLike, name: str = NAME, split: str = "train") -> Sequence[Mapping[str, Any]]:
-    """The rows that were written into a folder, by the columns of their features; each is read when it is asked for.
+    """Reads the rows of a data set, as dicts by column. Rows are read on access; text is UTF-8 bytes.
 
-    name: of the data set. Text comes as UTF-8 bytes. Raises ValueError where there is none, or one of another version.
+    name: of the data set. Raises ValueError if the folder has no such data set, or only other versions of it.
     """
     versions = sorted(path.name for path in (Path(folder) / name).glob("*.*.*"))
     if not versions:
         raise ValueError(f"{folder} holds no data set (no {name}/): name the folder that it was written to.")
     if VERSION not in versions:
         raise ValueError(
-            f"{folder} holds version {', '.join(versions)} of the data set and this code reads {VERSION}: write it again."
+            f"{folder} holds version {', '.join(versions)} of the data set "
+            f"and this code reads {VERSION}: write it again."
         )
     rows = tfds.data_source(f"{name}:{VERSION}", split=split, data_dir=folder)
     return cast(Sequence[Mapping[str, Any]], rows)
 
 
 def columns(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of FEATURES from a line of tasks.jsonl."""
+    """Makes a row of FEATURES from a line of tasks.jsonl."""
     lineage, record = line["lineage"], line["record"]
     calls = [call["name"] for turn in line["turns"] for call in turn["calls"]]
     score = lambda value: np.nan if value is None else value
@@ -144,7 +151,7 @@ def columns(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def benchmark_columns(category: str, task: Task) -> dict[str, Any]:
-    """A row of BENCHMARK_FEATURES."""
+    """Makes a row of BENCHMARK_FEATURES."""
     return {
         "task": json.dumps(task.to_json()),
         "id": task.id,
@@ -156,17 +163,17 @@ def benchmark_columns(category: str, task: Task) -> dict[str, Any]:
 
 
 def task(row: Mapping[str, Any]) -> Task:
-    """The task of a row that was read, equal to the one that was written."""
+    """The task of a row from `read`, equal to the one that was written."""
     return Task.from_json(json.loads(row["task"]))
 
 
 def _text(value: str) -> bytes:
-    """What a model wrote may hold half a pair of surrogates, which UTF-8 cannot."""
+    """Encodes text as UTF-8. A model's text may hold lone surrogates, which UTF-8 lacks: they are escaped."""
     return value.encode("utf-8", "backslashreplace")
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """`tfds.load` does not know it: it is made from rows, and its subclass has the name of the data set."""
+    """Builds a data set from rows. Its subclass bears the data set's name; it is not registered with TFDS."""
 
     VERSION = tfds.core.Version(VERSION)
 

@@ -5,12 +5,13 @@
         1. K rollouts for each of a batch of tasks from D_t, in the real environment
         2. GRPO update of the policy
         3. weakness signals from these rollouts
-        4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + what is valid
+        4. every F steps: reflect -> explore -> abstract -> validate; D_{t+1} = D_t + the valid tasks
 
-Which tasks, what is learned from them, what counts as weakness and how the set evolves is the strategy's
-(strategies/coevolve.py is the paper's). Everything random is drawn from (seed, purpose, step), so that a run that
-was killed goes on exactly as if it had not been, where the in-process engine generates and
-config.rollout.max_staleness is 0.
+The strategy draws the tasks, computes advantages, defines weakness and decides how D_t grows. The paper's
+method is strategies/coevolve.py.
+
+Every random generator is seeded from (seed, purpose, step), so a killed run resumes to the same bits. This
+holds for the in-process engine with config.rollout.max_staleness 0.
 """
 
 from __future__ import annotations
@@ -48,19 +49,25 @@ from coevolve_jax.synthesis.signals import task_scores
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = None) -> dict:
-    """Runs, or goes on with, the run in `workdir`. Returns what its summary.json holds.
+    """Starts or resumes the run in `workdir`.
 
-    Process 0 of several does (loop/leader.py). The others follow it, and return {}.
+    With several processes, process 0 runs the loop and the others follow it (loop/leader.py).
 
-    until: stop with a checkpoint after that many GRPO steps in all, if they are fewer than config.steps (0: with
-    D_0, the held-out tasks and the first evaluation); {} is returned then, and the same call without it goes on.
+    Args:
+      config: the run's config, as config.load_file returns it.
+      workdir: the run's folder. A folder that holds a checkpoint of this config is resumed.
+      until: if below config.steps, stop with a checkpoint after that many GRPO steps in all. With 0 the run
+        stops after D_0, the held-out tasks and the first evaluation. The same call without `until` resumes.
+
+    Returns:
+      the content of summary.json; {} in the processes that follow, and after a stop by `until`.
 
     Raises:
       ValueError: bad input, in one sentence; nothing was overwritten.
-      FloatingPointError: an update is not finite; the last checkpoint is intact, and failure.json says when and why.
-      EngineError: nothing generates any more; every update is in the last checkpoint, but where a strategy of scripted
-        roles asks for rollouts while D_t evolves (`Lab.probe`): then those up to the last one that was due.
-      Preempted: the run was asked to end (preemption.py); likewise.
+      FloatingPointError: an update is not finite. The last checkpoint is intact; failure.json says why.
+      EngineError: no engine generates any more. The last checkpoint holds every update, unless this happened
+        while a scripted explorer's strategy probed tasks (`Lab.probe`): then it is the last one that was due.
+      Preempted: the run was asked to end (preemption.py). The checkpoint is as for EngineError.
     """
     c, workdir = config, Path(workdir)
     configs.check(c)
@@ -72,7 +79,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     if c.learner.optimizer_offload:
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
-    # In the type of the computation, to which every product with the reference would cast it.
+    # The learner's dtype, not float32: every product with the frozen reference would cast it to that anyway.
     policy = build.policy(c.model, mesh, c.learner.dtype)
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
@@ -85,14 +92,14 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
     with (
         claimed(workdir, c),
-        closing(learner),  # the last checkpoint is on disk when it ends
+        closing(learner),  # closing waits until the last checkpoint is on disk
         build.env_pool(c) as env_pool,
         closing(learner.engine(workdir)) as engine,
         closing(build.agent(c, policy, engine, env_pool)) as agent,
     ):
         trackers = build.trackers(c, workdir)
         used = versions(build.family(c).versions(), getattr(engine, "versions", {}))
-        # ---- Go on with a checkpoint, or make the held-out tasks and D_0 ---------------------------
+        # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir))
         record_model(workdir, roles.served() if roles.served else None)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
@@ -112,19 +119,20 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
-            collect = Collector(c, strategy, agent, tasks)  # strategy.collect, at once or one step ahead
-            evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, at once or beside the next steps
+            collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
+            evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
             held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
-            # What fails here fails between two updates: the run is saved as it is.
+            # Around blocks between two updates, where the state is consistent: if one fails, save first.
             kept = partial(saved_where_it_fails, lambda: run.save(learner, state, evolve.to_json()))
-            if last == 0:  # the beginning, for others to fork
+            if last == 0:  # the initial state, for other runs to fork
                 run.save(learner, state, evolve.to_json())
             with kept():
-                run.evaluate_if_due(held_out)  # where a run ended in it
+                run.evaluate_if_due(held_out)  # the last run may have ended during this evaluation
             for step in range(run.state.step, last):
                 seconds = run.seconds_so_far()
                 with timed(seconds, "step"):
-                    if run.state.pending is None:  # else it is at its evolution already
+                    # A checkpoint may lie between a step's update and its evolution: then only 4. is left.
+                    if run.state.pending is None:
                         # 1. K rollouts for each of a batch of tasks from D_t
                         with timed(seconds, "rollout"), kept():
                             collected = collect(step)
@@ -144,7 +152,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         tasks.record(task_scores(groups))
                         run.note(collected, samples, learned, found, seconds, policy.chat)
 
-                    # 4. Every F steps the training set evolves
+                    # 4. Every F steps the training set evolves. If it is given up, save the state before it.
                     with timed(seconds, "evolution"), kept(only_if=lambda: evolve.given_up):
                         grown = evolve(step)
 
@@ -156,7 +164,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
             evolve.close()
 
-        # ---- What the policy has become ------------------------------------------------------------
+        # ---- Final evaluation and export -----------------------------------------------------------
         if last < c.steps:
             return {}
         with interruptible(), run.noting_divergence():
@@ -170,7 +178,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 def saved_where_it_fails(
     save: Callable[[], object], only_if: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Saves before it raises what the block raises, but for FloatingPointError: that policy is of no use."""
+    """Saves, then re-raises, if the block fails. Not after FloatingPointError: that policy is useless."""
     try:
         yield
     except FloatingPointError:

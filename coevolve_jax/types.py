@@ -1,7 +1,13 @@
-"""The data contract between the packages: frozen dataclasses, and what a group of rollouts says of itself.
+"""The data types that all packages exchange, as frozen dataclasses.
 
-Everything that is written to disk has `to_json` / `from_json`, whose values
-are plain JSON, so that a task pool can be read without this package.
+    Task         a scenario and the user's turns in it; `Lineage` says where it comes from
+    Trajectory   one rollout of a task: tokens, log-probabilities, `Step`s and an `Outcome`
+    Group        the K rollouts of one task
+    Signal       a weakness that a trajectory shows; `Evidence` joins it to its group
+    Context      the reflection on one piece of evidence; `Triplet`s are explored under it
+
+Every type that is written to disk has `to_json` and `from_json`. Their values are plain JSON: other programs
+can read a task pool without this package.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # environment workers import this file and have the standard library only
     import numpy as np
 
-SUCCESS = 0.5  # a trajectory, or a task's score, is a success from this reward on
+SUCCESS = 0.5  # the least reward (or mean reward of a task) that counts as a success
 SIGNAL_KINDS = ("forgetting", "boundary", "rare")
 
 
@@ -35,7 +41,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One user message and, where the environment family has them, the reference calls that satisfy it."""
+    """One user message and the reference calls that satisfy it (empty if the environment family has none)."""
 
     query: str
     calls: tuple[Call, ...] = ()
@@ -52,14 +58,20 @@ class Turn:
 class Lineage:
     """Where a task comes from.
 
-    kind: "benchmark", "initial", "random" or "signal". signal: the kind of
-    weakness that asked for it. parent: id of the task whose trajectory carried
-    the signal (for "initial": the scenario explored). context: id of the
-    reflection. triplets: ids of the exploration steps it was abstracted from.
-    verdict: "accept" or "retain", with the reason. step: GRPO step of birth.
-    similarity: cosine to the evaluation task `nearest`, by the `measure` of leak control that came closest to refusing
-    the task. focus: tools that the context asked to explore.
-    solved: the share of probing rollouts that solved it before it was taken; None: nobody tried.
+    Attributes:
+      kind: "benchmark", "initial", "held_out", "balanced", "random", "signal", or a name of the strategy's.
+      signal: the kind of weakness that asked for the task, or the strategy ("blame"); None: unguided
+        exploration.
+      parent: id of the task whose trajectory carried the signal, or of the scenario explored.
+      context: id of the reflection.
+      explorer: name of the explorer that made it.
+      triplets: indices of the exploration steps that it was abstracted from.
+      verdict: "accept" or "retain"; `reason` says why.
+      step: GRPO step of birth.
+      similarity: cosine to the evaluation task `nearest`.
+      measure: the measure of leak control that came closest to refusing the task; `similarity` is by it.
+      focus: tools that the context asked to explore.
+      solved: share of probing rollouts that solved the task before D_t took it; None if it was not probed.
     """
 
     kind: str
@@ -88,11 +100,12 @@ class Lineage:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: a scenario and what the user asks in it.
+    """A task: a scenario and the user's requests in it.
 
-    scenario: JSON values from which the environment family builds the initial state, the tools and, where it
-    has no reference calls, the goal. Nobody else reads it.
-    turns is empty for a bare scenario, which can be explored but not scored.
+    Attributes:
+      scenario: JSON values that the environment family alone reads. It builds the initial state and the tools
+        from them; a family without reference calls builds the goal too.
+      turns: empty for a bare scenario, which can be explored but not scored.
     """
 
     id: str
@@ -130,13 +143,15 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What the environment answers to one call.
+    """The environment's answer to one call.
 
-    text: JSON text as the policy will read it. error: the tool refused or
-    failed. valid: False when our own infrastructure failed;
-    the whole rollout is then invalid and text says why. ends: the call has ended the user turn.
-    fatal: the call took too long or killed its worker, which is the caller's failure and no fault of ours. text says
-    how. Its world is gone: no later call in it is made, and each is answered alike.
+    Attributes:
+      text: JSON text as the policy will read it.
+      error: the tool refused or failed.
+      valid: False if our own infrastructure failed. The whole rollout is then invalid, and `text` says why.
+      ends: the call has ended the user turn.
+      fatal: the call took too long or killed its worker, and `text` says how. The failure is the caller's, so
+        the rollout stays valid. The environment is gone: later calls are not made and get the same answer.
     """
 
     text: str
@@ -150,9 +165,12 @@ class Observation:
 class Outcome:
     """Score of a trajectory.
 
-    reward in [0, 1]; success is reward >= SUCCESS; progress is the share of user
-    turns that passed before the first failed one. An invalid outcome is neither success nor failure: it
-    enters no gradient and fabricates no signal.
+    An invalid outcome is neither success nor failure: it enters no gradient and fabricates no signal.
+
+    Attributes:
+      reward: in [0, 1].
+      success: reward >= SUCCESS. A valid outcome with any other value raises ValueError.
+      progress: share of user turns that passed before the first failed one.
     """
 
     reward: float
@@ -171,10 +189,14 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One action of a trajectory as text: what was called and what came back.
+    """One action of a trajectory as text: the call and its answer.
 
-    call is None where the policy's text could not be parsed as a call. pattern: what the environment family
-    counts as the action for the rare signal; None is the name of the tool, "" a call to what is no tool of the task.
+    Attributes:
+      turn: index of the user turn.
+      text: the policy's own text.
+      call: None if the text could not be parsed as a call.
+      pattern: the action pattern that the environment family counts for the rare signal. None stands for the
+        tool's name, "" for a call to a tool that the task does not offer.
     """
 
     turn: int
@@ -186,7 +208,7 @@ class Step:
 
     @property
     def action(self) -> str:
-        """The action pattern; "" where this is no call to a tool of the task."""
+        """The action pattern; "" if the step does not call a tool of the task."""
         if self.call is None:
             return ""
         return self.call.name if self.pattern is None else self.pattern
@@ -201,19 +223,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """One rollout, token-exact and append-only.
+    """One rollout of T tokens, token-exact and append-only.
 
-    ids: int32 [T], exactly as sampled or as fed to the sampler.
-    mask: bool [T], True on the tokens that the policy sampled.
-    logprobs: float32 [T], the sampler's log-probabilities in nats (0 where not mask).
-    versions: int32 [T], the policy version that sampled each token (-1 where not mask).
-    routing: int16 [T, A, K], where it was recorded: the experts that each sparse layer of the sampler used for each
-    token; -1 for tokens that it was never fed, such as the last.
-    turn_starts: index in ids of the first token of each user turn.
-    hints: (number of steps before it, text) of each hint that the policy was given; its tokens are masked.
-    stop: "done", "token_limit", "step_limit", "context_limit", "call_failed", "environment" or "engine". call_failed: the
-    last call took too long or killed its worker, and the outcome is a valid failure. The last two: our own
-    infrastructure failed, and the outcome is invalid.
+    Attributes:
+      ids: int32 [T], exactly as sampled or as fed to the sampler.
+      mask: bool [T], True on the tokens that the policy sampled.
+      logprobs: float32 [T], the sampler's log-probabilities in nats (0 where not mask).
+      versions: int32 [T], the policy version that sampled each token (-1 where not mask).
+      routing: int16 [T, A, K], the K experts that each of A sparse layers used for each token in the sampler.
+        -1 for tokens that it was never fed, such as the last. None if it was not recorded.
+      turn_starts: index in `ids` of the first token of each user turn.
+      hints: (number of steps before it, text) of each hint that the policy was given; its tokens are masked.
+      stop: why the rollout ended: "done", "token_limit", "step_limit", "context_limit", "call_failed",
+        "environment" or "engine". After "call_failed" (the last call took too long or killed its worker) the
+        outcome is a valid failure. After "environment" and "engine" our own infrastructure failed: the
+        outcome is invalid.
     """
 
     task_id: str
@@ -231,11 +255,11 @@ class Trajectory:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Action patterns for the rare signal, of the steps that are calls to a tool of the task."""
+        """Action patterns of the steps that call a tool of the task, for the rare signal."""
         return tuple(s.action for s in self.steps if s.action)
 
     def without_tokens(self) -> Trajectory:
-        """What reflection needs: fit to be remembered, not for the learner."""
+        """A copy with empty token arrays: small, enough for reflection, not fit for the learner."""
         import numpy as np
 
         none = np.zeros(0, np.int32)
@@ -250,7 +274,7 @@ class Trajectory:
         )
 
     def to_json(self) -> dict:
-        """What reflection and readers need; the token arrays are left out."""
+        """JSON values for reflection and for readers, without the token arrays."""
         return {
             "task_id": self.task_id,
             "rollout_index": self.rollout_index,
@@ -283,64 +307,67 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The rollouts of one task under one policy, all from equal initial states, in the order of rollout_index."""
+    """The rollouts of one task under one policy, from equal initial states, in the order of rollout_index."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
 
     @property
     def valid(self) -> tuple[Trajectory, ...]:
-        """Without the rollouts that our own infrastructure failed."""
+        """The rollouts that our own infrastructure did not fail."""
         return tuple(t for t in self.trajectories if t.outcome.valid)
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """The environment's own rewards of the valid rollouts, in their order."""
+        """The environment's own rewards for the valid rollouts, in their order."""
         return tuple(t.outcome.reward for t in self.valid)
 
     @property
     def score(self) -> float | None:
-        """The task's score: the mean reward of the valid rollouts; None where no rollout is valid."""
+        """The task's score: the mean reward of the valid rollouts; None if no rollout is valid."""
         rewards = self.rewards
-        # fsum rounds once, so that the order of the rollouts cannot move a score across the threshold.
+        # fsum rounds once, so the order of the rollouts cannot move a score across the threshold.
         return math.fsum(rewards) / len(rewards) if rewards else None
 
     @property
     def mixed(self) -> bool:
-        """Whether the valid rollouts hold both outcomes, success and failure."""
+        """Whether the valid rollouts include both successes and failures."""
         valid = self.valid
         return mixed(sum(t.outcome.success for t in valid), len(valid))
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the rewards of the valid rollouts. Exactly 0 where they are equal, or none."""
+        """Standard deviation of the valid rollouts' rewards; exactly 0 if they are equal or none."""
         return spread(self.rewards)
 
 
 def mixed(successes: float, trials: float) -> bool:
-    """Whether some trials succeed and others fail. A mean score counts as the successes of one trial."""
+    """Whether some trials succeed and others fail. For a mean score pass trials=1."""
     return 0 < successes < trials
 
 
 def spread(rewards: Sequence[float]) -> float:
-    """Standard deviation of one group's rewards, exactly 0 where they are equal or none.
+    """Standard deviation of one group's rewards; exactly 0 if they are equal or none.
 
-    A group is a zero-variance group where this is 0, however small the differences of another group are: GRPO scales
-    those up again (grpo/advantages.py).
+    A group with spread 0 is a zero-variance group. Any spread above 0, however small, is not: GRPO scales the
+    differences up again (grpo/advantages.py).
     """
     import numpy as np
 
-    # Equal rewards are asked for first: their deviation from the mean may be a rounding error instead of 0.
+    # Test equality first: for equal rewards the deviation from the mean may be a rounding error instead of 0.
     return float(np.std(np.asarray(rewards, np.float64))) if len(set(rewards)) > 1 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-    """Help that a strategy gives to one rollout. The policy reads it, its tokens are masked, and the
-    trajectory records it.
+    """Help that a strategy gives to one rollout.
 
-    before_task: put before the task's first query. before_step: called with the steps so far each time that tools
-    have answered; what it returns ("" for nothing) follows their answers.
+    The policy reads it, its tokens are masked, and the trajectory records it.
+
+    Attributes:
+      before_task: text put before the task's first query.
+      before_step: called with the steps so far whenever tools have answered. The text that it returns follows
+        their answers; "" adds nothing.
     """
 
     before_task: str = ""
@@ -349,12 +376,16 @@ class Hint:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSample:
-    """What the learner learns from one trajectory of T tokens. Numbers at tokens that the policy did not sample do
-    not count.
+    """One trajectory of T tokens with the learner's targets for it.
 
-    advantages: float32 [T], for the policy gradient; None keeps the trajectory out of it and of the KL term.
-    ce_weights: float32 [T], weights of the cross-entropy (replay, distillation); None is no such term.
-    ref_logprobs: float32 [T], log-probabilities in nats that the KL term pulls to; None: the frozen reference's.
+    Values at tokens that the policy did not sample are ignored.
+
+    Attributes:
+      advantages: float32 [T], for the policy gradient. None leaves the trajectory out of it and out of the KL
+        term.
+      ce_weights: float32 [T], weights of the cross-entropy term (replay, distillation). None: no such term.
+      ref_logprobs: float32 [T], log-probabilities in nats that the KL term pulls to. None: the frozen
+        reference's.
     """
 
     trajectory: Trajectory
@@ -365,10 +396,13 @@ class TrainingSample:
 
 @dataclasses.dataclass(frozen=True)
 class Signal:
-    """A weakness that a trajectory shows.
+    """A weakness that one trajectory shows.
 
-    kind: one of SIGNAL_KINDS. rollout_index: which of the K rollouts. pattern: the
-    rare action pattern (kind "rare" only). step: the GRPO step.
+    Attributes:
+      kind: one of SIGNAL_KINDS.
+      rollout_index: which of the task's K rollouts carries it.
+      step: the GRPO step.
+      pattern: the rare action pattern (kind "rare" only).
     """
 
     kind: str
@@ -398,7 +432,7 @@ class Evidence:
 
     @property
     def trajectory(self) -> Trajectory:
-        """The one that carries the signal."""
+        """The trajectory that carries the signal."""
         return next(t for t in self.group.trajectories if t.rollout_index == self.signal.rollout_index)
 
     @property
@@ -411,7 +445,12 @@ class Evidence:
 class Context:
     """Reflection on one signal-annotated trajectory (the paper's structured context).
 
-    must: tools that every task made under this context has to call; a task without one of them is refused.
+    Attributes:
+      signal: the kind of weakness, or the strategy that asks ("blame"); None for unguided exploration.
+      task: the task, or bare scenario, whose initial state is explored.
+      focus_pattern: tools to explore.
+      avoid: failed calls, or how they begin, that exploration should not repeat.
+      must: tools that every task made under this context has to call. A task that lacks one is refused.
     """
 
     id: str
@@ -427,7 +466,7 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class Triplet:
-    """One exploration step. index: position within its context; round: from 0."""
+    """One exploration step. index: position among its context's steps. round: counts from 0."""
 
     index: int
     round: int

@@ -1,11 +1,11 @@
-"""A testbed that shows what signals are worth: a base policy with ten weak tools, which are known.
+"""A testbed that measures what signals are worth: a base policy with ten weak tools, which are known.
 
 The demo's policy errs with half of its tools, so any exploration meets a weakness. Here one task of 64 in D_0
-calls each weak tool. All arms of experiments/compare.py share the question: are weak tools mended sooner if
-exploration knows of them? Two base policies give two doses of the same thing:
+calls each weak tool. The question for all arms of experiments/compare.py: does the policy learn weak tools
+sooner if exploration knows them? The argument `weak` chooses one of two base policies:
 
-    weak=seldom   unguided exploration meets the weak tools in few tasks (models/tiny_qwen3_seldom)
-    weak=spread   some of them it meets often, and mends without any signal (models/tiny_qwen3_weak)
+    weak=seldom   unguided exploration rarely meets the weak tools (models/tiny_qwen3_seldom)
+    weak=spread   it meets some of them often, so they improve without any signal (models/tiny_qwen3_weak)
 
     python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,oracle --seeds=0:3 \\
         --workdir=runs/headroom

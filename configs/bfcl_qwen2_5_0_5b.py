@@ -1,10 +1,10 @@
 """CoEvolve on BFCL multi-turn with Qwen2.5-0.5B-Instruct, for ablations on one GPU of 24 GB such as an L4.
 
 No paper gives these values. The learner's are those of configs/bfcl_qwen3_4b.py, the sizes are smaller, the
-toolsets those of configs/bfcl_tiny.py. Not run here: no weights and no GPU were at hand, so time and score
-are not known. The in-process engine generates on the same GPU. By experiments/plan.py the update needs 13.8
-GB with the engine's weights. Rollouts need less, with a cache of up to 4.8 GB. JAX takes only 75% of the
-memory by itself:
+toolsets those of configs/bfcl_tiny.py. Not run here, for lack of weights and a GPU: time and score are not
+known. The in-process engine generates on the same GPU. By experiments/plan.py the update needs 13.8 GB with
+the engine's weights. Rollouts need less, with a cache of up to 4.8 GB. JAX takes only 75% of the memory by
+itself:
 
     XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 python experiments/main.py --config=configs/bfcl_qwen2_5_0_5b.py \\
         --workdir=runs/qwen2_5_0_5b --config.model=PATH_TO/Qwen2.5-0.5B-Instruct

@@ -1,9 +1,9 @@
 """CoEvolve on BFCL multi-turn with Qwen3-4B-Instruct: the values of the paper.
 
 Paper: arXiv 2604.15840, settings table and section 4. BFCL-v3 multi-turn base, success in percent: zero-shot
-26.5, GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here: no weights and
-no accelerator were at hand, so time and score of this code are not known. docs/notes/memory.md says where the
-update fits. SGLang serves the rollouts (docs/guides/serve_with_sglang.md), here from half of 8 GPUs:
+26.5, GRPO on static synthetic tasks 58.0, CoEvolve 63.0. Hardware there: 8 GPUs. Not run here, for lack of
+weights and an accelerator: time and score are not known. docs/notes/memory.md says where the update fits.
+SGLang serves the rollouts (docs/guides/serve_with_sglang.md), here from half of 8 GPUs:
 
     CUDA_VISIBLE_DEVICES=4,5,6,7 python experiments/serve.py --model=PATH_TO/Qwen3-4B-Instruct-2507 \\
         --port=30000 --context_length=25600 --max_running_requests=256 --dtype=bfloat16 -- --dp-size=4

@@ -6,10 +6,14 @@ Hardware: two CPU cores, 4 GB of memory. Expected time and score: see docs/notes
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
 
-Arguments: strategy (coevolve, blame, random, static, a module of yours), seed, engine (native; sglang: a
-server generates) and explorer (scripted, llm, policy, a module of yours), as in
+Arguments follow a colon:
 
     python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random,seed=1 --workdir=runs/random
+
+    strategy   coevolve, blame, random, static, or a module of yours
+    seed       a whole number
+    engine     native, or sglang (a server generates)
+    explorer   scripted, llm, policy, or a module of yours
 """
 
 from ml_collections import ConfigDict

@@ -1,9 +1,9 @@
-"""Makes six tasks in AppWorld's layout with its engine, under its interpreter (make setup-appworld does it):
+"""Makes six tasks of our own in AppWorld's layout, with AppWorld's engine and interpreter.
 
-    .appworld/bin/python -P experiments/appworld_tasks.py
+    .appworld/bin/python -P experiments/appworld_tasks.py     (make setup-appworld runs this)
 
-They are the splits own_train and own_development, for tests and for runs where the benchmark's data is not. A score on
-them is no score of AppWorld. Nothing happens where they exist.
+They form the splits own_train and own_development, for tests and for runs without the benchmark's data. A
+score on them is no AppWorld score. If they exist already, the script does nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ ACCOUNTS = {
     "simple_note": "email",
     "spotify": "email",
     "phone": "phone_number",
-}  # apps, and what one logs in with
+}  # app -> the name that a user logs in with
 SONGS = ("Quiet Harbor", "Paper Lanterns", "Seven Bridges", "Copper Sky")
 NOTES = ("Groceries", "Gift ideas", "Reading list", "Trip to the coast", "Recipes")
 ALARMS = (("06:45", "Run"), ("07:30", "Work"), ("21:00", "Call home"))
 
 
 class Own(NamedTuple):
-    """A task. evaluation: lines of AppWorld's `evaluate`, each a test of its own; solution: code that passes them."""
+    """A task.
+
+    evaluation: requirement -> the line of AppWorld's `evaluate` that tests it. solution: code that passes the
+    tests.
+    """
 
     split: str
     instruction: str
@@ -39,7 +43,7 @@ class Own(NamedTuple):
 
 
 def tasks(person: int) -> dict[str, Own]:
-    """By scenario, the tasks of a person."""
+    """A person's tasks, by scenario."""
     songs, note, (time, label) = SONGS[: 2 + person], NOTES[person], ALARMS[person]
     untouched = {
         "assert no database changed.": 'test.case(models.changed_model_names(), "==", set())',
@@ -52,21 +56,23 @@ def tasks(person: int) -> dict[str, Own]:
             "How many songs are in my Spotify song library?",
             len(songs),
             untouched,
-            _login("spotify")
-            + "songs = apis.spotify.show_song_library(access_token=token)\napis.supervisor.complete_task(answer=len(songs))",
+            _login("spotify") + "songs = apis.spotify.show_song_library(access_token=token)\n"
+            "apis.supervisor.complete_task(answer=len(songs))",
         ),
         "own2": Own(
             "own_train",
             f"Delete the note titled {note!r} from my Simple Note.",
             None,
             {
-                "assert only notes changed.": 'test.case(models.changed_model_names(), "==", {"simple_note.Note"})',
-                "assert the note is gone.": "test.case([n.title for n in models.end.simple_note.Note.all() if "
-                f'n.title == {note!r}], "==", [])',
+                "assert only notes changed.": "test.case(models.changed_model_names(), "
+                '"==", {"simple_note.Note"})',
+                "assert the note is gone.": "test.case([n.title for n in models.end.simple_note.Note.all() "
+                f'if n.title == {note!r}], "==", [])',
             },
-            _login("simple_note")
-            + f"(note,) = [n for n in apis.simple_note.search_notes(access_token=token) if n['title'] == {note!r}]\n"
-            + "apis.simple_note.delete_note(access_token=token, note_id=note['note_id'])\napis.supervisor.complete_task()",
+            _login("simple_note") + "(note,) = [n for n in apis.simple_note.search_notes(access_token=token) "
+            f"if n['title'] == {note!r}]\n"
+            + "apis.simple_note.delete_note(access_token=token, note_id=note['note_id'])\n"
+            "apis.supervisor.complete_task()",
         ),
         "own3": Own(
             "own_development",
@@ -75,28 +81,30 @@ def tasks(person: int) -> dict[str, Own]:
             untouched,
             _login("phone")
             + "alarms = apis.phone.show_alarms(access_token=token)\n"
-            + f"apis.supervisor.complete_task(answer=[a['label'] for a in alarms if a['time'] == {time!r}][0])",
+            + "apis.supervisor.complete_task("
+            f"answer=[a['label'] for a in alarms if a['time'] == {time!r}][0])",
         ),
     }
 
 
 def _login(app: str) -> str:
-    """Code that leaves an access token in `token`."""
+    """Code that logs in to the app and leaves the access token in `token`."""
     return (
         "profile = apis.supervisor.show_profile()\n"
         "words = {a['account_name']: a['password'] for a in apis.supervisor.show_account_passwords()}\n"
-        f"token = apis.{app}.login(username=profile[{ACCOUNTS[app]!r}], password=words[{app!r}])['access_token']\n"
+        f"token = apis.{app}.login(username=profile[{ACCOUNTS[app]!r}], "
+        f"password=words[{app!r}])['access_token']\n"
     )
 
 
 def solution(task_id: str) -> str:
-    """Code that does an own task."""
+    """Code that solves one of these tasks."""
     scenario, _, number = task_id.partition("_")
     return tasks(int(number) - 1)[scenario].solution
 
 
 def make_missing(folder: Path) -> None:
-    """Makes data/ in a folder, whole or not at all: 5 s."""
+    """Makes data/ in a folder, atomically, if it does not exist. Takes 5 s."""
     if not (folder / "data").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as made:
@@ -105,7 +113,7 @@ def make_missing(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Writes data/ into a folder. Once in a process: the engine keeps to its first folder and its first time."""
+    """Writes data/ into a folder. Call it once per process: the engine keeps its first folder and time."""
     os.environ["APPWORLD_ROOT"] = str(folder)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
@@ -133,7 +141,7 @@ def make(folder: Path) -> None:
 
 
 def _fill_base(models: Any) -> None:
-    """Everybody's accounts, and songs."""
+    """Fills the base databases with everybody's accounts, and with songs."""
     for n, (first, last, phone) in enumerate(PEOPLE):
         named = {"first_name": first, "last_name": last}
         email = f"{first.lower()}@example.com"
@@ -196,8 +204,8 @@ def _make_task(home: Path, task_id: str, person: int, own: Own, apps: list[str])
         f"    with test({requirement!r}):\n        {line}\n" for requirement, line in own.evaluation.items()
     )
     (truth / "evaluation.py").write_text(
-        "import json\n\n\ndef evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):\n"
-        + tests
+        "import json\n\n\n"
+        "def evaluate(test, public_data, private_data, main_user, models, ground_truth_answer):\n" + tests
     )
     with (home / "datasets" / f"{own.split}.txt").open("a") as listed:
         listed.write(f"{task_id}\n")

@@ -1,15 +1,16 @@
-"""Runs several methods on the same tasks, seeds and budget, and says what differs.
+"""Compares methods on the same tasks, seeds and budget.
 
-    python experiments/compare.py --config=configs/bfcl_headroom.py --arms=static,random,placebo,coevolve,oracle \\
-        --seeds=0:5 --workdir=runs/pilot
-    python experiments/compare.py --config=configs/bfcl_tiny.py --arms=coevolve --grid=evolution.every=5,10,20 \\
-        --seeds=0:3 --workdir=runs/every
+    python experiments/compare.py --config=configs/bfcl_headroom.py --seeds=0:5 --workdir=runs/pilot \\
+        --arms=static,random,placebo,coevolve,oracle
+    python experiments/compare.py --config=configs/bfcl_tiny.py --seeds=0:3 --workdir=runs/every \\
+        --arms=coevolve --grid=evolution.every=5,10,20
 
-Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells; the arms of a seed share their beginning (D_0, held-out
-sets, first evaluation). The same command again goes on where it was stopped. WORKDIR/outcomes.csv has every raw number,
-comparison.json the statistics, report.html shows both. A run that diverges is a result, is named, and is not tried again but with
---retry_diverged. --arms=help lists the arms. SIGTERM or SIGUSR1 asks it to end: its
-runs save, and it exits with status 75.
+--arms=help lists the arms. Each cell (arm, setting, seed) is an ordinary run in WORKDIR/cells. The arms of a
+seed share their initial state: D_0, held-out sets and first evaluation. WORKDIR/outcomes.csv has every raw
+number, comparison.json the statistics. report.html shows both.
+
+The same command resumes a comparison. On SIGTERM or SIGUSR1 its runs save, and it exits with status 75. A run
+that diverges counts as a result. Only --retry_diverged tries it again.
 """
 
 import datetime
@@ -29,7 +30,7 @@ _CONFIG = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the comparison writes.")
 _ARMS = flags.DEFINE_list(
-    "arms", [], "Arms by name; help lists them. A dotted path of a strategy's module is one too."
+    "arms", [], "Arms by name; help lists them. The dotted path of a strategy's module is an arm too."
 )
 _SEEDS = flags.DEFINE_string("seeds", "0:3", "A range such as 0:3, or a list such as 0,3,7.")
 _SET = flags.DEFINE_multi_string("set", [], "KEY=VALUE of the config, for all cells.")
@@ -43,20 +44,25 @@ _SAMPLES = flags.DEFINE_integer("samples", 8, "Settings of --search.", lower_bou
 _PLANNED = flags.DEFINE_list(
     "planned",
     [],
-    "Differences to test, such as oracle-random, in each setting; none: the usual ones. Those of the first command "
-    "stand; what is added later is dated in plan.json.",
+    "Differences to test in each setting, such as oracle-random; none: the usual ones. "
+    "Later commands cannot remove any; plan.json dates those that they add.",
 )
 _JOBS = flags.DEFINE_integer("jobs", 1, "Runs side by side; they share the cores evenly.", lower_bound=1)
 _SHARD = flags.DEFINE_string(
-    "shard", "0/1", "I/N: run the I-th of N parts of the seeds; experiments/sweep.py prints such."
+    "shard",
+    "0/1",
+    "I/N: run part I (from 0) of N parts of the seeds; experiments/sweep.py prints such commands.",
 )
 _ONLY_READ = flags.DEFINE_bool(
-    "only_read", False, "Run nothing: write the tables of what is finished; of a part of it, only print them."
+    "only_read",
+    False,
+    "Run nothing: write the tables of the finished runs. With only some of the comparison's arms, seeds or "
+    "settings, print them and write nothing.",
 )
 _RETRY = flags.DEFINE_bool(
     "retry_diverged",
     False,
-    "Go on with runs that diverged; without another machine or code they diverge again.",
+    "Resume runs that diverged. On the same machine with the same code they diverge again.",
 )
 
 
@@ -158,7 +164,7 @@ def run() -> list:
                         f"{cell.column}, seed {cell.seed}: {failure.why if failure else said}",
                         file=sys.stderr,
                     )
-                    if count == 1:  # of several machines none writes for the others
+                    if count == 1:  # with several machines, the last command writes the results of all
                         results.read(folder, made, chosen, keep=True)
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)

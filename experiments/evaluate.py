@@ -1,12 +1,14 @@
 """Scores a model on a benchmark's own tasks, or on the held-out synthetic tasks of a run.
 
-    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development --output=score.json
-    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --category=base,miss_func,miss_param,long_context \\
-        --protocol=official --split=test --num_rollouts=4 --temperature=0.7 --max_length=32768 --max_new_tokens=4096
+    python experiments/evaluate.py --model=models/tiny_qwen3 --benchmark=bfcl --split=development \\
+        --output=score.json
+    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --split=test --protocol=official \\
+        --category=base,miss_func,miss_param,long_context --num_rollouts=4 --temperature=0.7 \\
+        --max_length=32768 --max_new_tokens=4096
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
 
-BFCL tasks are scored by the official checker (docs/environments/bfcl.md). What the score depends on (protocol,
-split, temperature, number of rollouts, package version) is printed and written with it, and so are avg@k and best@k.
+The official checker scores BFCL tasks (docs/environments/bfcl.md). The report has avg@k and best@k. It also
+names all that the score depends on: protocol, split, temperature, number of rollouts and package versions.
 """
 
 import json
@@ -19,16 +21,17 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags, logging
 
-DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # of what no flag below sets
+DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # for settings that have no flag below
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(
-    "benchmark", "bfcl", "Which tasks: an environment family's own, by its name, or held_out."
+    "benchmark", "bfcl", "The tasks: an environment family's own, by its name, or held_out."
 )
 _SPLIT = flags.DEFINE_string(
     "split",
     "development",
-    "Of the benchmark; BFCL: development, test (to be read once), evaluation (both), train, all, sequential_train, sequential_test.",
+    "Split of the benchmark. BFCL: development, test (read it once only), evaluation (both), train, all, "
+    "sequential_train, sequential_test.",
 )
 _CATEGORIES = flags.DEFINE_list(
     "category",
@@ -38,14 +41,14 @@ _CATEGORIES = flags.DEFINE_list(
 _PROTOCOL = flags.DEFINE_string(
     "protocol",
     "",
-    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, and limits by the flags or, "
-    "for the held-out tasks of a run, its own where no flag says otherwise.",
+    "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, limits by "
+    "the flags. For held_out, limits without a flag are the run's own.",
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.", lower_bound=0.0)
 _ROLLOUTS = flags.DEFINE_integer("num_rollouts", 1, "Rollouts per task.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _FORMAT = flags.DEFINE_enum(
@@ -61,13 +64,13 @@ _OBSERVATION = flags.DEFINE_integer(
     "max_observation", 1000, "Characters of a tool result that the model reads.", lower_bound=1
 )
 _URL = flags.DEFINE_string(
-    "url", "", "SGLang servers that generate, separated by commas; none: this process does."
+    "url", "", "SGLang servers that generate, separated by commas; none: this process generates."
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ("float32", "bfloat16"), "In which it is computed, also by the servers."
+    "dtype", "float32", ("float32", "bfloat16"), "Type of the computation, also in the servers."
 )
 _FOLDER = flags.DEFINE_string(
-    "push_folder", "", "Where servers on other hosts find the weights; they take them over."
+    "push_folder", "", "Shared folder from which servers on other hosts read the weights."
 )
 _SLOTS = flags.DEFINE_integer("max_concurrency", 32, "Conversations at once.", lower_bound=1)
 
@@ -103,7 +106,7 @@ def run() -> None:
     from coevolve_jax.envs import base
     from coevolve_jax.loop.evaluate import evaluate, scores, table, versions
 
-    if _OUTPUT.value:  # before anything is computed
+    if _OUTPUT.value:  # fail now, before anything is computed
         configs.check_new_file("output", _OUTPUT.value)
 
     held_out = _BENCHMARK.value == "held_out"
@@ -114,7 +117,7 @@ def run() -> None:
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
     world = {"python": _PYTHON.value, "call_timeout": _TIMEOUT.value}
-    if trained:  # as the run has them, but for what a flag says otherwise
+    if trained:  # the run's own settings; flags that are given override them
         kept = lambda values: {key: value for key, value in values.items() if flags.FLAGS[key].present}
         config.environment = trained.environment
         limits, world = {key: trained.rollout[key] for key in limits} | kept(limits), kept(world)
@@ -145,7 +148,7 @@ def run() -> None:
     rows = scores(by_task, _ROLLOUTS.value, parts, alike)
     solved, trials = (sum(count[i] for count in by_task.values()) for i in (0, 1))
     success = base.share(solved, trials, len(base.outcomes_of(groups)) - trials)
-    if checked:  # the family may count in another way
+    if checked:  # the family may define success in another way
         success |= {key: checked[key] for key in ("success", "success_if_invalid_failed") if key in checked}
     report = {
         "model": str(folder),
@@ -186,7 +189,7 @@ def run() -> None:
 
 
 def fixed_by_protocol(family) -> dict:
-    """What --protocol fixes of config.rollout. Raises ValueError where another flag says otherwise."""
+    """The values of config.rollout that --protocol fixes. Raises ValueError if another flag sets one."""
     fixed = dict(family.protocols.get(_PROTOCOL.value, {}))
     if given := [name for name in fixed if name in flags.FLAGS and flags.FLAGS[name].present]:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Writes tasks as a TFDS data set: the training set of a run, D_t with its lineage, or a benchmark's own tasks by split.
+"""Writes tasks as a TFDS data set: the training set of a run, or a benchmark's own tasks by split.
 
     python experiments/export_tfds.py --run=runs/demo --output=runs/demo_tasks
     python experiments/export_tfds.py --benchmark=bfcl --output=runs/bfcl_tasks \\
         --splits=train,development,test,sequential_train,sequential_test
 
-coevolve_jax/tfds_tasks.py says what the columns are, and reads it back. It needs `pip install -e .[tfds]`.
+coevolve_jax/tfds_tasks.py documents the columns, and reads the data set. It needs `pip install -e .[tfds]`.
 """
 
 import sys
@@ -13,11 +13,11 @@ from absl import app, flags, logging
 
 _RUN = flags.DEFINE_string("run", None, "Workdir of a run.")
 _BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family, for its benchmark's own tasks.")
-_SPLITS = flags.DEFINE_list("splits", ["train", "development", "test"], "Of the benchmark.")
+_SPLITS = flags.DEFINE_list("splits", ["train", "development", "test"], "Splits of the benchmark.")
 _PROTOCOL = flags.DEFINE_string("protocol", "", "A named protocol of the benchmark, for the tasks' tools.")
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string(
-    "output", None, "Folder for the data set; one that is there is replaced.", required=True
+    "output", None, "Folder for the data set; an existing data set is replaced.", required=True
 )
 
 
@@ -50,7 +50,7 @@ def main(argv) -> None:
 
 
 def splits_of(name: str) -> dict:
-    """The tasks of a benchmark by category, by split."""
+    """The tasks of a benchmark: split -> category -> tasks."""
     from coevolve_jax import envs
 
     family = envs.load(name, _PYTHON.value)

@@ -1,15 +1,16 @@
-"""Runs CoEvolve, or goes on with a run that was interrupted.
+"""Starts a CoEvolve run, or resumes one.
 
     python experiments/main.py --config=configs/bfcl_tiny.py --workdir=runs/demo
-    python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random --workdir=runs/random --config.steps=30
-    python experiments/main.py --workdir=runs/random    (goes on with a run, by its own config.json)
+    python experiments/main.py --config=configs/bfcl_tiny.py:strategy=random --workdir=runs/random \\
+        --config.steps=30
+    python experiments/main.py --workdir=runs/random     (resumes a run, by its own config.json)
 
-On several hosts, the same command on each of them, with --processes=auto or, on host I of N,
---processes=HOST:PORT,N,I (the address of host 0), and a --workdir that all of them share.
+--config.SECTION.KEY=VALUE sets a key of the config. coevolve_jax/config/keys.py explains every key.
 
-coevolve_jax/config/keys.py has every key of a config. --config.SECTION.KEY=VALUE changes one.
+On several hosts, run the same command on each, with a --workdir that all of them share. Add --processes=auto,
+or on host I of N --processes=HOST:PORT,N,I with the address of host 0.
 
-SIGTERM or SIGUSR1 asks it to end: it saves and exits with status 75, and the same command goes on.
+On SIGTERM or SIGUSR1 the run saves and exits with status 75. The same command resumes it.
 """
 
 import os
@@ -25,8 +26,8 @@ from coevolve_jax.config import parse_flags
 _CONFIG = config_flags.DEFINE_config_file(
     "config",
     None,
-    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py has every key: what it means, its default and "
-    "what it may be.",
+    "Config file, e.g. configs/bfcl_tiny.py. coevolve_jax/config/keys.py explains every key: meaning, "
+    "default and allowed values.",
     lock_config=True,
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that the run writes.")
@@ -36,7 +37,10 @@ _PROCESSES = flags.DEFINE_string(
     "This process's place among several: auto (TPU pods, Slurm, ...) or HOST:PORT,PROCESSES,INDEX.",
 )
 _UNTIL = flags.DEFINE_integer(
-    "until", None, "Stop with a checkpoint after so many steps in all; 0: with the beginning.", lower_bound=0
+    "until",
+    None,
+    "Stop with a checkpoint after this many steps in all; 0: after the initial state.",
+    lower_bound=0,
 )
 flags.mark_flags_as_required(["workdir"])
 

@@ -1,15 +1,18 @@
-"""Prints what an update needs of each device's memory, and whether it fits, before a machine is rented.
+"""Prints the memory that an update needs on each device, and whether it fits, before you rent a machine.
 
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-8
     python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=all --pack_length=16384,32768
     python experiments/plan.py --config=configs/bfcl_qwen2_5_7b.py --topology=v5e-16 --config.mesh.tensor=4
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600 --compile   # after make aot
+After `make aot`, --compile compiles the program with XLA's compiler for the machine:
 
-    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 --pack_length=16384 --compile --program=decode
+    python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=v6e-8 --pack_length=25600
+    --compile python experiments/plan.py --config=configs/bfcl_qwen3_4b.py --topology=h100-4 --rows=64 \\
+        --pack_length=16384 --compile --program=decode
 
-docs/notes/memory.md says how the numbers come about. Nothing is allocated. --compile has XLA's compiler for the machine compile
-the program, which takes minutes, and prints its memory, operations and collectives; one such process at a time.
+It takes minutes, and prints the program's memory, FLOPs and collectives. Run one such process at a time.
+
+Nothing is allocated. docs/notes/memory.md explains the numbers.
 """
 
 import os
@@ -27,22 +30,24 @@ from coevolve_jax.planning.topologies import TOPOLOGIES
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, e.g. configs/bfcl_qwen3_4b.py.", lock_config=True
 )
-_TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "Which machine.")
+_TOPOLOGY = flags.DEFINE_enum("topology", "all", [*TOPOLOGIES, "all"], "The machine.")
 _LENGTH = flags.DEFINE_list("pack_length", ["16384", "32768"], "Tokens of a row, separated by commas.")
 _ROWS = flags.DEFINE_integer("rows", 1, "Rows of a micro-batch on each device.", lower_bound=1)
-_COMPILE = flags.DEFINE_bool("compile", False, "Compile it for one machine, by the compilers of `make aot`.")
+_COMPILE = flags.DEFINE_bool(
+    "compile", False, "Compile the program for one machine, with the compilers of `make aot`."
+)
 _PROGRAM = flags.DEFINE_enum(
     "program",
     "update",
     ["update", "decode"],
-    "With --compile: what. decode is a token of the in-process engine with config.engine.sharded; --rows are then all "
-    "conversations at once and --pack_length the tokens of each.",
+    "With --compile: the program. decode: a token of the in-process engine with config.engine.sharded; "
+    "--rows is then the number of conversations at once, and --pack_length the tokens of each.",
 )
 _LENGTHS = flags.DEFINE_list(
     "lengths",
     None,
-    "With --compile: tokens of a prompt and of what follows it in each rollout, in the mean, for which the time is "
-    "estimated, e.g. 2600,700. By default each rollout fills a row.",
+    "With --compile: mean tokens of a rollout's prompt and of the rest, for the estimate of the time, "
+    "e.g. 2600,700. By default each rollout fills a row.",
 )
 flags.register_validator(
     "pack_length",

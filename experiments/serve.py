@@ -3,9 +3,10 @@
     python experiments/serve.py --model=models/tiny_qwen3
     python experiments/serve.py --model=PATH_TO/Qwen3-4B --dtype=bfloat16 -- --tp-size=2
 
-What stands after -- goes to sglang.launch_server as it is. Without a GPU, `make sglang-cpu` builds the
-environment that this needs and runs the first of these commands; with one, `pip install sglang` here, or
-name another --python.
+Arguments after -- go to sglang.launch_server unchanged.
+
+With a GPU, `pip install sglang` here, or name another interpreter by --python. Without a GPU, `make
+sglang-cpu` builds the environment and runs the first of these commands.
 """
 
 import sys
@@ -13,26 +14,34 @@ import sys
 from absl import app, flags
 
 _MODEL = flags.DEFINE_string("model", "models/tiny_qwen3", "Hugging Face model folder.")
-_PYTHON = flags.DEFINE_string("python", None, "With sglang; by default this one, or .sglang/bin/python.")
-_DEVICE = flags.DEFINE_enum("device", None, ("cpu", "auto"), "By default cpu for .sglang, else auto.")
+_PYTHON = flags.DEFINE_string(
+    "python", None, "Interpreter with sglang; by default this one, or .sglang/bin/python."
+)
+_DEVICE = flags.DEFINE_enum(
+    "device", None, ("cpu", "auto"), "Default: cpu with .sglang/bin/python, else auto."
+)
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ("float32", "bfloat16", "float16", "auto"), "Of weights and KV cache."
+    "dtype", "float32", ("float32", "bfloat16", "float16", "auto"), "Type of weights and KV cache."
 )
 _LENGTH = flags.DEFINE_integer("context_length", 2048, "Tokens of prompt and answer.", lower_bound=2)
 _RUNNING = flags.DEFINE_integer("max_running_requests", 64, "Requests at once.", lower_bound=1)
-_VERSION = flags.DEFINE_string("weight_version", "launched", "What the server calls these weights.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the sampling.", lower_bound=0)
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "0.0.0.0 lets all machines in, to change its weights too.")
+_VERSION = flags.DEFINE_string("weight_version", "launched", "The server's name for these weights.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
+_HOST = flags.DEFINE_string(
+    "host", "127.0.0.1", "0.0.0.0 admits all machines; they may also change the weights."
+)
 _PORT = flags.DEFINE_integer("port", 0, "0 takes a free one.", lower_bound=0, upper_bound=65535)
 _WORDS = flags.DEFINE_bool(
-    "words", False, "Also speak the OpenAI protocol, for an explorer of words; rollouts do without."
+    "words", False, "Also serve the OpenAI protocol, which explorer=llm needs; rollouts do not need it."
 )
 _LOG = flags.DEFINE_string("log", None, "File for the server's output, appended.")
-_DEADLINE = flags.DEFINE_float("deadline", 600.0, "Seconds that the start may take.", lower_bound=1.0)
+_DEADLINE = flags.DEFINE_float(
+    "deadline", 600.0, "Seconds within which the server must start.", lower_bound=1.0
+)
 
 
 def main(argv) -> None:
-    from coevolve_jax.rollout.sglang.server import Server  # after the flags are known
+    from coevolve_jax.rollout.sglang.server import Server  # here, so that --help does not wait for it
 
     server = None
     try:

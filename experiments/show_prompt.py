@@ -1,11 +1,13 @@
-"""Prints the prompt of a benchmark's task exactly as the model sees it, control tokens included, with its tokens by part.
+"""Prints a task's prompt exactly as the model sees it, with control tokens, and counts its tokens by part.
 
     python experiments/show_prompt.py --model=models/tiny_qwen3 --benchmark=bfcl --task=multi_turn_base_3
-    python experiments/show_prompt.py --model=QWEN --benchmark=bfcl --task=multi_turn_miss_func_0 --protocol=official
-    python experiments/show_prompt.py --config=configs/textworld_tiny.py --split=development --task=quest_development_1_1000000
+    python experiments/show_prompt.py --model=QWEN --benchmark=bfcl --protocol=official \\
+        --task=multi_turn_miss_func_0
+    python experiments/show_prompt.py --config=configs/textworld_tiny.py --split=development \\
+        --task=quest_development_1_1000000
 
-A model folder needs no weights for this. The messages of later user turns follow the prompt, each as it is fed once
-the turn before has ended.
+The messages of later user turns follow the prompt, each as it is fed when the turn before has ended. The
+model folder needs no weights.
 """
 
 import os
@@ -24,7 +26,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face folder with a tokenizer; none: the config's.")
 _BENCHMARK = flags.DEFINE_string("benchmark", None, "An environment family; none: the config's.")
 _TASK = flags.DEFINE_string("task", None, "Id of the task, such as multi_turn_base_3.", required=True)
-_SPLIT = flags.DEFINE_string("split", "all", "Of the benchmark, in which the task is looked for.")
+_SPLIT = flags.DEFINE_string("split", "all", "Split of the benchmark that has the task.")
 _PROTOCOL = flags.DEFINE_string(
     "protocol", "", "A named protocol of the benchmark; BFCL: official, steps_30. None: as in training."
 )

@@ -1,14 +1,16 @@
-"""Prints the commands that run a comparison on several machines; runs nothing.
+"""Prints the commands that run a comparison on several machines. It runs nothing.
 
-    python experiments/sweep.py --on=slurm --machines=8 -- --config=configs/bfcl_headroom.py --arms=static,random,coevolve \\
-        --seeds=0:8 --workdir=/shared/runs/headroom
+    python experiments/sweep.py --on=slurm --machines=8 -- --config=configs/bfcl_headroom.py \\
+        --arms=static,random,coevolve --seeds=0:8 --workdir=/shared/runs/headroom
     python experiments/sweep.py --on=shell --machines=2 -- ...
     python experiments/sweep.py --on=tpu --machines=4 --names=coevolve-{} --zone=ZONE -- ...
 
-What follows -- are the flags of experiments/compare.py. Each machine takes its part of the seeds (--shard=I/N), so that the
-arms of a seed share their beginning; --workdir must be a folder that all machines see. The last command writes the tables.
-A Slurm job is asked to end five minutes before its time is over: its runs save, and it exits with status 75; submitted
-again, it goes on. That was not tried on Slurm.
+The flags after -- are those of experiments/compare.py. Each machine takes whole seeds (--shard=I/N), since
+the arms of a seed share their initial state. All machines must share the folder --workdir. The last command
+printed writes the tables.
+
+Slurm signals a job five minutes before its time limit. Its runs then save, and it exits with status 75.
+Submit it again to resume. This was not tested on Slurm.
 """
 
 import argparse
@@ -17,14 +19,16 @@ import sys
 
 from absl import app, flags
 
-_ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where the commands are to be run.")
+_ON = flags.DEFINE_enum("on", "shell", ("shell", "slurm", "tpu"), "Where to run the commands.")
 _MACHINES = flags.DEFINE_integer(
-    "machines", 1, "Machines, or jobs of an array; each takes some of the seeds.", lower_bound=1
+    "machines", 1, "Machines, or jobs of a Slurm array; each takes some of the seeds.", lower_bound=1
 )
 _HOURS = flags.DEFINE_integer("hours", 24, "Time limit of a Slurm job.", lower_bound=1)
 _NAMES = flags.DEFINE_string("names", "coevolve-{}", "Names of the TPU VMs; {} is the number, from 0.")
 _ZONE = flags.DEFINE_string("zone", "ZONE", "Zone of the TPU VMs.")
-_FOLDER = flags.DEFINE_string("folder", "coevolve_jax", "This checkout on a TPU VM, from its home folder.")
+_FOLDER = flags.DEFINE_string(
+    "folder", "coevolve_jax", "Folder of this checkout on a TPU VM, relative to home."
+)
 
 SLURM = """\
 sbatch <<'END'
@@ -84,12 +88,13 @@ def main(argv) -> None:
 
 
 def name_of(index: int) -> str:
-    """Of a TPU VM. Raises ValueError where --names is no pattern."""
+    """The name of a TPU VM. Raises ValueError if --names is no pattern."""
     try:
         return _NAMES.value.format(index)
     except (IndexError, KeyError, ValueError, AttributeError):
         raise ValueError(
-            f"--names={_NAMES.value} is no pattern of names: put {{}} where the number goes, and no other braces."
+            f"--names={_NAMES.value} is no pattern of names: "
+            "put {} where the number goes, and no other braces."
         ) from None
 
 

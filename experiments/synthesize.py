@@ -1,13 +1,16 @@
-"""Makes tasks without training, so that one can judge an explorer before paying for a run.
+"""Makes tasks without training, to judge an explorer before you pay for a run.
 
     python experiments/synthesize.py --config=configs/bfcl_tiny.py --tasks=5
-    python experiments/synthesize.py --config=configs/bfcl_tiny.py:explorer=llm --tasks=20 --output=tasks.jsonl \\
-        --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL --config.explorer.budget_tokens=500000
+    python experiments/synthesize.py --config=configs/bfcl_tiny.py:explorer=llm --tasks=20 \\
+        --output=tasks.jsonl --config.explorer.base_url=https://HOST/v1 --config.explorer.model=MODEL \\
+        --config.explorer.budget_tokens=500000
 
-Each task is printed as it comes, with the steps that it was made of; at the end what was refused and why, and what it has
-cost. Exploration is free, or for tasks that call one of --tools. --llm_calls=FILE keeps every question to a model with its
-answer, in whole. It needs the explorer and the environment, and of the policy what config.model names where that is the
-explorer (explorer=policy). The same command again asks another model nothing twice (config.explorer.cache).
+It explores freely, or for tasks that call one of --tools. It prints each task with the steps that it was made
+of. At the end it prints the refusals by reason, and the costs. --llm_calls=FILE keeps every prompt and answer
+of a model.
+
+It needs the explorer and the environment; with explorer=policy also the weights in config.model. Run again,
+it asks a served model nothing twice (config.explorer.cache).
 """
 
 import os
@@ -24,12 +27,12 @@ _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Config file, with its argument if any.", lock_config=True
 )
 _TASKS = flags.DEFINE_integer("tasks", 20, "Tasks wanted.", lower_bound=1)
-_TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks are to call, each task one of them in turn.")
+_TOOLS = flags.DEFINE_list("tools", [], "Tools that the tasks must call: each task calls one, in turn.")
 _OUTPUT = flags.DEFINE_string("output", None, "New file for the tasks, as JSON lines with their lineage.")
 _LLM_CALLS = flags.DEFINE_string(
     "llm_calls",
     None,
-    "New file for what the explorer was asked and answered, if it is a model, as JSON lines.",
+    "New file for the prompts and answers of an explorer that is a model, as JSON lines.",
 )
 flags.mark_flag_as_required("config")
 AT_ONCE = 4  # tasks asked for at once
@@ -68,7 +71,8 @@ def synthesize() -> None:
     offered = {tool["function"]["name"] for scenario in scenarios for tool in family.tools(scenario)}
     if unknown := sorted(set(_TOOLS.value) - offered):
         raise ValueError(
-            f"--tools names {unknown[0]!r}, which no scenario offers: use some of {', '.join(sorted(offered))}."
+            f"--tools names {unknown[0]!r}, which no scenario offers: "
+            f"use some of {', '.join(sorted(offered))}."
         )
     for flag in (_OUTPUT, _LLM_CALLS):
         if flag.value:
@@ -82,9 +86,9 @@ def synthesize() -> None:
             engine = stack.enter_context(closing(build.engine(c, policy)))
         roles, env_pool = build.explorer(c, policy, engine), stack.enter_context(build.env_pool(c))
         synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
-        lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # it rolls nothing out
+        lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # no roller: no rollouts here
         batch = 0
-        # The first batch in whole: where nobody answers the explorer, it says so at once.
+        # The first batch is all or none: if no model answers the explorer, the error comes at once.
         while len(tasks) < _TASKS.value and not end:
             wanted = min(AT_ONCE, _TASKS.value - len(tasks))
             before = len(tasks)
@@ -92,7 +96,7 @@ def synthesize() -> None:
             total.add(stats)
             for task in list(tasks)[before:]:
                 show(task, {row["context"]["id"]: row for row in stats.explored})
-            if _OUTPUT.value:  # after each batch: what was made is kept, however it ends
+            if _OUTPUT.value:  # after each batch, so that the tasks are kept however this ends
                 tasks.write(_OUTPUT.value)
             batch += 1
         seconds = time.perf_counter() - start
@@ -102,9 +106,9 @@ def synthesize() -> None:
 
 
 def one_batch(config, lab, batch, wanted, all_or_none):
-    """Adds `wanted` tasks. Returns their SynthesisStats, and why there will be no more of them ("": there may be).
+    """Adds `wanted` tasks. Returns (SynthesisStats, why no more tasks will come, or "").
 
-    batch: its number, from 0. all_or_none: as Laboratory.synthesize_unguided has it.
+    batch: its number, from 0. all_or_none: as in Laboratory.synthesize_unguided.
     """
     from coevolve_jax.seeding import rng_for
     from coevolve_jax.strategies.base import synthesize_for_tools
@@ -119,8 +123,9 @@ def one_batch(config, lab, batch, wanted, all_or_none):
         else:
             stats = lab.synthesize_unguided(kind="initial", all_or_none=all_or_none, **how)
             end = (
-                f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): let config.environment offer "
-                "more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."
+                f"Free exploration gives no more new tasks (refused: {dict(stats.refused)}): "
+                "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
+                "or ask for fewer tasks."
             )
     except ValueError as error:
         return SynthesisStats(), str(error)
@@ -128,7 +133,7 @@ def one_batch(config, lab, batch, wanted, all_or_none):
 
 
 def recorder(path):
-    """Writes what was asked of a model, with whole prompts, as it comes."""
+    """Returns a function that appends LLM calls, with whole prompts, to a file."""
     import dataclasses
 
     from coevolve_jax.records.logs import encode
@@ -143,7 +148,7 @@ def recorder(path):
 
 
 def show(task, explored) -> None:
-    """One task: what it asks for, how it is solved, and where it comes from."""
+    """Prints one task: its request, its solution and its origin."""
     lineage = task.lineage
     of = f" of {len(explored[lineage.context]['triplets'])}" if lineage.context in explored else ""
     print(f"\n{task.id}  {lineage.verdict}: {lineage.reason}")
@@ -160,7 +165,7 @@ def show(task, explored) -> None:
 
 
 def report(made, total, ledger, seconds, action_pattern) -> None:
-    """What came of it. made: tasks. action_pattern: the environment family's."""
+    """Prints the statistics. made: number of tasks. action_pattern: the environment family's."""
     from collections import Counter
 
     from coevolve_jax.types import Call

@@ -1,8 +1,8 @@
 """Settings that have no effect under the rest of a config.
 
-RULES has every key that can be without effect whatever its value, with when and why. It leaves out keys whose
-effect depends on their own value (a learner.logprob_chunk above the tokens of a micro-batch) or on the
-rollouts (learner.pack_length_buckets).
+RULES has every key that can be without effect whatever its value, with when and why. It leaves out two sorts
+of keys. The effect of some depends on their own value (a learner.logprob_chunk above the tokens of a
+micro-batch), that of others on the rollouts (learner.pack_length_buckets).
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ def to_json(config: ConfigDict) -> str:
 def of_run(workdir: str | os.PathLike) -> ConfigDict:
     """The config of a run that has begun.
 
-    A key that is newer than the run has its default here, so any run can be read, evaluated and forked. Such
-    a run does not go on: `records.workdir.claim` compares config.json itself, and names the key that it
-    lacks. Raises ValueError where there is no config.json, or it has a name that no key has.
+    A key that is newer than the run gets its default here, so any run can be read, evaluated and forked. Such
+    a run cannot be resumed: `records.workdir.claim` compares config.json itself, and names the missing key.
+
+    Raises ValueError if there is no config.json, or if it has an unknown key.
     """
     if not (Path(workdir) / "config.json").exists():
         raise ValueError(
@@ -76,7 +77,7 @@ def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's numbers depend on, of a config as plain values: all but the keys of `keys.SERVING`."""
+    """The values of a config that determine a run's numbers: all keys but those of `keys.SERVING`."""
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
     for key in keys.SERVING:
         section, name = key.split(".")

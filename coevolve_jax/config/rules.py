@@ -1,4 +1,4 @@
-"""What a config must be before anything is computed."""
+"""The checks of a config, before anything is computed."""
 
 from __future__ import annotations
 
@@ -155,8 +155,11 @@ RULES = (
 
 
 def check(config: ConfigDict) -> None:
-    """Raises ValueError, in one sentence, for a key that is lacking or unknown, and for values that cannot be
-    or cannot work together."""
+    """Checks a whole config.
+
+    Raises ValueError, in one sentence, for a missing or unknown key, an impossible value, or values that
+    cannot work together.
+    """
     check_values(config)
     _check_own_settings(config)
     _check_no_password(config)
@@ -169,8 +172,10 @@ def check(config: ConfigDict) -> None:
 
 
 def check_values(config: ConfigDict) -> None:
-    """Raises ValueError for a key that is lacking or unknown, and for a value of another kind or out of
-    bounds."""
+    """Checks keys and values one by one.
+
+    Raises ValueError for a missing or unknown key, and for a value of another kind or out of bounds.
+    """
     for section, specified in keys.SECTIONS.items():
         part = config.get(section)
         if part is not None or section in config:
@@ -191,8 +196,11 @@ def check_values(config: ConfigDict) -> None:
 
 
 def check_evolution(config: ConfigDict, first: int = 0) -> None:
-    """Raises ValueError where D_t should grow, and a run from step `first` on never evolves or never draws
-    what is born last. Strategies that are not `scheduled` pass."""
+    """Checks the schedule of evolution for a run from step `first` on.
+
+    Strategies that are not `scheduled` pass. Raises ValueError if the run never evolves, or if it ends before
+    it draws the tasks made last.
+    """
     if not methods.scheduled(config):
         return
     c, due, ahead = config.evolution, schedule.evolutions(config), config.rollout.max_staleness

@@ -38,5 +38,5 @@ def group_advantages(
 
 
 def drop_zero_variance(spreads: Mapping[_Key, float]) -> dict[_Key, float]:
-    """The groups that have a spread, in their order. In the others all rewards are equal, so no rollout has an advantage."""
+    """Drops zero-variance groups: with equal rewards no rollout has an advantage. Keeps the order."""
     return {group: value for group, value in spreads.items() if value > 0}

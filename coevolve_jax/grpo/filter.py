@@ -1,4 +1,4 @@
-"""Which groups of rollouts are worth an update: those whose rewards spread as much as usual."""
+"""The group filter: keeps the groups of rollouts whose rewards spread as much as usual."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from coevolve_jax.grpo.advantages import drop_zero_variance
 
 
 class FilterState(NamedTuple):
-    """Running statistics of the spread of groups that have one. mean, var: exponential moving
-    averages of the spread and of its squared deviation. seen: groups so far."""
+    """Running statistics of the spread, over groups whose spread is above 0.
+
+    mean, var: exponential moving averages of the spread and of its squared deviation. seen: number of groups
+    so far.
+    """
 
     mean: float = 0.0
     var: float = 0.0
@@ -28,11 +31,12 @@ def filter_groups(
 ) -> tuple[list, FilterState]:
     """EvoTrainer's group filter (arXiv 2606.03108).
 
-    A group without spread is dropped. A group whose spread is below mean - z * std of the groups seen
-    before this call is dropped too (with z = 1.28 the lowest tenth of a normal distribution), unless
-    less than the share `keep` of the groups with spread would be left: then those of largest
-    spread stay. Groups without spread move no statistic, and no threshold applies until `warmup` groups
-    with spread have been seen.
+    It drops zero-variance groups, and groups whose spread is below mean - z * std of the groups seen before
+    this call.With z = 1.28 that is the lowest tenth of a normal distribution. At least the share `keep` of
+    the groups with spread stays, those with the largest spreads.
+
+    Zero-variance groups do not enter the statistics. No threshold applies until `warmup` other groups have
+    been seen.
 
     Args:
       spreads: group -> standard deviation of its rewards.

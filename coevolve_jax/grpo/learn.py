@@ -74,8 +74,8 @@ def learn(
         learned = {name: value.item() for name, value in jax.device_get(learned).items()}
         if not learned.pop("finite"):
             raise FloatingPointError(
-                f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) or its step is not "
-                "finite: the last checkpoint is intact; start a new workdir with a lower "
+                f"The update (loss {learned['loss']}, gradient norm {learned['grad_norm']}) or its step "
+                "is not finite: the last checkpoint is intact; start a new workdir with a lower "
                 "config.learner.learning_rate."
             )
         mismatch = mismatch or {name: value for name, value in learned.items() if name.startswith("mismatch")}

@@ -115,17 +115,18 @@ class Learner:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One optimiser step on the whole batch. `state` is donated.
 
-        old_logprobs: [M, R, L], which the ratio compares with. By default they are the sampler's, and with
-        config.tis_cap those of this update's own forward pass, without gradient. Several updates on one batch
-        with config.tis_cap need those that `score` gave before the first of them; before it the two are
-        equal. Tokens with an age above 0 (`Batch.ages`) are compared with a proximal policy
+        old_logprobs: [M, R, L], the denominator of the ratio. By default they are the sampler's, and with
+        config.tis_cap those of this update's own forward pass, without gradient. With config.tis_cap, several
+        updates on one batch need those that `score` gave before the first update. For the first update the
+        two are equal. Tokens with an age above 0 (`Batch.ages`) are compared with a proximal policy
         (`losses.proximal_logprobs`).
 
-        Metrics are scalars on the device. metrics["applied"] is False where the returned state equals the
-        given one: the loss or the gradient is not finite, or nothing asks for a change (no policy token has
-        an advantage, there is no KL term and no cross-entropy weight). metrics["finite"] is False where loss
-        or gradient is not finite, and where the step itself has broken the policy: the norm of the new
-        parameters is not finite.
+        Metrics are scalars on the device:
+
+            applied   False if the returned state equals the given one. Either the loss or the gradient is
+                      not finite, or nothing asks for a change: no advantage, KL term or cross-entropy weight.
+            finite    False if the loss, the gradient or the norm of the new parameters is not finite. In the
+                      last case the step itself has broken the policy.
         """
         batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None and not self._own_logprobs else old_logprobs

@@ -16,8 +16,8 @@ Each paper's method as settings of `config.learner`:
 | RLOO, arXiv 2402.14740 | leave_one_out | token | constant | - | none | constant_length = 1 (3) |
 | CoEvolve and the demo | group_std | token | token | see configs/ | k3 | skip_zero_variance_groups |
 
-(1) Set skip_zero_variance_groups=False: Dr. GRPO divides by all trajectories. With skip_zero_variance_groups N counts those of
-live groups alone.
+(1) Set skip_zero_variance_groups=False: Dr. GRPO divides by all trajectories. Otherwise N counts only those
+of the active groups.
 (2) DAPO's treatment of truncated answers (section 3.4: overlong filtering, soft punishment) is not offered.
 Here a truncated trajectory has reward 0.
 (3) RLOO's clip is never reached in one update on fresh rollouts. The KL that it puts into the reward is not
@@ -91,8 +91,8 @@ def truncated_weight(
 ) -> Float[Array, "*shape"]:
     """min(pi_old / pi_sampler, cap): the weight of truncated importance sampling.
 
-    It corrects for a sampler that computes the same policy with other numbers (Yao et al., "Your efficient RL
-    framework secretly brings you off-policy RL training", 2025). No gradient flows through it.
+    It corrects for a sampler whose numerics differ from the learner's. No gradient flows through it. The
+    source is Yao et al., "Your efficient RL framework secretly brings you off-policy RL training", 2025.
     """
     return jax.lax.stop_gradient(jnp.minimum(jnp.exp(old_logprobs - sampler_logprobs), cap))
 
@@ -148,8 +148,8 @@ def kl(
     As loss terms on fresh samples they differ in expectation. The gradient of k2 is that of KL(policy ||
     reference). The gradient of k3 is that of KL(reference || policy). The gradient of k1 is zero.
 
-    bound: nats beyond which a token's estimate goes on as a straight line, with the slope that it has there;
-    0: never. k3 has an exp(d): without the line one token far from the reference can outweigh a whole batch.
+    bound: nats beyond which a token's estimate continues as a straight line, with its slope there. 0 turns
+    this off. k3 has an exp(d): without the line one token far from the reference can outweigh a whole batch.
     The line keeps the pull on such a token. The bound does not change k1, which is straight, nor k3 below 0,
     where it falls no faster than d.
     """

@@ -70,8 +70,8 @@ def pack(
 ) -> Batch[np.ndarray]:
     """Packs all samples into one batch.
 
-    Calls with the same settings give the same shape if none needs more than `max_rows` rows. With pack_length_buckets
-    they must also choose the same row length.
+    Calls with the same settings give the same shape if none needs more than `max_rows` rows. With
+    pack_length_buckets they must also choose the same row length.
 
     Args:
       max_rows: rows of the batch, rounded up to whole micro-batches. Every row holds at least one sample, so
@@ -79,9 +79,10 @@ def pack(
         the micro-batches are doubled until they fit. With n times as many rows a run has at most log2(n),
         rounded up, more shapes and programs. Micro-batches that stay empty take a few bytes per token and no
         time.
-      pack_length_buckets: other lengths that rows may have. Of these and pack_length, every trajectory must fit the
-        one taken. It is the one with the fewest computed tokens, padding to whole micro-batches included. The
-        longest wins a tie. So the trajectories' lengths alone decide, and each bucket is one more program.
+      pack_length_buckets: other lengths that rows may have. Among these and pack_length, `pack` takes a
+        length that fits every trajectory, with the fewest computed tokens, padding to whole micro-batches
+        included. The longest wins a tie. So the trajectories' lengths alone decide, and each bucket is one
+        more program.
       routing: A and K of the routing that every trajectory has and the learner replays; zeros for none.
       prefix_sharing: lay trajectories with the same prompt after one copy of it (`layout.shared_prompts`).
       version: that of the policy that learns, from which `Batch.ages` are counted. None: no ages.

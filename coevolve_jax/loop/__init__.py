@@ -1,1 +1,1 @@
-"""The loop of a run: its first tasks, rollouts, evolution, evaluation and record, on one host or several."""
+"""Parts of the training loop: initial state, rollouts, evolution, evaluation, records, several processes."""

@@ -1,4 +1,4 @@
-"""A strategy's rollouts: what `roll` does, and a step's batch collected now or some steps ahead."""
+"""A strategy's rollouts: `Roller` rolls tasks out; `Collector` collects a step's batch, or steps ahead."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from coevolve_jax.types import Group, Hint, Outcome, Task, Trajectory
 
 
 class Roller:
-    """strategies.base.Roll for one step: seeds depend on the step, on `role` and on how often it was called.
+    """strategies.base.Roll for one step.
 
-    costs: what was rolled out so far: "rollouts/ROLE" and "sampled_tokens/ROLE".
+    Seeds depend on the step, the role, and the number of earlier calls in that role.
+
+    costs: counts so far: "rollouts/ROLE" and "sampled_tokens/ROLE".
     """
 
     def __init__(self, config: ConfigDict, agent: Agent, step: int):
@@ -52,8 +54,14 @@ class Roller:
 
 
 class Collected(NamedTuple):
-    """groups: of the step. usage: of engine and workers since the last one. costs: see Roller. seconds: from the first of
-    these rollouts to the last, beside other steps' where they run ahead."""
+    """The rollouts of one step.
+
+    Attributes:
+      groups: of the step.
+      usage: of engine and workers since the last step was collected.
+      costs: see Roller.
+      seconds: duration of strategy.collect. With steps ahead, rollouts of several steps share that time.
+    """
 
     groups: list[Group]
     usage: Usage
@@ -62,29 +70,35 @@ class Collected(NamedTuple):
 
 
 class Collector:
-    """strategy.collect for one step after the other; with config.rollout.max_staleness S the rollouts of the next S
-    steps already run, by the weights that there are, while this step's are waited for and learned from.
+    """Calls strategy.collect for one step after the other.
 
-    A step's batch is what the strategy drew for it, and not what ends first: that would be the short trajectories. Slow
-    ones hold up their own step alone, since the next steps' take the places that become free.
+    With config.rollout.max_staleness S, rollouts of the next S steps run ahead by the current weights.
+    Meanwhile the loop waits for this step's rollouts and learns from them.
+
+    A step's batch is what the strategy drew for it, not what finishes first: that would favour short
+    trajectories. Slow rollouts delay only their own step. Those of later steps take the slots that become
+    free.
     """
 
     def __init__(self, config: ConfigDict, strategy: Strategy, agent: Agent, tasks: TaskPool):
         self._config, self._strategy, self._agent, self._tasks = config, strategy, agent, tasks
         bound = config.rollout.max_staleness
-        # An engine that serves batches is asked for one step after the other.
+        # An engine that serves whole batches cannot mix steps: one thread then takes one step after the
+        # other.
         self._threads = ThreadPoolExecutor(1 if agent.batches else 1 + bound) if bound else None
-        self._coming: deque[Future] = deque()  # of this step, when it is called for, and of those after it
+        self._coming: deque[Future] = deque()  # rollouts of the next step to return, then of those after it
 
     @interruptible()
     def __call__(self, step: int) -> Collected:
-        """The rollouts of this step, too old ones as invalid.
+        """Returns the rollouts of this step. Those older than max_staleness are marked invalid.
 
-        Raises FloatingPointError where the policy gives no probabilities, Preempted where the run is asked to end.
+        Raises:
+          FloatingPointError: the policy's log-probabilities are not finite.
+          Preempted: the run is asked to end.
         """
         bound = self._config.rollout.max_staleness
         if not self._coming:
-            self._agent.usage()  # forgets what was before
+            self._agent.usage()  # resets the counts: what ran before is not this step's
         while len(self._coming) <= bound and (
             not self._coming or step + len(self._coming) < self._config.steps
         ):
@@ -97,7 +111,8 @@ class Collector:
         return Collected(fresh, self._agent.usage(), costs, seconds)
 
     def _begin(self, step: int) -> Future:
-        tasks = self._tasks.fork() if self._threads else self._tasks  # it grows while they run
+        # D_t may grow while the thread runs, and its draw must not depend on when.
+        tasks = self._tasks.fork() if self._threads else self._tasks
 
         def collect():
             start, roll = time.perf_counter(), Roller(self._config, self._agent, step)
@@ -112,7 +127,7 @@ class Collector:
 
 
 def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -> tuple[Trajectory, ...]:
-    """Trajectories with a token sampled by weights more than `bound` updates old become invalid."""
+    """Marks trajectories invalid if weights more than `bound` updates old sampled any of their tokens."""
     too_old = Outcome(0.0, False, valid=False, reason="sampled by weights that are too old")
     return tuple(
         dataclasses.replace(t, outcome=too_old)
@@ -123,7 +138,7 @@ def leave_out_stale(trajectories: Sequence[Trajectory], step: int, bound: int) -
 
 
 def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None]:
-    """Numbers of one step's rollouts for metrics.jsonl; None where no valid rollout has any."""
+    """Statistics of one step's rollouts for metrics.jsonl; None if no valid rollout contributes."""
     trajectories = trajectories_of(groups)
     valid = [t for t in trajectories if t.outcome.valid]
     mean = lambda values: float(np.mean(values)) if len(values) else None
@@ -142,7 +157,7 @@ def describe(groups: Sequence[Group], step: int) -> dict[str, float | int | None
         "mean_turn_calls": mean([len(t.steps) / len(t.turn_starts) for t in valid]),
         "malformed": mean([s.call is None for s in steps]),
         "length": mean([len(t.ids) for t in valid]),
-        # How many updates old the weights were that sampled the tokens learned from.
+        # Age, in updates, of the weights that sampled each token.
         "staleness_mean": float(ages.mean()) if len(ages) else 0.0,
         "staleness_max": int(ages.max(initial=0)),
     }

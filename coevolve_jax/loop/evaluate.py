@@ -1,4 +1,4 @@
-"""Success rates under a named protocol."""
+"""Success rates: evaluation of a policy on tasks, avg@k and best@k with intervals, and the held-out rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ from coevolve_jax.types import Group, Task
 class Result:
     """Numbers of an evaluation with num_rollouts rollouts per task.
 
-    success: mean over the valid rollouts; None where none is valid. by_task: id -> [successes, trials].
-    by_calls: number of reference calls -> the same. mixed_groups: share of tasks whose rollouts hold both outcomes.
+    Attributes:
+      success: mean over the valid rollouts; None if none is valid.
+      invalid: number of invalid rollouts.
+      mixed_groups: share of tasks whose rollouts include both outcomes.
+      by_task: task id -> [successes, trials].
+      by_calls: number of reference calls -> [successes, trials].
+      stops: Trajectory.stop -> number of rollouts.
     """
 
     temperature: float
@@ -39,7 +44,7 @@ class Result:
     stops: dict[str, int]
 
     def to_json(self) -> dict:
-        """A row of evaluations.jsonl, in which num_rollouts has the name that published files have: samples."""
+        """A row of evaluations.jsonl. There num_rollouts is called "samples", as in the published files."""
         return {"samples" if k == "num_rollouts" else k: v for k, v in dataclasses.asdict(self).items()}
 
 
@@ -54,8 +59,10 @@ def evaluate(
 ) -> tuple[Result, list[Group]]:
     """Rolls every task out `num_rollouts` times.
 
-    The engine's noise depends on `seed`, so that equal weights and seeds give equal results. Raises FloatingPointError
-    where the policy gives no probabilities: the last update of a run is seen by nothing else.
+    `seed` determines the sampling noise: equal weights and seeds give equal results.
+
+    Raises FloatingPointError if the policy's log-probabilities are not finite. Only this check sees a run's
+    last update.
     """
     seeds = rng_for(seed, "evaluation").integers(2**32, size=(len(tasks), num_rollouts)).tolist()
     with tqdm(total=len(tasks) * num_rollouts, desc=title, unit="rollout", leave=False) as bar:
@@ -92,14 +99,19 @@ def scores(
     categories: Mapping[str, str],
     alike: Mapping[str, Any],
 ) -> list[dict]:
-    """avg@k and best@k, with k = num_rollouts, of each part of a benchmark and of all of it, with 95% intervals.
+    """avg@k and best@k for k = num_rollouts, with 95% intervals: by category of a benchmark, and overall.
 
-    by_task: task id -> [successes, trials]. categories: task id -> the part that it is of. alike: task id -> a label of
-    what is nearly the same task; those are resampled together.
-    A row holds category, tasks and trials; invalid: how many rollouts are missing from these; avg: successes over
-    trials; best: the share of tasks that at least one of k rollouts solved, among tasks with k valid ones. Both are
-    {"value", "low", "high"}, or None where nothing is valid. Where more than 1% of the rollouts are invalid (stats.LOST),
-    avg_if_invalid_failed and best_if_invalid_failed are the same with them as failures.
+    Args:
+      by_task: task id -> [successes, trials].
+      categories: task id -> its category.
+      alike: task id -> label shared by nearly equal tasks, which the bootstrap resamples together.
+
+    Returns:
+      Rows with category, tasks, trials, invalid (number of invalid rollouts), avg and best. avg: successes
+      over trials. best: share of tasks solved by at least one rollout, among tasks whose k rollouts are all
+      valid. Both are {"value", "low", "high"}, or None if no rollout is valid. If more than 1% of the
+      rollouts are invalid (stats.LOST), avg_if_invalid_failed and best_if_invalid_failed count them as
+      failures.
     """
 
     def estimate(counts: Mapping[str, Sequence[int]]) -> dict | None:
@@ -125,7 +137,7 @@ def scores(
 
 
 def table(rows: Sequence[Mapping], num_rollouts: int) -> str:
-    """`scores` to read, with intervals. Where much is invalid, a second line counts it as failures."""
+    """Formats `scores` as text. If many rollouts are invalid, a second line counts them as failures."""
     told = lambda e: f"{e['value']:.1%} ({e['low']:.1%} to {e['high']:.1%})" if e else "no valid rollout"
     lines = [("", "tasks", f"avg@{num_rollouts} (95% interval)", f"best@{num_rollouts} (95% interval)")]
     for r in rows:
@@ -141,10 +153,13 @@ def evaluate_held_out(
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
-    Each set, "iid" and, where there is one, "balanced", is sampled as in training. A row holds a Result's numbers and:
-    step, set, split (whose scenarios they are), scenarios (task id: scenario, within which tasks are alike), and, with
-    a section config.testbed, the success that it is about (weak_tools, macro_weak, others). greedy: the "iid" set is
-    decoded greedily too.
+    The sets are "iid" and, if the run has one, "balanced". A row holds a Result's numbers and:
+
+        step, set
+        split                           the environment split of the scenarios
+        scenarios                       task id -> scenario; tasks of one scenario are alike
+        weak_tools, macro_weak, others  see `by_weakness`; only with a section config.testbed
+        greedy_success, greedy_invalid  only with `greedy`, for "iid": one greedy rollout per task
     """
     c, rows = config.evaluation, []
     weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
@@ -173,11 +188,13 @@ def evaluate_held_out(
 def by_weakness(
     tasks: Sequence[Task], by_task: Mapping[str, Sequence[int]], weak_tools: Sequence[str]
 ) -> dict[str, Any]:
-    """Success where it is known which tools are weak.
+    """Success on tasks with and without weak tools.
 
-    weak_tools: name -> [successes, trials] of the tasks that call it. macro_weak: the mean of their rates, so that
-    every weak tool counts the same; None where a tool that has tasks has no valid trial, since its rate is not known.
-    others: success on the tasks that call none. None where there are no such tasks.
+    Returns:
+      weak_tools: tool -> [successes, trials] of the tasks that call it.
+      macro_weak: mean of these tools' rates, so every weak tool counts the same. None if there are no such
+        tasks, or if a tool with tasks has no valid trial: its rate is unknown.
+      others: success on the tasks that call no weak tool; None without valid trials.
     """
 
     def total(chosen: Sequence[Task]) -> list[int]:
@@ -196,8 +213,11 @@ def by_weakness(
 
 
 def versions(*others: Mapping[str, str]) -> dict[str, str]:
-    """Versions of what a score depends on: the packages of this interpreter, and what others say of theirs (the environment
-    family, servers)."""
+    """Versions of the software that a score depends on.
+
+    They are this interpreter's packages and those that `others` (environment family, servers) report. If both
+    name a package, this interpreter's version is returned.
+    """
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
     found = {}
     for name in packages:

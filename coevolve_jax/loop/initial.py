@@ -1,4 +1,4 @@
-"""What a run begins with: its held-out sets, D_0, and the success of the policy as it is."""
+"""The initial state of a run: held-out sets, D_0, and the success of the policy before RL."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ from coevolve_jax.types import Outcome, Task
 def bootstrap(
     config: ConfigDict, synthesizer: Callable[[LeakGuard | None], Synthesizer], agent: Agent
 ) -> RunState:
-    """The state of a run before its first step.
+    """Makes the state of a run before its first step.
 
-    Held out, in scenarios of the evaluation split and never trained on: config.evaluation.tasks from unguided
-    exploration, as D_0 is ("held_out"), and config.evaluation.balanced_tasks in which all tools come about equally
-    often ("balanced"). D_0 is config.data.initial_tasks from unguided exploration of the training split, or those of
-    config.data.initial_file; with a section config.testbed each weak tool comes at least `least` and at most `most` times
-    in it. What is explored is made by `Roles.initial`, where there are such.
+    The held-out tasks are in scenarios of the evaluation split and never trained on:
+
+        held_out   config.evaluation.tasks from unguided exploration, made as D_0 is
+        balanced   config.evaluation.balanced_tasks, in which all tools come about equally often
+
+    D_0 is config.data.initial_tasks from unguided exploration of the training split, or the tasks of
+    config.data.initial_file. With a section config.testbed each weak tool comes `least` to `most` times in
+    D_0. `Roles.initial` explores for all of these, if the explorer has it.
     """
     c, seconds = config, {}
     with timed(seconds, "other"):
@@ -50,7 +53,7 @@ def bootstrap(
 
 
 def _held_out(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
-    """The held-out tasks: those as D_0, then the balanced ones."""
+    """The held-out tasks: kind "held_out", then kind "balanced"."""
     e, scenarios = config.evaluation, build.held_out_scenarios(config)
     tasks = _task_pool(config)
     _explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
@@ -63,9 +66,9 @@ def _held_out(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
 
 
 def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool, SynthesisStats]:
-    """D_0, and what became of the proposals for it."""
+    """D_0, and the statistics of making it."""
     c, d0, testbed = config, _task_pool(config, config.data.max_tasks or None), config.get("testbed")
-    found = _task_pool(c) if testbed else d0  # a testbed chooses D_0 from more candidates
+    found = _task_pool(c) if testbed else d0  # a testbed selects D_0 from more candidates than it needs
     if path := c.data.initial_file:
         stats = tasks_from_file(c, path, synthesizer, found)
     else:
@@ -85,7 +88,7 @@ def _task_pool(config: ConfigDict, max_size: int | None = None) -> TaskPool:
 def _explore(
     synthesizer: Synthesizer, tasks: TaskPool, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
 ) -> SynthesisStats:
-    """Adds `wanted` tasks from unguided exploration; ValueError where there are fewer."""
+    """Adds `wanted` tasks from unguided exploration. Raises ValueError if it finds fewer."""
     roles = synthesizer.roles.initial or synthesizer.roles
     request = SynthesisRequest(wanted, kind, step=0, rng=rng_for(seed, kind))
     with tqdm(total=wanted, desc=f"{kind} tasks", unit="task", leave=False) as bar:
@@ -97,10 +100,12 @@ def _explore(
 def tasks_from_file(
     config: ConfigDict, path: str, synthesizer: Synthesizer, tasks: TaskPool
 ) -> SynthesisStats:
-    """Adds the tasks of a tasks.jsonl, as D_0: those that can still be reproduced, that a rollout can hold, and that are
-    near to no evaluation task.
+    """Adds the good tasks of a tasks.jsonl as D_0.
 
-    Raises ValueError for a file that holds no tasks, tasks of another environment, or too few that are good.
+    A task is good if it still reproduces, fits into a rollout, and is near no evaluation task.
+
+    Raises ValueError for a file without tasks, tasks of another environment, or fewer good tasks than a batch
+    needs.
     """
     if not os.path.isfile(path):
         raise ValueError(f"config.data.initial_file is {path!r}, which is no file: name a run's tasks.jsonl.")
@@ -108,8 +113,8 @@ def tasks_from_file(
     for task in found:
         if task.environment != config.environment.name:
             raise ValueError(
-                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and config.environment.name "
-                f"is {config.environment.name!r}: give tasks that were made in it."
+                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and "
+                f"config.environment.name is {config.environment.name!r}: give tasks that were made in it."
             )
     stats = SynthesisStats(proposed=len(found))
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
@@ -119,14 +124,15 @@ def tasks_from_file(
     stats.added = stats.accepted = len(tasks)
     if len(tasks) < config.rollout.tasks_per_step:
         raise ValueError(
-            f"{path} gives {len(tasks)} good tasks of {len(found)} (refused: {dict(stats.refused)}), fewer than the "
-            f"{config.rollout.tasks_per_step} of a batch: give more, or lower config.rollout.tasks_per_step."
+            f"{path} gives {len(tasks)} good tasks of {len(found)} (refused: {dict(stats.refused)}), "
+            f"fewer than the {config.rollout.tasks_per_step} of a batch: "
+            "give more, or lower config.rollout.tasks_per_step."
         )
     return stats
 
 
 def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesizer) -> str | None:
-    """Why a task from a file is refused, in the words of Verdict; None: it is as good as an explored one."""
+    """Returns the refusal of a task from a file, in the words of Verdict, or None for a good task."""
     if not outcome.valid:
         return "environment"
     if any(answer.error for turn in answers for answer in turn):
@@ -137,10 +143,7 @@ def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesi
 
 
 def leak_guard(config: ConfigDict, held_out: Sequence[Task]) -> LeakGuard:
-    """Compares with the held-out tasks and with the benchmark's own tasks that are for evaluation (build.py).
-
-    Runs whose config is older than the keys of arguments, n-grams, embedding and splits have none of them.
-    """
+    """Leak control against the held-out tasks and the benchmark's own tasks (`build.benchmark_tasks`)."""
     data, model = config.data, config.data.leak_embedding
     return LeakGuard(
         [*build.benchmark_tasks(config), *held_out],

@@ -1,4 +1,4 @@
-"""What strategies may ask for while the training set evolves: the Lab of strategies/base.py, metered."""
+"""`Laboratory`: the Lab of strategies/base.py, which counts in a ledger what each service costs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ EXPLORER = "explorer/"
 
 
 def explorer_costs(ledger: Mapping[str, float]) -> Counter:
-    """What the explorer's roles have spent, by their own keys."""
+    """The explorer's costs in the ledger, by the roles' own keys."""
     return Counter({k.removeprefix(EXPLORER): v for k, v in ledger.items() if k.startswith(EXPLORER)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Laboratory:
-    """strategies.base.Lab. roller: gives `roll` of a step. ledger: counts of what each service has cost so far; what
-    the explorer's roles have spent is EXPLORER + its own key, and is theirs again when a run goes on. record: takes
-    what the roles asked of a model and were answered; None: they keep it."""
+    """strategies.base.Lab, with a ledger of costs.
+
+    Attributes:
+      roller: step -> the `Roller` of that step.
+      ledger: cost of each service so far. Explorer costs are stored under EXPLORER + the roles' key, and
+        handed back to the roles on resume.
+      record: receives the roles' LLM calls; None: the roles keep them.
+    """
 
     tasks: TaskPool
     scenarios: Sequence[Task]
@@ -39,17 +44,20 @@ class Laboratory:
 
     def __post_init__(self):
         if (costs := self.synthesizer.roles.costs) is not None:
-            costs |= explorer_costs(self.ledger)  # known already, unless they are those of a run that goes on
+            costs |= explorer_costs(self.ledger)  # after a resume the roles start at 0, the ledger does not
         self._book_roles()
 
     def fork(
         self, records: Mapping[str, Mapping] | None = None, roller: Callable[[int], Roller] | None = None
     ) -> Laboratory:
-        """One with D_t as it is now and empty books, to be merged or dropped.
+        """Returns a copy with the current D_t and an empty ledger, to be merged or dropped.
 
-        records: of the tasks, where they are to be others (TaskPool.fork). roller: without it, it does no rollouts.
+        Args:
+          records: other records for the tasks (TaskPool.fork).
+          roller: None: rollouts raise ValueError.
         """
-        # The roles are shared and count on: a fork's books begin with their totals, or it would take them back.
+        # The roles are shared, and their costs are totals. The fork's ledger must start from these totals:
+        # __post_init__ hands the ledger's costs to the roles.
         spent = Counter({EXPLORER + key: n for key, n in explorer_costs(self.ledger).items()})
         tasks = self.tasks.fork(records)
         return dataclasses.replace(
@@ -57,8 +65,8 @@ class Laboratory:
         )
 
     def merge(self, fork: Laboratory) -> None:
-        """Adds what was made and booked there; nothing was made here meanwhile."""
-        # The roles' own counts are totals, not those of the fork: they are booked once, by _book_roles.
+        """Adds the tasks and costs of a fork. No tasks may have been added here meanwhile."""
+        # The roles' costs are totals, so adding the fork's would count them twice: _book_roles sets them.
         self.tasks.add(list(itertools.islice(fork.tasks, len(self.tasks), None)))
         self.ledger.update({key: n for key, n in fork.ledger.items() if not key.startswith(EXPLORER)})
         self._book_roles()
@@ -80,18 +88,18 @@ class Laboratory:
     def synthesize_unguided(
         self, *, scenarios: Sequence[Task] | None = None, all_or_none: bool = False, **wanted: Any
     ) -> SynthesisStats:
-        """all_or_none: as Synthesizer.synthesize_unguided has it. wanted: the fields of a SynthesisRequest."""
+        """wanted: the fields of a SynthesisRequest. all_or_none: as in Synthesizer.synthesize_unguided."""
         request = SynthesisRequest(**wanted)
         try:
             stats = self.synthesizer.synthesize_unguided(
                 self.tasks, scenarios or self.scenarios, request, all_or_none=all_or_none
             )
         finally:
-            self._book_roles()  # also what was spent in vain
+            self._book_roles()  # also costs that led to no task
         return self._booked(request, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
-        if step not in self._rollers:  # one for a step counts its calls, so that each has seeds of its own
+        if step not in self._rollers:  # one Roller per step: it counts its calls, and each gets new seeds
             self._rollers.clear()
             self._rollers[step] = self.roller(step)
         roll = self._rollers[step]
@@ -106,7 +114,10 @@ class Laboratory:
         return stats
 
     def _book_roles(self) -> None:
-        """Books what the roles have spent in all, and hands what they asked of a model to `record`, which a fork lacks."""
+        """Sets the roles' total costs in the ledger, and hands their LLM calls to `record`.
+
+        A fork has no `record`: its calls wait for the merge.
+        """
         roles = self.synthesizer.roles
         for key, value in (roles.costs or {}).items():
             self.ledger[EXPLORER + key] = value
@@ -117,6 +128,6 @@ class Laboratory:
 
 def _no_rollouts(step: int) -> Roller:
     raise ValueError(
-        "The strategy asks for rollouts while the training set evolves, but with config.evolution.async_steps above 0 the "
-        "policy is another one by then: set it to 0."
+        "The strategy asks for rollouts while the training set evolves, "
+        "but with config.evolution.async_steps above 0 the policy is another one by then: set it to 0."
     )

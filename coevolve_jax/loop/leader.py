@@ -1,16 +1,18 @@
-"""Process 0 leads the others of a run.
+"""Several processes as one run: process 0 leads, the others follow.
 
-It runs the loop of train.py: worlds, agent, engine, evolution, logs, report. The policy and the optimiser's
-state lie on the devices of all processes, so that all must start every program which touches them, in one
-order. `Leader` therefore publishes each call, by its name and arguments, before it makes it. `follow` makes
-the same call.
+Process 0 runs the loop of train.py: environments, agent, engine, evolution, logs, report. The policy and the
+optimiser state lie on the devices of all processes. All must therefore start every program that touches them,
+in the same order. `Leader` publishes each call, by name and arguments, and then makes it. `follow` makes the
+same call.
 
-JSON arguments travel with the call (rendezvous.py). Batches, which are large, are broadcast by the devices.
-Arrays that lie on the devices of all processes travel as a name, since no process holds them whole: a name
-means what the last call returned under it.
+How arguments travel:
 
-All processes see one file system: they read the same checkpoints, and each writes its part of them. Process 0
-alone writes everything else in the workdir.
+    JSON values               with the call (loop/rendezvous.py)
+    batches, prompts          broadcast by the devices, since they are large
+    arrays on all devices     as a name, for what the last call returned; each process holds its part of them
+
+All processes share one file system. They read the same checkpoints, and each writes its part of them. Process
+0 alone writes everything else in the workdir.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _BROADCAST = {
     "batch": lambda arrays: Batch(*arrays),
     "prompts": tuple,
 }  # arguments that the devices broadcast
-# Arguments that travel as a name: every process holds them, on its devices or because they were broadcast.
+# Arguments that travel as a name: every process holds its part, or has received them by broadcast.
 _BY_NAME = ("params", "served", "state", "old_logprobs", *_BROADCAST)
 _SHARE = "put --workdir on a file system that all processes share."
 
@@ -54,14 +56,14 @@ _Result = TypeVar("_Result")
 
 
 def lead(learner: Learner, policy: Policy, config: ConfigDict) -> Trainer | Leader:
-    """The learner as the loop uses it: a `Trainer`, or with several processes their `Leader`."""
+    """Returns the learner as the loop uses it: a `Trainer`, or a `Leader` with several processes."""
     if jax.process_count() == 1:
         return Trainer(learner, policy, config)
     return Leader(learner, policy, config)
 
 
 def follow(learner: Learner, policy: Policy, config: ConfigDict) -> None:
-    """Makes the leader's calls until the run is over. Raises Preempted where the run was asked to end."""
+    """Repeats the leader's calls until the run is over. Raises Preempted if the run was asked to end."""
     rendezvous.meet()
     with contextlib.closing(_Part(learner, policy, config)) as part:
         while (call := rendezvous.receive()) not in rendezvous.ENDS:
@@ -71,7 +73,7 @@ def follow(learner: Learner, policy: Policy, config: ConfigDict) -> None:
 
 
 class _Part:
-    """One process's part of every call: its trainer, and by name what the last calls returned."""
+    """One process's part of every call: its trainer, and the arrays that calls name."""
 
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
         self.trainer = trainer = Trainer(learner, policy, config)
@@ -85,7 +87,7 @@ class _Part:
     # ---- Calls that differ from the trainer's, or that only several processes have ----------------------
 
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
-        """As `Trainer.restore`. Raises ValueError where a process finds another checkpoint than process 0."""
+        """Does `Trainer.restore`. Raises ValueError if a process finds another checkpoint than process 0."""
         us, workdir = jax.process_index(), checkpoint.absolute(directory).parent
         if us > 0 and "://" not in str(workdir) and not workdir.is_dir():
             raise ValueError(f"Process {us} does not see {workdir} of process 0: {_SHARE}")
@@ -100,20 +102,20 @@ class _Part:
         return found
 
     def policy(self, state: TrainState) -> Any:
-        """As `Trainer.policy`."""
+        """Does `Trainer.policy`."""
         params = self.trainer.policy(state)
-        if self.trainer.sharded_engine:  # until `serve`: they may be a copy
+        if self.trainer.sharded_engine:  # held only until `serve`, since they may be a copy
             self._held["served"] = params
         return params
 
     def serve(self, served: Any, version: int) -> None:
-        """Each process's engine takes the parameters that `policy` last returned."""
+        """Gives each process's engine the parameters that `policy` last returned."""
         assert self._lockstep
         self._lockstep.engine.update_weights(served, version)
         self._held["served"] = None
 
     def start_engine(self) -> NativeEngine:
-        """Each process starts its part of an engine on the devices of all."""
+        """Starts each process's part of an engine on the devices of all."""
         engine = build.engine(self._config, self._policy)
         assert isinstance(engine, NativeEngine)
         self._lockstep = Lockstep(engine)
@@ -126,17 +128,18 @@ class _Part:
         conversation_ids: list[int],
         released: list[int],
     ) -> list[Completion | None]:
-        """As `Lockstep.tick`, of each process's engine."""
+        """Does `Lockstep.tick` for each process's engine."""
         assert self._lockstep
         answers = self._lockstep.tick(new, prompts, conversation_ids, released)
-        if conversation_ids:  # the samples depend on all processes, so all have received what came before
+        # Sampling needs all processes, so all have received everything published before.
+        if conversation_ids:
             rendezvous.forget_published()
         return answers
 
     # ---- How a call is published and made ----------------------------------------------------------------
 
     def publish(self, method: str, given: Mapping[str, Any]) -> None:
-        """Publishes a call and its arguments. Broadcasts those arrays that the followers do not have yet."""
+        """Publishes a call and its arguments. Broadcasts the arrays that the followers do not have yet."""
         values = {name: _as_json(name, x) for name, x in given.items() if name not in _BY_NAME or x is None}
         by_name = [name for name in given if name not in values]
         for name in by_name:
@@ -157,14 +160,14 @@ class _Part:
             self._held[name] = arrays
 
     def repeat(self, method: str, values: dict, by_name: list[str], sent: Mapping[str, list]) -> None:
-        """Makes, in a follower, the call that the leader has published."""
+        """Makes the call that the leader has published, in a follower."""
         for name, shapes in sent.items():
             empty = _BROADCAST[name](np.zeros(shape, dtype) for dtype, shape in shapes)
             self._held[name] = multihost_utils.broadcast_one_to_all(empty)
         self.make(method, {**values, **{name: self._named(name) for name in by_name}})
 
     def make(self, method: str, arguments: Mapping[str, Any]) -> Any:
-        """Makes the call in this process, and holds what later calls may name."""
+        """Makes the call in this process and holds the results that later calls may name."""
         result = getattr(self, method)(**arguments)
         if method == "init":
             self._held["state"] = result
@@ -172,12 +175,12 @@ class _Part:
             self._held["state"] = result[0]
         elif method == "score":
             self._held["old_logprobs"] = result
-        # Other devices run one program after the other. CPUs would exchange those of an update and of the
-        # tick that follows it at one time, and gloo takes the messages of one for the other's.
+        # Accelerators run one program after the other. CPUs may overlap an update and the tick that follows
+        # it, and gloo then confuses the messages of the two. So wait.
         return jax.block_until_ready(result) if jax.default_backend() == "cpu" else result
 
     def _named(self, name: str) -> Any:
-        # Asked of the policy each time: a reference of our own would keep what the trainer lets go.
+        # Read the policy's parameters each time: holding them here would keep memory that the trainer frees.
         return self._policy.params if name == "params" else self._held.get(name)
 
     def close(self) -> None:
@@ -190,15 +193,15 @@ class _Part:
 def _by_all(
     method: Callable[Concatenate[Any, _Arguments], _Result],
 ) -> Callable[Concatenate[Leader, _Arguments], _Result]:
-    """A method of the leader that publishes the call, then makes it in process 0."""
+    """Makes a method of the leader, which publishes the call, then makes it in process 0."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(leader: Leader, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         bound = signature.bind(leader, *arguments, **named).arguments
         given = {name: bound[name] for name in list(bound)[1:]}  # without self
-        # An engine that runs ahead ticks in a thread of its own. The followers make calls in the order of
-        # publication.
+        # An engine that runs ahead ticks in its own thread. The lock makes process 0 start calls in the order
+        # of publication, as the followers do.
         with leader._turn:
             leader._part.publish(method.__name__, given)
             return leader._part.make(method.__name__, given)
@@ -207,18 +210,19 @@ def _by_all(
 
 
 class Leader:
-    """The trainers of all processes, as the loop in process 0 uses them: all make each call, with equal
-    arguments.
+    """The trainers of all processes, as the loop in process 0 uses them: all make each call.
 
-    It is there when all followers have loaded their parts. It raises what a `Trainer` raises, and ValueError
-    for parameters, a state or scores that are not those that the followers hold: what the last call returned.
+    The constructor returns when all followers have loaded their parts.
+
+    Its methods raise the errors of `Trainer`. They raise ValueError for parameters, a state or scores other
+    than those that the last call returned: the followers hold no others.
     """
 
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
         self._part, self._config = _Part(learner, policy, config), config
         self.routing, self.scores, self.flops = learner.routing, learner.scores, learner.flops
         self._turn = threading.Lock()  # held while a call is published and made
-        # Most failures come while weights load. The loop starts servers and workers after it.
+        # Most failures happen while weights load, so meet before the loop starts servers and workers.
         rendezvous.meet()
 
     init = _by_all(Trainer.init)
@@ -234,18 +238,18 @@ class Leader:
     _start_engine = _by_all(_Part.start_engine)
 
     def engine(self, workdir: Path) -> Engine:
-        """As `Trainer.engine`. A sharded engine has a part in each process (lockstep.py)."""
+        """Does `Trainer.engine`. A sharded engine has a part in each process (rollout/native/lockstep.py)."""
         if self._part.trainer.sharded_engine:
             return LockstepEngine(self, self._start_engine())
         return build.engine(self._config, self._initial_policy(), workdir)
 
     def close(self) -> None:
-        """Waits for the last save. Each process waits for its own part of it, when the run is over."""
+        """Waits for process 0's part of the last save. The others wait for theirs when the run is over."""
         self._part.close()
 
 
 def _as_json(name: str, value: Any) -> Any:
-    """The argument as the followers receive it."""
+    """The argument in the form that the followers receive."""
     if name in ("directory", "folder"):
         return str(checkpoint.absolute(value))
-    return {} if name == "saved" else value  # process 0 alone writes what is saved besides arrays
+    return {} if name == "saved" else value  # process 0 alone writes the JSON of a checkpoint

@@ -1,14 +1,14 @@
 """Several processes (hosts) as one run: they agree at the start, exchange JSON values, and end together.
 
-Values travel through the coordination service of jax.distributed, not through the devices. Process 0 is
-silent for as long as rollouts take, and a collective that waits for hours runs into timeouts.
+Values travel through the coordination service of jax.distributed, not through the devices. Process 0 may be
+silent for hours while it rolls out, and a collective that waits so long times out.
 
-A process that fails says why, and all end: within a second, or after `sharding.PATIENCE` seconds where a
-collective holds them. A process that is killed says nothing. The service then ends the others: at once where
-process 0 was killed, otherwise after as many seconds.
+Failure: a process that fails publishes the reason, and all end. They end within a second, or after
+`sharding.PATIENCE` seconds if a collective holds them. A killed process publishes nothing. The service then
+ends the others: at once if process 0 was killed, otherwise after PATIENCE seconds.
 
-A process that is asked to end (preemption.py) asks process 0, which gives up or finishes what it does, saves,
-and lets all end.
+Preemption: a process that is asked to end (preemption.py) passes the request to process 0. That one gives up
+or finishes its work, saves, and ends all.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ from coevolve_jax.preemption import Preempted
 
 OVER, PREEMPTED = ENDS = "the run is over", "the run was asked to end"  # the last value of a run
 
-# Counts what is published, over all runs of a process's life. Every process counts alike, so that no key
-# comes twice.
+# Numbers the keys, over all runs of a process's life. Every process counts alike, so no key is used twice.
 _turns = itertools.count()
-_published: list[str] = []  # keys that process 0 has published and the service still holds
+_published: list[str] = []  # keys that process 0 has published and that the service still stores
 _FAILED = "coevolve/failed/"
 _ASKED = "coevolve/asked/"
-_POLL_SECONDS = 1  # a process that waits looks up so often: for Ctrl-C, and for another one's failure
-# A process that is still there after so many seconds is interrupted again. Ending a server takes 30.
+_POLL_SECONDS = 1  # how often a waiting process checks for Ctrl-C and for another one's failure
+# A process that still runs after so many seconds is interrupted again. Stopping a server takes 30.
 _INSIST_SECONDS = 40
 
 
 class Failed(RuntimeError):
-    """Another process of the run has failed; the message says which and why."""
+    """Raised when another process of the run has failed; the message says which and why."""
 
 
 @contextlib.contextmanager
 def coordinated(config: ConfigDict) -> Iterator[None]:
-    """Around `train`: all processes of the run begin with one config, and end together.
+    """Wraps `train` so that all processes of the run start with one config and end together.
 
-    A process alone is left alone. Raises ValueError, in every process, where configs differ or the mesh
-    leaves devices out.
+    Does nothing with a single process. Raises ValueError in every process if configs differ, or if the mesh
+    does not use all devices.
     """
     if jax.process_count() == 1:
         yield
@@ -68,14 +67,14 @@ def coordinated(config: ConfigDict) -> Iterator[None]:
             publish(PREEMPTED)
         raise
     except BaseException as error:
-        # The watch ends first: it would interrupt what follows. Its own interrupt may have just come.
+        # Stop the watch first, as it would interrupt what follows. Its last interrupt may arrive just now.
         with contextlib.suppress(KeyboardInterrupt):
             over.set()
             watch.join()
         if why := _failure():
             raise Failed(why) from None
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be what failed
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service itself may have failed
             _service().key_value_set(f"{_FAILED}{jax.process_index()}", what)
         raise
     finally:
@@ -86,18 +85,18 @@ def coordinated(config: ConfigDict) -> Iterator[None]:
 
 
 def publish(value: Any) -> None:
-    """Process 0 gives a JSON value to all others. They must `receive` it."""
+    """Sends a JSON value from process 0 to all others, which must `receive` it."""
     _published.append(f"coevolve/turn/{next(_turns)}")
     _service().key_value_set(_published[-1], json.dumps(value))
 
 
 def receive() -> Any:
-    """The next value of process 0, be it in hours. Raises Failed where another process has failed."""
+    """Waits, for hours if need be, for process 0's next value. Raises Failed if another process failed."""
     return json.loads(_wait_for(f"coevolve/turn/{next(_turns)}"))
 
 
 def shared(value: Any) -> Any:
-    """The JSON value that process 0 passes, in every process."""
+    """Returns, in every process, the JSON value that process 0 passes."""
     if jax.process_index() > 0:
         return receive()
     publish(value)
@@ -105,14 +104,14 @@ def shared(value: Any) -> Any:
 
 
 def forget_published() -> None:
-    """Frees the service's memory of everything published. All others must have received it."""
+    """Deletes everything published from the service's memory. All others must have received it."""
     for key in _published:
         _service().key_value_delete(key)
     _published.clear()
 
 
 def meet() -> None:
-    """Process 0 waits until all others have come here too; they do not wait for it."""
+    """Makes process 0 wait until all others have called this too. They do not wait for it."""
     turn, us = next(_turns), jax.process_index()
     if us > 0:
         return _service().key_value_set(f"coevolve/ready/{turn}/{us}", "")
@@ -121,7 +120,7 @@ def meet() -> None:
 
 
 def _agree(config: ConfigDict) -> None:
-    """Raises ValueError, the same in every process, where they were not started as one run."""
+    """Raises the same ValueError in every process if they were not started as one run."""
     turn, ours = next(_turns), json.dumps(configs.numbers(config.to_dict()), sort_keys=True, indent=1)
     _service().key_value_set(f"coevolve/config/{turn}/{jax.process_index()}", ours)
     texts = [_wait_for(f"coevolve/config/{turn}/{i}") for i in range(jax.process_count())]
@@ -142,7 +141,7 @@ def _agree(config: ConfigDict) -> None:
 
 
 def _wait_for(key: str) -> str:
-    """The value that another process sets, be it in hours. Raises Failed where one has failed."""
+    """Waits, for hours if need be, for the value that another process sets. Raises Failed if one failed."""
     while True:
         try:
             return _service().blocking_key_value_get(key, _POLL_SECONDS * 1000)
@@ -154,13 +153,13 @@ def _wait_for(key: str) -> str:
 
 
 def _watch(over: threading.Event) -> None:
-    """Interrupts the main thread, as Ctrl-C would, where another process has failed.
+    """Interrupts the main thread, as Ctrl-C would, when another process has failed.
 
-    It interrupts again and again, since Python drops what is raised while it runs a finaliser or a callback.
-    Where a process was asked to end, it asks process 0 too.
+    It repeats the interrupt, since Python drops an exception that is raised in a finaliser or a callback. It
+    also passes a request to end on to process 0.
     """
     main = threading.main_thread().ident
-    assert main is not None  # it runs
+    assert main is not None  # the main thread is alive
     while not over.wait(_POLL_SECONDS):
         if _failure():
             signal.pthread_kill(main, signal.SIGINT)
@@ -173,7 +172,7 @@ def _watch(over: threading.Event) -> None:
 
 
 def _failure() -> str | None:
-    """A sentence about another process that has failed, if one has."""
+    """Returns a sentence about another process that has failed, or None."""
     ours = f"{_FAILED}{jax.process_index()}"
     for key, what in _entries(_FAILED):
         if key != ours:
@@ -182,12 +181,12 @@ def _failure() -> str | None:
 
 
 def _entries(folder: str) -> list[tuple[str, str]]:
-    """Keys and values of the service's folder; none where the service is gone."""
+    """Returns keys and values of the service's folder; [] if the service is gone."""
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         return _service().key_value_dir_get(folder)
     return []
 
 
 def _service() -> Any:
-    """The coordination service's client, which JAX itself does not show."""
+    """Returns the coordination service's client, which JAX has no public name for."""
     return ocp.multihost.get_jax_distributed_client()

@@ -1,17 +1,28 @@
-"""Writes what a run is on disk: logs, checkpoints, the summary (workdir.py claims and forks the folder).
+"""Writes a run's workdir: logs, checkpoints, the summary. records/workdir.py claims and forks the folder.
 
-config.json     held_out.jsonl   tasks.jsonl     D_t with the lineage of every task
-explorer.json                                    where the explorer is a model: which server and which model answer
-lock                                             held by the process that writes here (flock)
-evaluations.jsonl                                success on the held-out sets, before, during and after
-metrics.jsonl   signals.jsonl    trajectories/   some rollouts of some steps, to read
-explorations.jsonl                               reflections, the steps explored under them, verdicts on what came of it
-llm_calls.jsonl  costs.jsonl                     where the explorer is a model: what it was asked and answered (records/llm_calls.py), and what
-                                                 it has cost, by evolution
-checkpoints/    policy/          a Hugging Face folder, at the end
-tensorboard/    wandb/           what trackers keep here, where config.logging.trackers names them
-summary.json    ledger.json      report.html     with report_data/ beside it where the run is long
-failure.json                                     where the run has diverged: the step and why
+    config.json          the run's config
+    lock                 held by the process that writes here (flock)
+    held_out.jsonl       the held-out tasks
+    tasks.jsonl          D_t with the lineage of every task
+    evaluations.jsonl    success on the held-out sets, before, during and after training
+    metrics.jsonl        numbers of each step
+    signals.jsonl        the strategy's findings in each step
+    explorations.jsonl   reflections, the steps explored under them, the verdicts on the proposals
+    trajectories/        some rollouts of some steps, to read
+    checkpoints/         see records/checkpoint.py
+    tensorboard/ wandb/  files of the trackers, if config.logging.trackers names them
+    failure.json         if the run has diverged: the step and why
+
+With a model as explorer:
+
+    explorer.json        the server and the model that answer
+    llm_calls.jsonl      its prompts and answers (records/llm_calls.py)
+    costs.jsonl          its costs, by evolution
+
+At the end:
+
+    policy/              the policy as a Hugging Face folder
+    summary.json, ledger.json, report.html (a long run has report_data/ beside it)
 """
 
 from __future__ import annotations
@@ -53,12 +64,20 @@ FAILURE = "failure.json"
 
 @dataclasses.dataclass
 class RunState:
-    """What goes into every checkpoint besides the learner's arrays and the strategy's own state.
+    """The part of every checkpoint besides the learner's arrays and the strategy's own state.
 
-    step: GRPO steps done. tasks: D_t. held_out: the evaluation tasks. evaluations: the rows of evaluations.jsonl, the
-    first of each set by the policy before RL. initial: how D_0 was made; synthesis: what evolution made since. signals: counts by kind. ledger:
-    what was asked for, by whom (lab.py, collect.py). seconds: by phase. pending: what `Run.note` has of a step whose
-    evolution is not done; the learner's arrays are those after that step.
+    Attributes:
+      step: GRPO steps done.
+      tasks: D_t.
+      held_out: the held-out tasks.
+      evaluations: the rows of evaluations.jsonl. The first of each set is the policy before RL.
+      initial: statistics of making D_0.
+      synthesis: statistics of evolution since.
+      signals: counts by kind.
+      ledger: costs so far, by service (loop/lab.py, loop/collect.py).
+      seconds: time by phase.
+      pending: the records by `Run.note` of a step whose evolution is not done. The checkpoint's arrays are
+        then those after that step's update.
     """
 
     step: int
@@ -110,8 +129,12 @@ class RunState:
 
 
 class Run:
-    """A workdir that is being written to. saved: the JSON of the checkpoint that it goes on from, if any. trackers: of the
-    numbers of each step; it closes them."""
+    """A workdir that is being written to.
+
+    Args:
+      saved: JSON of the checkpoint to resume from, or None.
+      trackers: receive the numbers of each step; `close` closes them.
+    """
 
     def __init__(
         self,
@@ -130,32 +153,37 @@ class Run:
         self._paid = Counter() if saved is None else explorer_costs(state.ledger)
         self._progress = Progress(config.steps, state.step)
         self._watch = health.Watch(config.health)
-        self._slow = False  # whether it was said that messages are too slow
+        self._slow = False  # whether the user was told that messages are too slow
         path = workdir / FAILURE
         self._failed = json.loads(path.read_text())["step"] if path.exists() else None
         write_lines(workdir / "held_out.jsonl", [t.to_json() for t in state.held_out])
         write_lines(workdir / "evaluations.jsonl", state.evaluations)
-        self._logs.append("explorations.jsonl", state.initial.explored)  # none where the run goes on
+        self._logs.append("explorations.jsonl", state.initial.explored)  # empty after a resume
         state.initial.explored.clear()
         state.tasks.write(workdir / "tasks.jsonl")
-        self._log_costs(None)  # of the tasks that the run begins with
+        self._log_costs(None)  # the cost of the held-out tasks and D_0
 
     def record(self, llm_calls: Sequence[LLMCall]) -> None:
-        """Notes what was asked of a model."""
+        """Appends LLM calls to llm_calls.jsonl."""
         self._logs.append(LLM_CALLS, self._packer.pack(llm_calls))
 
     def _log_costs(self, step: int | None) -> None:
-        """A row of what the explorer has spent since the last one, if anything."""
+        """Appends a row with the explorer's costs since the last row, if there are any."""
         paid = explorer_costs(self.state.ledger)
         if spent := paid - self._paid:
             self._logs.append(COSTS, [{"step": step, "costs": dict(sorted(spent.items()))}])
         self._paid = paid
 
     def save(self, learner: Any, arrays: Any, strategy: Mapping) -> None:
-        """Begins a checkpoint of the last update, unless there is one. learner: as `leader.lead` gives it.
-        strategy: as Evolver.to_json has it."""
+        """Starts to save a checkpoint of the last update, unless there is one.
+
+        Args:
+          learner: from `leader.lead`.
+          arrays: the learner's TrainState.
+          strategy: from `Evolver.to_json`.
+        """
         c, state = self.config, self.state
-        state.tasks.write(self.workdir / "tasks.jsonl")  # their records
+        state.tasks.write(self.workdir / "tasks.jsonl")  # rewritten for the tasks' records
         if self._saved == state.learned:
             return
         with timed(state.seconds, "checkpoint"):
@@ -172,7 +200,7 @@ class Run:
         seconds: Mapping[str, float],
         chat: Chat,
     ) -> None:
-        """Notes one step up to its evolution, in the state: `log` writes it."""
+        """Collects a step's records, up to its evolution, in `state.pending`. `log` writes them."""
         c, state, groups, step = self.config, self.state, collected.groups, self.state.step
         state.signals = {
             k: state.signals.get(k, 0) + found.counts.get(k, 0) for k in {**state.signals, **found.counts}
@@ -205,12 +233,12 @@ class Run:
         state.pending = {"row": row, "signals": list(found.rows), "shown": shown}
 
     def seconds_so_far(self) -> dict[str, float]:
-        """Returns the seconds of the step that begins now, or that goes on with its evolution."""
+        """Returns the seconds spent so far on the step that starts now, or resumes with its evolution."""
         spent = dict(self.state.pending["row"]["seconds"]) if self.state.pending else {}
         return {**spent, "step": sum(spent.values())} if spent else {}
 
     def log(self, grown: SynthesisStats | None, seconds: Mapping[str, float]) -> None:
-        """Writes the step that `note` has, with its evolution, after which it is whole."""
+        """Completes the step of `note` with its evolution, and writes it."""
         state = self.state
         assert state.pending is not None
         row, found, shown = (state.pending[name] for name in ("row", "signals", "shown"))
@@ -237,15 +265,15 @@ class Run:
             self._progress.note(slow)
 
     def evaluated(self, evaluate: Callable[..., list[dict]]) -> None:
-        """Notes the rows of `evaluate(step=...)`, by the policy as it is now."""
+        """Evaluates the current policy and writes the rows of `evaluate(step=...)`."""
         with timed(self.state.seconds, "evaluation"):
             self.state.evaluations += evaluate(step=self.state.step)
         write_lines(self.workdir / "evaluations.jsonl", self.state.evaluations)
 
     def evaluate_if_due(self, evaluate: Callable[..., list[dict]]) -> None:
-        """`evaluated` where config.evaluation.every asks for it at this step and it was not done yet.
+        """Calls `evaluated` if config.evaluation.every asks for it at this step and it was not done yet.
 
-        Raises Preempted where the run is asked to end.
+        Raises Preempted if the run is asked to end.
         """
         every, step = self.config.evaluation.every, self.state.step
         due = every and step % every == 0 and 0 < step < self.config.steps
@@ -254,7 +282,7 @@ class Run:
 
     @contextmanager
     def noting_divergence(self) -> Iterator[None]:
-        """Writes FAILURE where the block raises FloatingPointError: {"step": the one under way, "why"}."""
+        """Writes FAILURE, {"step": int, "why": the error}, if the block raises FloatingPointError."""
         try:
             yield
         except FloatingPointError as error:
@@ -271,7 +299,10 @@ class Run:
         self._logs.close()
 
     def finish(self, versions: Mapping[str, str]) -> dict:
-        """Writes summary.json, ledger.json and report.html; returns the summary. versions: of what a score depends on."""
+        """Writes summary.json, ledger.json and report.html; returns the summary.
+
+        versions: of the software that the scores depend on (`evaluate.versions`).
+        """
         c, state = self.config, self.state
         sets = {row["set"]: row for row in state.evaluations}  # the last row of each
         first = {row["set"]: row for row in reversed(state.evaluations)}
@@ -321,7 +352,7 @@ class Run:
             "costs": dict(sorted(state.ledger.items())),
         }
         self._forget_failure()
-        # The summary comes last: where it is, the run is finished.
+        # Write the summary last: its presence marks the run as finished.
         for name, content in (("ledger.json", ledger), ("summary.json", summary)):
             write_text(self.workdir / name, json.dumps(content, indent=1))
         report.write_report(self.workdir)

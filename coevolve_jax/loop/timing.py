@@ -1,4 +1,4 @@
-"""Seconds by phase, and how fast a step was."""
+"""Seconds by phase, throughput of a step, and the servers' counts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from coevolve_jax.types import TrainingSample
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Adds the time that its body takes to seconds[phase]."""
+    """Adds the duration of its body to seconds[phase]."""
     start = time.perf_counter()
     yield
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
-SLOW = 0.01  # share of messages; more retries of slow ones than this are told
+SLOW = 0.01  # share of messages; the user is told if retries of slow messages exceed it
 
 
 def serving(counts: Mapping[str, float]) -> dict[str, float]:
-    """For metrics.jsonl and summary.json, as far as the engine counts it (Engine.counts); queue_seconds: of a message, on
-    average; paused_seconds: beside rollouts, so only where they run ahead."""
+    """The counts of Engine.counts that the engine has, for metrics.jsonl and summary.json.
+
+    queue_seconds is the mean per message. paused_seconds counts pauses during rollouts, so only if they run
+    ahead.
+    """
     told = {n: counts[n] for n in ("prefill_tokens", "decode_tokens", "paused_seconds") if n in counts}
     if counts.get("messages"):
         told |= {n: counts.get(n, 0) for n in ("messages", "slow_retries")}
@@ -38,12 +41,16 @@ def serving(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def slow_note(told: Mapping[str, float]) -> str:
-    """A sentence where more than SLOW of the messages were sampled anew for taking too long; else "". told: by `serving`."""
+    """A sentence if more than SLOW of the messages were resampled for taking too long; else "".
+
+    told: from `serving`.
+    """
     retries, messages = told.get("slow_retries", 0), told.get("messages", 0)
     if retries <= SLOW * messages:
         return ""
     return (
-        f"serving: {retries:g} slow messages were sampled anew, for {messages:g} asked for, more than {SLOW:.0%}: this "
+        f"serving: {retries:g} slow messages were sampled anew, for {messages:g} asked for, "
+        f"more than {SLOW:.0%}: this "
         "favours short messages; raise config.engine.timeout, or lower config.engine.max_concurrency."
     )
 
@@ -55,10 +62,13 @@ def throughput(
     flops: float,
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """For metrics.jsonl.
+    """Throughput of one step, for metrics.jsonl.
 
-    rollout_tokens: sampled per second of the rollouts. update_tokens: of the samples, prompts included, per second of the
-    update. mfu: the share of the devices' published peak that `flops` in that time are; only where the peak is known.
+    Returns:
+      rollout_tokens: sampled tokens per second of the rollouts.
+      update_tokens: tokens of the samples, prompts included, per second of the update.
+      mfu: `flops` per second of the update, as a share of the mesh's published peak; only if the peak is
+        known.
     """
     sampled = sum(n for name, n in collected.costs.items() if name.startswith("sampled_tokens/"))
     tokens = config.learner.epochs * sum(len(s.trajectory.ids) for s in samples)

@@ -1,4 +1,4 @@
-"""The learner as a run uses it: with checkpoints, the engine's weights and the exported policy."""
+"""The learner as a run uses it: with checkpoints, weights for the engine, and export of the policy."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from coevolve_jax.rollout.engine import Engine
 
 
 class Trainer:
-    """One process's learner, and what the process holds for it. Several processes have one each (leader.py).
+    """One process's learner, checkpoints and policy. Each of several processes has one (loop/leader.py).
 
     `score`, `update`, `flops`, `routing` and `scores` are the learner's own.
 
     Args:
-      learner: its parameters and optimiser state are made by `init` or `restore`.
-      policy: the policy before RL. Its parameters become None when there is a state, unless the learner keeps
-        them as its reference: they would stay in memory beside those that learn.
-      config: of the run. config.engine says which engine generates, and where it computes.
+      learner: `init` or `restore` make its TrainState.
+      policy: the policy before RL. Its params become None once there is a state, to free memory, unless the
+        learner keeps them as its reference.
+      config: the run's config; config.engine names the engine and where it computes.
     """
 
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
@@ -48,7 +48,7 @@ class Trainer:
         return build.engine(self._config, self.initial_policy(), workdir)
 
     def initial_policy(self) -> Policy:
-        """The policy before RL, with its parameters where the engine takes them."""
+        """The policy before RL, with its parameters placed where the engine takes them."""
         return dataclasses.replace(self._policy, params=self._for_engine(self._policy.params))
 
     def init(self, params: Any) -> TrainState:
@@ -58,24 +58,24 @@ class Trainer:
         return state
 
     def restore(self, directory: str | os.PathLike) -> tuple[int, TrainState, dict] | None:
-        """The newest checkpoint, as `checkpoint.restore` returns it."""
+        """Restores the newest checkpoint, as `checkpoint.restore` does."""
         found = checkpoint.restore(directory, self._learner.abstract_state)
         if found:
             self._let_initial_policy_go()
         return found
 
     def policy(self, state: TrainState) -> Any:
-        """The policy's parameters, where the engine takes them."""
+        """The policy's parameters, placed where the engine takes them."""
         return self._for_engine(self._learner.policy(state))
 
     def save(
         self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int
     ) -> None:
-        """As `checkpoint.Writer.save` of `state` and the JSON values `saved`."""
+        """Saves `state` and the JSON values `saved`, as `checkpoint.Writer.save` does."""
         self._writer.save(directory, step, state, saved, keep=keep)
 
     def save_policy(self, state: TrainState, folder: str | os.PathLike) -> None:
-        """Writes the policy as a Hugging Face folder, from the devices where it lies: it is whole nowhere."""
+        """Writes the policy as a Hugging Face folder, from its devices, without gathering it whole."""
         hf_io.save(folder, self._policy.config, self._learner.policy(state))
 
     def close(self) -> None:
@@ -83,16 +83,20 @@ class Trainer:
         self._writer.close()
 
     def _for_engine(self, params: Any) -> Any:
-        """The parameters where the engine takes them.
+        """Places the parameters where the engine takes them.
 
-        They stay where they are for an engine that computes there. They come to one device for one that
-        computes on that, and to process 0's memory for a server, where other processes hold a part of them.
+        The place depends on the engine:
+
+            native engine          on one device
+        native, sharded        where they are
+        server, one process    where they are
+        server, several        in process 0's host memory, gathered from all processes
         """
         if self._native and not self.sharded_engine:
             return on_one_device(params)
         if self.sharded_engine or jax.process_count() == 1:
             return params
-        # In the engine's type: more digits than it computes in would only take time on the way.
+        # Cast to the engine's dtype before the transfer: more precision would only cost time.
         return in_memory(params, self._config.engine.dtype)
 
     def _let_initial_policy_go(self) -> None:

@@ -1,4 +1,4 @@
-"""Trajectories as one reads them: the rows of trajectories/."""
+"""Trajectories in readable form: the rows of trajectories/."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from coevolve_jax.rollout.chat import Chat, pieces
 from coevolve_jax.strategies.base import trajectories_of
 from coevolve_jax.types import Group, TrainingSample, Trajectory
 
-FED = -2  # stands for the policy version of tokens that no policy sampled
+FED = -2  # in place of a policy version, for tokens that were fed and not sampled
 
 
 def readable(
     chat: Chat, groups: Sequence[Group], samples: Sequence[TrainingSample], step: int, most: int
 ) -> list[dict]:
-    """`most` trajectories as one reads them: one of each outcome of each task, failures and successes in turn.
+    """Returns up to `most` rows: one trajectory per task and outcome, failures and successes in turn.
 
-    Their tokens are in "segments": see `segments`. "advantage": the mean over the tokens that the policy sampled; None
-    where nothing was learned from the trajectory."""
+    "segments" holds the tokens (see `segments`). "advantage" is the mean over the tokens that the policy
+    sampled; None if the learner did not use the trajectory.
+    """
     learned = {
         id(s.trajectory): round(float(np.mean(s.advantages[s.trajectory.mask])), 4)
         for s in samples
@@ -48,11 +49,13 @@ def readable(
 
 
 def segments(chat: Chat, trajectory: Trajectory) -> list[dict]:
-    """The tokens of a trajectory in runs of one kind; all "pieces" joined are its text.
+    """Splits a trajectory's tokens into segments of one kind. All "pieces", joined, are its text.
 
-    What was fed to the policy is one piece: {"tokens": n, "pieces": [text]}. What it sampled has one piece and one
-    log-probability (nats, 4 digits) per token: {"tokens": n, "pieces": [n], "logprobs": [n], "version": int}; of a
-    character that is cut into several tokens all but the last have the piece "".
+        fed to the policy    {"tokens": n, "pieces": [text]}
+        sampled by it        {"tokens": n, "pieces": [n texts], "logprobs": [n], "version": int}
+
+    Log-probabilities are in nats, rounded to 4 digits. If a character spans several tokens, the last one has
+    it and the others have the piece "".
     """
     t = trajectory
     kinds = np.where(t.mask, t.versions, FED)

@@ -1,1 +1,1 @@
-"""What a run writes: its folder, logs, checkpoints, alerts, trackers, and the questions asked of a model."""
+"""A run's files: workdir, logs, checkpoints, health alerts, trackers and LLM calls."""

@@ -1,12 +1,12 @@
-"""One step, one atomic save: arrays (orbax), then everything else (JSON), then the manifest, which commits them.
+"""Atomic checkpoints of one step: first the arrays (orbax), then the JSON state, then the manifest as commit.
 
-checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
-                          state.json     step, index of the arrays, task pool, signal history, ledger
-                          manifest.json  sha256 of every other file
+    checkpoints/step_00000040/arrays/        parameters, optimiser state, keys (orbax, OCDBT)
+                              state.json     step, index of the arrays, task pool, signal history, ledger
+                              manifest.json  sha256 of every other file
 
-A folder without a manifest is no checkpoint: its save was cut short, and the next one deletes it. So nothing is
-renamed that an object store would have to copy, and checkpoints may lie wherever etils.epath and orbax can write
-(gs://BUCKET/FOLDER).
+A folder without a manifest is no checkpoint: its save was cut short, and the next save deletes it. No folder
+is renamed, since an object store would have to copy it. So checkpoints may lie wherever etils.epath and orbax
+can write (gs://BUCKET/FOLDER).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from jax.experimental import multihost_utils
 
 _ARRAYS, _STATE, _MANIFEST = "arrays", "state.json", "manifest.json"
 _PATIENCE = 6 * 3600  # seconds that writing the arrays may take
-_READERS = 16  # threads that hash files; hashing leaves Python's lock
-_BLOCK = 2**24  # bytes that each reads at a time
+_READERS = 16  # threads that hash files; hashing releases the GIL
+_BLOCK = 2**24  # bytes that each thread reads at a time
 
 
 class Writer:
-    """Saves one step after the other while its owner goes on.
+    """Saves one step after the other in the background, while training continues.
 
-    In a run of many processes each has one and all make the same calls; they share the file system.
+    With several processes, each has a Writer and all make the same calls. They share the file system.
     """
 
     def __init__(self):
@@ -45,10 +45,11 @@ class Writer:
     def save(
         self, directory: epath.PathLike, step: int, arrays: Any, state: Mapping, *, keep: int = 2
     ) -> None:
-        """Begins to save one step, when the one before it is saved; on return the arrays are off the devices, which may
-        overwrite them. Once it is on disk, complete, older ones are deleted.
+        """Waits for the previous save, then starts this one.
 
-        A process killed at any moment leaves either this checkpoint complete or the ones before it untouched.
+        On return the arrays are copied off the devices, so the next update may overwrite them. Older
+        checkpoints are deleted once this one is complete on disk. A process killed at any moment leaves
+        either this checkpoint complete or the earlier ones untouched.
 
         Args:
           directory: folder of the checkpoints, made if it is missing.
@@ -60,8 +61,8 @@ class Writer:
         Raises:
           ValueError: a bad step or keep, or a leaf that is no array.
           TypeError: state is not JSON.
-          FileExistsError: an intact checkpoint of this or a later step is there; nothing is overwritten.
-          Exception: what the save before this one met.
+          FileExistsError: an intact checkpoint of this or a later step exists; nothing is overwritten.
+          Exception: the error of the previous save.
         """
         self.wait()
         if step < 0 or keep < 1:
@@ -88,20 +89,20 @@ class Writer:
         writing.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(flat))
 
         def finish() -> None:
-            writing.close()  # waits for all processes' parts
+            writing.close()  # waits for the parts of all processes
             if jax.process_index() == 0:
                 _commit(folder, text, keep)
 
         self._under_way = self._thread.submit(finish)
 
     def wait(self) -> None:
-        """Until the last step is saved; raises what its save met."""
+        """Waits until the last step is saved. Raises the error of its save."""
         under_way, self._under_way = self._under_way, None
         if under_way:
             under_way.result()
 
     def close(self) -> None:
-        """Waits likewise."""
+        """Waits as `wait` does, then ends the thread."""
         try:
             self.wait()
         finally:
@@ -111,15 +112,15 @@ class Writer:
 def restore(
     directory: epath.PathLike, like: Any, *, warn: Callable[[str], None] = logging.warning
 ) -> tuple[int, Any, dict] | None:
-    """Newest intact checkpoint as (step, arrays, state), or None where nothing was ever saved.
+    """Restores the newest intact checkpoint as (step, arrays, state). Returns None if nothing was ever saved.
 
     Args:
-      directory: as given to `Writer.save`, which is not under way.
+      directory: as given to `Writer.save`; no save may be running.
       like: pytree of arrays or jax.ShapeDtypeStruct with the structure, shapes
         and dtypes that were saved. A leaf comes back with the sharding of its
         counterpart (without one: on the first local device), and as numpy
         where the counterpart is numpy.
-      warn: called with one sentence for every checkpoint that is passed over, damaged or never finished.
+      warn: called with one sentence for every checkpoint that is skipped as damaged or never finished.
 
     Raises:
       ValueError: every checkpoint is damaged, or `like` is not what was saved.
@@ -150,7 +151,7 @@ def copy(directory: epath.PathLike, step: int, target: epath.PathLike) -> None:
 
 
 def latest_step(directory: epath.PathLike) -> int | None:
-    """Step of the newest committed checkpoint, which may be damaged (`restore` verifies), or None."""
+    """Step of the newest committed checkpoint, or None. It may be damaged: only `restore` verifies."""
     return max(steps(directory), default=None)
 
 
@@ -160,13 +161,13 @@ def steps(directory: epath.PathLike) -> list[int]:
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """The path from the root, or as it is where it names a store (gs://...)."""
+    """Makes a path absolute; leaves the name of an object store (gs://...) as it is."""
     path = epath.Path(path)
     return path if path.is_absolute() else path.absolute()
 
 
 def _commit(folder: epath.Path, text: str, keep: int) -> None:
-    """Makes a checkpoint of a folder that holds the arrays; text: of state.json."""
+    """Turns a folder that holds the arrays into a checkpoint. text: content of state.json."""
     (folder / _STATE).write_text(text)
     manifest = json.dumps({"files": _digests(folder)}, indent=1)
     for path in {x for file in _files(folder) for x in (file, file.parent)}:
@@ -198,7 +199,7 @@ def _load(folder: epath.Path, like: Any) -> tuple[int, Any, dict]:
 
 
 def _compare(folder: epath.Path, stored: Mapping, wanted: Mapping) -> None:
-    """Refuses to restore into another structure: orbax would cast and crop without a word."""
+    """Raises ValueError if the structures differ: orbax would silently cast and crop."""
     for name in sorted(stored.keys() | wanted.keys()):
         here, there = stored.get(name, "nothing"), wanted.get(name, "nothing")
         if here != there:
@@ -210,7 +211,7 @@ def _compare(folder: epath.Path, stored: Mapping, wanted: Mapping) -> None:
 
 
 def _flatten(tree: Any) -> dict[str, Any]:
-    """Leaves by path: what is stored then depends on no container class of optax or flax."""
+    """Leaves by path, so that the stored form does not depend on container classes of optax or flax."""
     flat = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -223,7 +224,7 @@ def _flatten(tree: Any) -> dict[str, Any]:
 
 
 def _own(leaf: Any) -> Any:
-    """What is in host memory is written from a copy, for the next update writes over it there."""
+    """Copies a leaf in pinned host memory: the next update overwrites it there while orbax still writes."""
     if getattr(getattr(leaf, "sharding", None), "memory_kind", None) != "pinned_host":
         return leaf
     return jax.device_put(leaf, leaf.sharding, may_alias=False)
@@ -234,12 +235,12 @@ def _index(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def name(step: int) -> str:
-    """Of the folder of a step's checkpoint."""
+    """Folder name of a step's checkpoint."""
     return f"step_{step:08d}"
 
 
 def _folders(directory: epath.Path) -> list[tuple[int, epath.Path]]:
-    """Folders of steps, oldest first, with and without a manifest."""
+    """Steps and their folders, oldest first, with or without a manifest."""
     inside = directory.iterdir() if directory.is_dir() else ()
     found = [(re.fullmatch(r"step_(\d{8,})", path.name), path) for path in inside]
     return sorted((int(match[1]), path) for match, path in found if match)
@@ -275,7 +276,7 @@ def _digest(path: epath.Path) -> str:
 
 
 def _damage(folder: epath.Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is as it was saved."""
+    """Returns what is wrong with a checkpoint, or None if every file is as it was saved."""
     if not _finished(folder):
         return f"it has no {_MANIFEST}: its save was cut short, or the file was lost"
     try:
@@ -292,13 +293,13 @@ def _damage(folder: epath.Path) -> str | None:
 
 
 def _discard(folder: epath.Path) -> None:
-    """Deletes a checkpoint, its manifest first, so that a kill on the way leaves none that looks whole."""
+    """Deletes a checkpoint, manifest first: if killed halfway, the rest does not look like a checkpoint."""
     (folder / _MANIFEST).unlink(missing_ok=True)
     folder.rmtree()
 
 
 def _sync(path: epath.Path) -> None:
-    """Onto the disk. What an object store has taken it has."""
+    """Syncs a file or folder to disk. Object stores need no sync: a finished write is durable."""
     if "://" in str(path):
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""The health of a run: what its rollouts say beside their rewards, and when that is alarming (EvoTrainer, arXiv 2606.03108).
+"""Health of a run: statistics of the rollouts besides rewards, and alerts (EvoTrainer, arXiv 2606.03108).
 
-Values are of one step, over its valid rollouts, None where there are none. A threshold of config.health is for the value
-of its name; an alert names the value, the threshold and what it usually means.
+A value covers the valid rollouts of one step; it is None if there are none. An alert is raised when a value
+passes its threshold in config.health. It names the value, the threshold and the usual cause.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.types import Group, TrainingSample, Trajectory
 
-# Threshold in config.health -> (value, whether more than it is alarming, what it means).
+# Threshold in config.health -> (name of the value, whether too high (True) or too low is alarming, the
+# meaning).
 RULES: dict[str, tuple[str, bool, str]] = {
     "zero_variance_groups": (
         "zero_variance_groups",
@@ -37,16 +38,20 @@ RULES: dict[str, tuple[str, bool, str]] = {
 
 
 def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Values of one step, for metrics.jsonl.
+    """Health values of one step, for metrics.jsonl.
 
-    zero_variance_groups: share of groups whose rewards are all equal (Group.spread is 0). These are the groups in which the learner
-    finds no advantage. A spread above 0, however small, is not counted: the estimator group_std scales it up. group_std: mean standard deviation within groups.
-    logprob: mean log-probability, in nats, of the tokens that the policy wrote. steps: calls per rollout. truncated:
-    share of rollouts that a limit ended. active_groups: share of groups that are learned from. length_reward:
-    correlation of tokens with reward. malformed: share of steps that are no call. invalid: share of rollouts.
-    By outcome, "success" and "failure": tool_failures (share of calls that came back as errors), tool_entropy (of the
-    tools called, in bits), repeated (share of pairs of calls in a row, of any rollout, that it made before),
-    longest_run (calls of one tool in a row), and stops (counts of reasons why they ended).
+        zero_variance_groups  share of groups with equal rewards (Group.spread is 0), which give no advantage
+        group_std             mean standard deviation of the rewards within groups
+        logprob               mean log-probability, in nats, of the tokens that the policy sampled
+        steps                 mean number of steps per rollout
+        truncated             share of rollouts that a limit ended
+        active_groups         share of groups that are learned from
+        length_reward         correlation of length in tokens with reward
+        malformed             share of steps whose text could not be parsed as a call
+        invalid               share of rollouts that are invalid
+        success, failure      `behaviour` of the rollouts of each outcome
+
+    A spread above 0, however small, is no zero variance: the advantage estimator group_std scales it up.
     """
     everything = [t for g in groups for t in g.trajectories]
     valid = [t for t in everything if t.outcome.valid]
@@ -70,13 +75,27 @@ def diagnose(groups: Sequence[Group], samples: Sequence[TrainingSample]) -> dict
 
 
 def taught(samples: Sequence[TrainingSample]) -> set[str]:
-    """The tasks that something is learned from: with learner.skip_zero_variance_groups off there are samples of others too."""
+    """Ids of the tasks that the learner learns from.
+
+    With learner.skip_zero_variance_groups off there are also samples with zero advantage; those teach
+    nothing.
+    """
     teaches = lambda s: s.advantages is None or np.any(s.advantages) or s.ce_weights is not None
     return {s.trajectory.task_id for s in samples if teaches(s)}
 
 
 def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What the rollouts of one outcome do; see `diagnose`."""
+    """Behaviour of the rollouts of one outcome.
+
+    The values, over all rollouts given:
+
+        rollouts       their number
+    tool_failures  share of calls that came back as errors
+    tool_entropy   entropy of the tools called, in bits
+    repeated       share of pairs of consecutive calls that the same rollout made before
+    longest_run    most consecutive calls with one action pattern
+    stops          Trajectory.stop -> number of rollouts
+    """
     called = [[s for s in t.steps if s.call is not None] for t in trajectories]
     calls = [s for steps in called for s in steps]
     tools = Counter(s.call.name for s in calls if s.call)
@@ -94,7 +113,7 @@ def behaviour(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def alerts(values: Mapping[str, Any], thresholds: ConfigDict) -> list[str]:
-    """Names of the thresholds that are passed."""
+    """Returns the names of the thresholds that are passed."""
     passed = []
     for name, (key, above, _) in RULES.items():
         value, bound = values[key], thresholds[name]
@@ -104,7 +123,7 @@ def alerts(values: Mapping[str, Any], thresholds: ConfigDict) -> list[str]:
 
 
 def explain(name: str, values: Mapping[str, Any], thresholds: ConfigDict) -> str:
-    """An alert as a sentence."""
+    """Returns an alert as a sentence."""
     key, above, meaning = RULES[name]
     return (
         f"health: {key} is {values[key]:.3g}, {'above' if above else 'below'} config.health.{name} = "
@@ -113,8 +132,10 @@ def explain(name: str, values: Mapping[str, Any], thresholds: ConfigDict) -> str
 
 
 class Watch:
-    """Says an alert once it has been raised in config.health.patience steps in a row, and once again when it was gone
-    in between."""
+    """Reports an alert when it has been raised in config.health.patience consecutive steps.
+
+    It reports the alert once, and again only if it was absent in between.
+    """
 
     def __init__(self, thresholds: ConfigDict):
         self._thresholds, self._rows = thresholds, Counter[str]()
@@ -126,7 +147,7 @@ class Watch:
 
 
 def _seen_before(items: Sequence[Any]) -> list[int]:
-    """How often each item came before it in the list."""
+    """For each item, the number of equal items before it."""
     seen: Counter[Any] = Counter()
     found = []
     for item in items:

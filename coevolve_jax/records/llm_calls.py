@@ -1,8 +1,9 @@
-"""What a model that explores was asked and answered, as rows of llm_calls.jsonl: each line of a prompt is stored once.
+"""The LLM calls of an explorer as rows of llm_calls.jsonl. Each prompt line is stored once.
 
-A row is a question: the fields of explorers.base.LLMCall, where "system" and "user" are lists of line numbers, and
-"lines", the texts of those that no row before it has. Numbers count the lines of all rows from the first one's.
-Prompts repeat the tools, and the steps so far, again and again: this is what keeps the file small.
+A row holds the fields of explorers.base.LLMCall, with "system" and "user" as lists of line numbers. Its
+"lines" are the texts of the lines that no earlier row has. Lines are numbered from 0 over all rows.
+
+Prompts repeat the tools and the steps so far again and again; storing each line once keeps the file small.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ PROMPTS = ("system", "user")
 
 
 class Packer:
-    """rows: those that the file holds already."""
+    """Packs LLM calls into rows. rows: those that the file already has."""
 
     def __init__(self, rows: Iterable[Mapping] = ()):
         self._numbers: dict[str, int] = {}
@@ -25,7 +26,7 @@ class Packer:
                 self._numbers[line] = len(self._numbers)
 
     def pack(self, llm_calls: Iterable[LLMCall | Mapping]) -> Iterator[dict]:
-        """The rows of whole calls."""
+        """Yields the row of each call."""
         for llm_call in llm_calls:
             fields = dataclasses.asdict(llm_call) if isinstance(llm_call, LLMCall) else llm_call
             fresh: list[str] = []
@@ -42,11 +43,11 @@ class Packer:
 
 
 def all_lines(rows: Iterable[Mapping]) -> list[str]:
-    """The lines of a file's rows, by number."""
+    """All lines of a file's rows, by number."""
     return [line for row in rows for line in row["lines"]]
 
 
 def whole(row: Mapping, lines: Sequence[str]) -> dict:
-    """The call of a row, with its prompts as text. lines: of all rows."""
+    """Unpacks a row: the call with its prompts as text. lines: from `all_lines`."""
     fields = {name: value for name, value in row.items() if name != "lines"}
     return {**fields, **{name: "\n".join(map(lines.__getitem__, row[name])) for name in PROMPTS}}

@@ -1,4 +1,4 @@
-"""What a run writes about itself while it goes on: JSON lines that a resumed run continues, and numbers for trackers."""
+"""Logs of a run: JSON lines files that a resumed run continues, and numbers for trackers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TRAJECTORIES = re.compile(r"step_(\d+)\.jsonl")  # names of the files in traject
 
 
 class MetricsWriter:
-    """Append-only JSONL logs of a workdir, and the numbers of each step for trackers, which it closes.
+    """Appends to the JSONL logs of a workdir, and passes each step's numbers to trackers.
 
-    resume_sizes: what `sizes` returned when the checkpoint was saved; the logs are cut back to it, so that
-    a resumed run writes the bytes that an unbroken one would have. None starts the logs anew.
+    resume_sizes: the result of `sizes` when the checkpoint was saved. The logs are cut back to it, so a
+    resumed run writes the same bytes as an uninterrupted one. None starts new logs.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MetricsWriter:
             (self._dir / name).touch()
 
     def write_step(self, row: Mapping[str, Any]) -> None:
-        """Logs one GRPO step. Raises ValueError where row["step"] does not follow the last one."""
+        """Logs one GRPO step. Raises ValueError if row["step"] is not after the last one."""
         if row["step"] <= self._last:
             raise ValueError(
                 f"metrics.jsonl already holds step {self._last}, so step {row['step']} cannot be added; "
@@ -55,7 +55,7 @@ class MetricsWriter:
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Appends JSON lines to workdir/name, one flush per line.
 
-        A file that the checkpoint does not list was written after it, and starts empty.
+        A file that the checkpoint does not list was written after it: its first append here overwrites it.
         """
         path = self._dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,9 @@ class MetricsWriter:
         self._begun.add(name)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each log, for the checkpoint; synced to disk first, so that no file can be shorter later.
+        """Bytes of each log, for the checkpoint. Syncs the logs to disk first, so no crash can shorten them.
 
-        trajectories/ is left out: its files belong to one step each, and `truncate` drops whole files.
+        Leaves out trajectories/: each of its files belongs to one step, and `truncate` deletes whole files.
         """
         sizes = {}
         for name in sorted(name for name in self._begun if "/" not in name):
@@ -78,6 +78,7 @@ class MetricsWriter:
         return sizes
 
     def close(self) -> None:
+        """Closes the trackers."""
         for tracker in self._trackers:
             tracker.close()
 
@@ -85,8 +86,8 @@ class MetricsWriter:
 def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
     """Cuts the logs of a workdir back to `sizes` (bytes by name) and returns the last step left, or -1.
 
-    Files of trajectories/ that belong to later steps are deleted. Nothing is changed where a log is
-    shorter than recorded: ValueError, since the run cannot be continued truthfully.
+    Deletes files of trajectories/ that belong to later steps. Raises ValueError, and changes nothing, if a
+    log is shorter than recorded: its lost lines cannot be recovered.
     """
     workdir = pathlib.Path(workdir)
     for name, size in sizes.items():
@@ -113,12 +114,12 @@ def truncate(workdir: str | os.PathLike, sizes: Mapping[str, int]) -> int:
 def encode(row: Mapping[str, Any]) -> bytes:
     """One JSON line. Floats are written with repr: reading gives the same bits. NaN and infinity are null."""
     return (json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n").encode(
-        errors="backslashreplace"  # half a pair of surrogates, as a policy may write it, stays JSON's own escape
+        errors="backslashreplace"  # a policy may write lone surrogates, which have no UTF-8: keep the escapes
     )
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (str, int)):  # most are
+    if value is None or isinstance(value, (str, int)):  # the most frequent types first
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(v) for key, v in value.items()}
@@ -132,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
-    """Yields the numbers of a nested row, named like "seconds/update"; null, NaN and "step" stay out."""
+    """Yields the numbers of a nested row, named like "seconds/update". Skips null, NaN and "step"."""
     for key, value in _plain(row).items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}/")

@@ -1,4 +1,4 @@
-"""The folder of a run: claimed by one process at a time, forked, and written so that a kill leaves whole files."""
+"""The folder of a run: claimed by one process at a time, forked, and written with atomic replacement."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from coevolve_jax.records import checkpoint
 LOCK = "lock"
 ANSWERING = {
     f"explorer.{key}" for key in ("name", "model", "base_url")
-}  # a fork that has others may ask another model
+}  # a fork that changes one of these may ask another model
 MODEL = "explorer.json"
-STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # what may be there before D_0 is
+STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # files that may exist before D_0
 
 
 def checkpoints(config: ConfigDict, workdir: Path) -> epath.Path:
-    """Where a run's checkpoints lie."""
+    """The folder of a run's checkpoints."""
     return epath.Path(config.checkpoint.folder or workdir / "checkpoints")
 
 
 def claim(workdir: Path, config: ConfigDict) -> None:
-    """Makes the workdir, or recognises it as this config's. Raises what `claimed` raises."""
+    """Makes the workdir, or recognises it as this config's. Raises the errors of `claimed`."""
     with claimed(workdir, config):
         pass
 
 
 @contextmanager
 def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
-    """`claim`; within it no other process goes on with this run. A process that ends lets go.
+    """Does `claim`, and keeps other processes out while the block runs. The lock ends with the process.
 
-    A start that failed before it made anything, as by a mistyped value, leaves the workdir to the next one.
-    Raises ValueError where the workdir is another run's, another process goes on with it, or it or config.checkpoint.folder
-    cannot be made.
+    If a start failed before it made D_0 (a mistyped value), the next start may take the workdir.
+
+    Raises ValueError if the workdir belongs to another run or another process is running in it. Also if the
+    workdir or config.checkpoint.folder cannot be made.
     """
     try:
-        _begun(workdir, config)  # before anything is made
+        _begun(workdir, config)  # raises before anything is made
         workdir.mkdir(parents=True, exist_ok=True)
         file = open(workdir / LOCK, "a")
     except OSError as error:
@@ -59,28 +60,34 @@ def claimed(workdir: Path, config: ConfigDict) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"Another process goes on with the run in {workdir}: wait for its end, or choose another --workdir."
+                f"Another process goes on with the run in {workdir}: "
+                "wait for its end, or choose another --workdir."
             ) from None
         except OSError as error:
             print(
-                f"{workdir} lies on a file system without locks ({error.strerror}): start no second process that writes there.",
+                f"{workdir} lies on a file system without locks ({error.strerror}): "
+                "start no second process that writes there.",
                 file=sys.stderr,
             )
         if not _begun(workdir, config):
-            (workdir / MODEL).unlink(missing_ok=True)  # of a start that failed
+            (workdir / MODEL).unlink(missing_ok=True)  # from a start that failed
             write_text(workdir / "config.json", configs.to_json(config))
-        if (folder := config.checkpoint.folder) and "://" not in folder:  # before hours are spent
+        if (folder := config.checkpoint.folder) and "://" not in folder:  # fail now, not at the first save
             try:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ValueError(
-                    f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): choose another."
+                    f"config.checkpoint.folder is {folder!r}, which cannot be made ({error.strerror}): "
+                    "choose another."
                 ) from None
         yield
 
 
 def recorded_model(workdir: Path) -> dict | None:
-    """Who answers the run's explorer (Roles.served), as it is recorded; None where it is not yet, or nobody is asked."""
+    """Reads the recorded server and model of the explorer (Roles.served).
+
+    None if it is not recorded yet, or if the explorer asks no model.
+    """
     path = workdir / MODEL
     try:
         return json.loads(path.read_text()) if path.exists() else None
@@ -91,13 +98,13 @@ def recorded_model(workdir: Path) -> dict | None:
 
 
 def record_model(workdir: Path, served: Mapping | None) -> None:
-    """served: Roles.served of the explorer; None where nobody is asked."""
+    """Records the explorer's server and model. served: Roles.served; None if the explorer asks no model."""
     if served is not None:
         write_text(workdir / MODEL, json.dumps(served, indent=1))
 
 
 def _begun(workdir: Path, config: ConfigDict) -> bool:
-    """Whether the workdir is this config's already. Raises ValueError where it is neither that nor free."""
+    """Whether the workdir already belongs to this config. Raises ValueError if it belongs to another."""
     there = [path for path in workdir.iterdir() if path.name != LOCK] if workdir.exists() else []
     if not (workdir / "config.json").exists():
         if there:
@@ -122,16 +129,20 @@ def _begun(workdir: Path, config: ConfigDict) -> bool:
 def fork(
     run: str | os.PathLike, step: int, workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None
 ) -> ConfigDict:
-    """A new run that goes on from another one's checkpoint; `train(fork(...), workdir)` runs it.
+    """Makes a new run that continues from another run's checkpoint. `train(fork(...), workdir)` runs it.
 
     Args:
       run: workdir of the other run, which is only read.
-      step: of the checkpoint, in GRPO steps done.
-      workdir: of the new run; it must be empty or not exist.
+      step: the checkpoint's step, in GRPO steps done.
+      workdir: folder of the new run; it must be empty or not exist.
       overrides: config values that differ, by dotted key, e.g. {"strategy.name": "random"}. Another strategy
         starts with an empty state of its own; D_t, policy and optimiser are those of the checkpoint.
 
-    Returns the new run's config. Raises ValueError for a run, step or key that is not there.
+    Returns:
+      the new run's config.
+
+    Raises:
+      ValueError: the run, step or key does not exist, or workdir is not empty.
     """
     run, workdir = Path(run), Path(workdir).absolute()
     if workdir.exists() and any(workdir.iterdir()):
@@ -150,9 +161,10 @@ def fork(
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
-    # What the run has grown by is the fork's, if it goes on with the same strategy.
+    # With the same strategy the run's past evolutions count for the fork; with another, only those to come
+    # do.
     configs.check_evolution(config, 0 if config.strategy.name == theirs.strategy.name else step)
-    # Made beside it and renamed: a fork that is there is whole, and none would begin again at step 0.
+    # Make it in a temporary folder and rename: a half-copied fork would start at step 0 without a word.
     workdir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{workdir.name}-", dir=workdir.parent) as beside:
         half = Path(beside) / workdir.name
@@ -178,7 +190,7 @@ def write_lines(path: Path, rows: Sequence[dict]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once: a reader or a kill sees the old or the new one."""
+    """Replaces a file atomically: a reader, or a kill, leaves either the old or the new content."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -1,10 +1,12 @@
-"""What a self-evolving method is to the loop of train.py, and pieces that methods share.
+"""The Strategy protocol, by which train.py uses a self-evolving method, and functions that methods share.
 
-A method is a module with `make(config, state=None) -> Strategy`, named by config.strategy.name: `coevolve` is
-`coevolve_jax.strategies.coevolve`, a dotted path is a module of anybody's (docs/guides/add_strategy.md).
+A method is a module with `make(config, state=None) -> Strategy`. config.strategy.name names it: `coevolve`
+stands for `coevolve_jax.strategies.coevolve`, a dotted path for a module of your own
+(docs/guides/add_strategy.md).
 
-A module may name in `READS` those of SHARED that it reads. A run then says which of the others have no effect. One that
-names the keys of schedule.KEYS evolves after the steps of `evolves` and no others, and a run without such a step is refused.
+A module may list in `READS` the keys of SHARED that it reads. A run then reports which of the others have no
+effect. A module that lists schedule.KEYS promises to evolve after the steps of `evolves` and no others. A run
+without such a step is then refused.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from coevolve_jax.synthesis.validate import Admit, Verdict
 from coevolve_jax.types import Context, Evidence, Group, Hint, Task, TrainingSample, Trajectory, spread
 
 SIGNALS = ("signals.window", "signals.rare_percent")
-SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # keys of the config for methods to read
+SHARED = (*KEYS, "evolution.tasks", "evolution.contexts", *SIGNALS)  # config keys that methods may read
 
-Rewards = Callable[[Group], Sequence[float]]  # of the valid trajectories of a group, in their order
+Rewards = Callable[[Group], Sequence[float]]  # group -> rewards of its valid trajectories, in their order
 
 
 class Roll(Protocol):
-    """Rollouts by the present policy, of one step."""
+    """Rollouts of one step by the current policy."""
 
     def __call__(
         self,
@@ -41,15 +43,21 @@ class Roll(Protocol):
         hints: Callable[[Task, int], Hint | None] | None = None,
         role: str = "policy",
     ) -> list[Group]:
-        """K rollouts of each task, a group per task. hints: (task, rollout_index) -> help for that rollout.
-        role: what they are booked as in the ledger."""
+        """Returns K rollouts of each task, one group per task.
+
+        Args:
+          hints: (task, rollout_index) -> help for that rollout.
+          role: the name under which the ledger counts these rollouts.
+        """
         ...
 
 
 class Lab(Protocol):
-    """What a method may ask for while the training set evolves. Each call is booked in the ledger.
+    """Services that a method may use while the training set evolves. The ledger counts the cost of each call.
 
-    tasks: D_t. scenarios: those that may be explored for training.
+    Attributes:
+      tasks: D_t.
+      scenarios: the scenarios that may be explored for training.
     """
 
     @property
@@ -59,11 +67,11 @@ class Lab(Protocol):
     def scenarios(self) -> Sequence[Task]: ...
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        """The reflector's structured context of each piece of evidence."""
+        """Returns the reflector's structured context for each piece of evidence, in order."""
         ...
 
     def offered(self, scenario: Task) -> frozenset[str]:
-        """Names of the tools that the environment offers in a scenario or task."""
+        """Returns the names of the tools that the environment offers in a scenario or task."""
         ...
 
     def synthesize(
@@ -77,10 +85,15 @@ class Lab(Protocol):
         admit: Admit | None = None,
         relocate: Relocate | None = None,
     ) -> SynthesisStats:
-        """explore -> abstract -> validate under these contexts; D_t grows by `wanted` tasks at most. kind:
-        what the new tasks' lineage says of their origin. admit: has the last word on each batch of validated
-        tasks. relocate: gives a context that led to no task another place; then each context gives one task
-        before any gives a second."""
+        """Runs explore -> abstract -> validate under these contexts. D_t grows by at most `wanted` tasks.
+
+        Args:
+          kind: origin of the new tasks, for Lineage.kind.
+          step: the GRPO step, for the lineage and the ids.
+          admit: may refuse tasks of each validated batch.
+          relocate: moves a context that led to no task to another scenario. With it, each context gives one
+            task before any gives a second.
+        """
         ...
 
     def synthesize_unguided(
@@ -93,52 +106,61 @@ class Lab(Protocol):
         scenarios: Sequence[Task] | None = None,
         admit: Admit | None = None,
     ) -> SynthesisStats:
-        """The same by free exploration of random scenarios (of these, or of all that may be explored), until D_t
-        has grown by `wanted`, or they give no more new tasks."""
+        """Does the same by free exploration of random scenarios, until D_t has grown by `wanted`.
+
+        Ends earlier if the scenarios give no more new tasks. scenarios: None stands for all of
+        `self.scenarios`.
+        """
         ...
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
-        """Rollouts that nothing is learned from."""
+        """Returns k rollouts of each task by the current policy. The learner does not train on them."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
-    """What a method read from the rollouts of a step. counts: by kind, for metrics.jsonl. rows: for
-    signals.jsonl, in a form of the method's own; the report links those that have a Signal's keys to tasks."""
+    """A method's findings in the rollouts of a step.
+
+    Attributes:
+      counts: number of findings by kind, for metrics.jsonl.
+      rows: for signals.jsonl, in the method's own format. The report links rows with a Signal's keys to
+        tasks.
+    """
 
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     rows: Sequence[Mapping[str, Any]] = ()
 
 
 class Strategy(Protocol):
-    """A self-evolving method; the four calls come in this order in every GRPO step.
+    """A self-evolving method. Every GRPO step makes the four calls in this order.
 
-    With config.rollout.max_staleness S, `collect` of steps t + 1 to t + S comes before `compute_advantages` of step t and runs in
-    other threads: it must then change nothing but what it draws from `tasks`.
+    With config.rollout.max_staleness S, `collect` for steps t + 1 to t + S starts before `compute_advantages`
+    of step t, in other threads. It must then change no state of the strategy.
     """
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        """Draws a batch of tasks from D_t and rolls it out."""
+        """Draws a batch of tasks from D_t and rolls them out."""
         ...
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        """What to learn from the rollouts; invalid trajectories are left out. Outcomes are never changed."""
+        """Returns the samples to learn from. Leaves out invalid trajectories and never changes outcomes."""
         ...
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
-        """Remembers what the rollouts tell."""
+        """Updates the strategy's own statistics from the rollouts, and reports what it found."""
         ...
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
-        """Lets the training set evolve; None at a step where it does not.
+        """Evolves the training set through `lab`. Returns None at a step without evolution.
 
-        With config.evolution.async_steps above 0 it runs beside the next steps from its first use of `lab` on: from there
-        it must leave its own state alone. It is then not called again until it has ended, and cannot probe.
+        With config.evolution.async_steps above 0 the call runs concurrently with the next steps from its
+        first use of `lab` on. From there on it must not touch the strategy's state, and it cannot probe. The
+        next call comes only after it has ended.
         """
 
     def to_json(self) -> dict:
-        """All that `make` needs to go on exactly here, as JSON values."""
+        """Returns the state as JSON values, from which `make` continues exactly here."""
         ...
 
 
@@ -148,17 +170,21 @@ def outcome_rewards(group: Group) -> Sequence[float]:
 
 
 def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
-    """All of them, group by group."""
+    """All trajectories, group by group."""
     return [t for group in groups for t in group.trajectories]
 
 
 def collect_batch(
     config: ConfigDict, step: int, tasks: TaskPool, roll: Roll, *, rewards: Rewards = outcome_rewards, **how
 ) -> list[Group]:
-    """A batch drawn from D_t as config.data says (min_evolved_share, sampling, retire_after), K rollouts each.
+    """Draws a batch of tasks from D_t and rolls each out K times.
 
-    With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) a group without spread asks for
-    another task, for at most that many rounds more. All that was rolled out is returned. how: goes to `roll`.
+    The draw follows config.data: min_evolved_share, sampling and retire_after.
+    With config.learner.dynamic_sampling (DAPO, arXiv 2503.14476, section 3.2) each zero-variance group is
+    replaced by another task, in at most that many further rounds. All groups are returned, the zero-variance
+    ones too.
+
+    how: further arguments of `roll`.
     """
     c, groups = config, []
     missing = c.rollout.tasks_per_step
@@ -183,11 +209,11 @@ def collect_batch(
 
 
 def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
-    """Of tasks in the draw of a batch, [N] from their TaskPool.rows.
+    """Sampling weight of each task, [N], from the task pool's rows [N].
 
-    config.data.sampling "uniform": 1. "variance": 4 p (1 - p), its last score being p, with config.data.sampling_floor
-    as the least, and 1 before its first visit. A task that was always or never solved in its last
-    config.data.retire_after visits (0: no such rule) weighs nothing.
+    config.data.sampling "uniform" gives 1. "variance" gives max(config.data.sampling_floor, 4 p (1 - p)) for
+    a last score p, and 1 before the first visit. A task weighs 0 if its last config.data.retire_after visits
+    were all solved or all failed (0 turns this rule off).
     """
     c, weights = config.data, np.ones(len(rows))
     if c.sampling != "uniform":
@@ -199,13 +225,15 @@ def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
 
 
 def evolves(config: ConfigDict, step: int) -> bool:
-    """Whether the training set evolves after this step (schedule.evolutions)."""
+    """Whether the training set evolves after this step (config/schedule.py)."""
     return step in evolutions(config)
 
 
 def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
-    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all. A task whose probing
-    rollouts are all invalid is refused as "environment": nothing is known about it."""
+    """Admits tasks that k probing rollouts solve sometimes, but not always; k = 0 admits all.
+
+    Refuses a task whose probing rollouts are all invalid, as "environment": nothing is known about it.
+    """
 
     def admit(tasks: Sequence[Task]) -> list[Verdict]:
         words: list[Verdict] = []
@@ -232,9 +260,11 @@ def synthesize_for_tools(
     rng: np.random.Generator,
     admit: Admit | None = None,
 ) -> SynthesisStats:
-    """A task that calls it for each of `tools`, explored in scenarios of chance that offer the tool until one gives it.
+    """Makes one task for each of `tools` that has to call the tool.
 
-    What can not be had so is made up by second tasks of the others, to `wanted` in all.
+    Explores random scenarios that offer the tool until one gives a task. If some tools give none, further
+    tasks of the other tools make up for them, up to `wanted` in all. signal: names the contexts, and goes
+    into the lineage.
     """
     offering = {tool: [s for s in lab.scenarios if tool in lab.offered(s)] for tool in dict.fromkeys(tools)}
 
@@ -256,12 +286,13 @@ def synthesize_for_tools(
 def grpo_samples(
     config: ConfigDict, groups: Sequence[Group], state: FilterState, rewards: Rewards = outcome_rewards
 ) -> tuple[list[TrainingSample], FilterState]:
-    """The samples of GRPO: advantages within each group, groups chosen by the spread of their rewards.
+    """GRPO's samples: chooses groups by the spread of their rewards and computes advantages within each.
 
-    This alone decides which groups count: config.learner.skip_zero_variance_groups, dynamic_sampling and group_filter.
+    Nothing else decides which groups are learned from. It reads config.learner: skip_zero_variance_groups,
+    dynamic_sampling, group_filter and advantage.
 
     Returns:
-      the samples, and the group filter's state after them.
+      (samples, state of the group filter after them)
     """
     c = config.learner
     shaped = {i: list(rewards(group)) for i, group in enumerate(groups) if group.valid}

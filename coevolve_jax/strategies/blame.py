@@ -1,11 +1,13 @@
 """Blame: CoEvolve's loop with another signal, the tool whose call the failed rollouts miss.
 
-A rollout that fails a task with reference calls has left them somewhere: the first reference call that it does not
-make is to blame. Attempts and misses of each tool, the older ones fading, give the rate p at which the policy gets it
-right. Only the first visits to a task count: later on the policy knows the task, and succeeds with tools that it still
-gets wrong elsewhere. Tools are explored in proportion to a power of p (1 - p), so that neither what works nor what is
-hopeless takes the budget, several before any comes again, so that one weakness does not hide the others. A task made for
-a tool has to call it; a tool that a scenario gives no task for is explored in another.
+Signal: the first reference call that a failed rollout does not make is to blame. Decayed counts of attempts
+and misses give each tool's success rate p. Only the first visits to a task count. Later the policy knows the
+task, and succeeds with tools that it still gets wrong elsewhere.
+
+Budget: tools are drawn in proportion to a power of p (1 - p), so neither mastered nor hopeless tools take it.
+Several different tools come before any comes again, so one weakness does not hide the others.
+
+Tasks: a task made for a tool has to call it. If a scenario gives no such task, another scenario is explored.
 """
 
 from __future__ import annotations
@@ -33,22 +35,25 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Group, TrainingSample, Trajectory
 
-PRIOR = 4.0  # attempts at the mean rate of all tools that each tool begins with
+PRIOR = 4.0  # pseudo-attempts at the mean success rate of all tools, added to each tool's counts
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 DEFAULTS = {
-    "first_sight": 1,  # visits to a task that count, the first ones; 0: all
-    "memory": 0.95,  # what an attempt counts for after each GRPO step
+    "first_sight": 1,  # how many first visits to a task count; 0: all
+    "memory": 0.95,  # decay of the counts per GRPO step
     "sharpness": 2.0,  # the power: 1 for p (1 - p) itself; the higher, the fewer tools share the budget
     "breadth": 6,  # different tools that an evolution explores before it comes back to one
     "chasing": False,  # weigh tools by their failure rate 1 - p alone, to the same power
-    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+    "probe": 0,  # admit only tasks that this many rollouts solve sometimes, not always; 0: every valid task
 }
 
 
 class Blame:
-    """Static, but for `observe` and `evolve`. See strategies/base.py. Its state besides: [attempts, misses] of each
-    tool, and the visits to each task so far, as far as they count."""
+    """`Static` with another `observe` and `evolve` (strategies/base.py documents the methods).
+
+    Its state, besides that of `Static`: (attempts, misses) of each tool, and visits to each task up to
+    `first_sight`.
+    """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         least = {"first_sight": 0, "memory": 0, "sharpness": 0, "breadth": 1}
@@ -85,7 +90,7 @@ class Blame:
         return StepReport({**found.counts, "blame": blamed}, found.rows)
 
     def _counts(self, group: Group) -> bool:
-        """Whether this visit to the group's task does; it is noted."""
+        """Whether this visit to the group's task counts for the signal. Also records the visit."""
         most, visits = self._config.strategy.first_sight, self._visits.get(group.task.id, 0)
         if most and group.valid:
             self._visits[group.task.id] = min(most, visits + 1)
@@ -112,14 +117,15 @@ make = Blame
 
 
 def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Call, bool]]:
-    """The reference calls that a rollout came to, and whether it missed them: all but the last were made, in order.
+    """The reference calls that a rollout attempted, each with whether it missed the call.
 
-    A rollout that succeeded by other calls came to none of those that it left out.
+    The rollout made all of them in order, except perhaps the last: the first reference call that it missed. A
+    rollout that succeeded by other calls misses none.
     """
     made = iter([signature(s.call) for s in trajectory.steps if s.call is not None])
     came: list[tuple[Call, bool]] = []
     for call in reference:
-        if signature(call) in made:  # goes on behind it
+        if signature(call) in made:  # consumes the iterator up to this call, so the order counts
             came.append((call, False))
         else:
             return came if trajectory.outcome.success else [*came, (call, True)]
@@ -129,9 +135,12 @@ def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Ca
 def tool_weights(
     tools: Mapping[str, tuple[float, float]], sharpness: float = 1.0, chasing: bool = False
 ) -> dict[str, float]:
-    """Weight of each tool from its [attempts, misses]: p (1 - p), or 1 - p, to the power `sharpness`. p is its rate of
-    success, drawn towards that of all tools by PRIOR attempts, so that what was seldom tried is not taken for weak."""
-    # fsum: the order of `tools` is another one after a restart.
+    """Weight of each tool from its (attempts, misses): p (1 - p) to the power `sharpness`; `chasing`: 1 - p.
+
+    p is the tool's success rate, shrunk towards the rate of all tools by PRIOR attempts. Otherwise a tool
+    that was seldom tried would look weak.
+    """
+    # fsum is independent of order: after a resume `tools` is sorted.
     attempts, misses = (math.fsum(counts[i] for counts in tools.values()) for i in (0, 1))
     mean = (1 - misses / attempts) if attempts else 0.5
     rates = {tool: (n - missed + PRIOR * mean) / (n + PRIOR) for tool, (n, missed) in tools.items()}
@@ -139,7 +148,10 @@ def tool_weights(
 
 
 def draw(weights: Mapping[str, float], count: int, breadth: int, rng: np.random.Generator) -> list[str]:
-    """`count` tools by weight, in rounds of `breadth` different ones (of as many as weigh something, if fewer do)."""
+    """Draws `count` tools by weight, in rounds of `breadth` different tools.
+
+    A round has fewer tools if fewer weigh more than 0. Returns [] if none does.
+    """
     names = [tool for tool in sorted(weights) if weights[tool] > 0]
     if not names:
         return []

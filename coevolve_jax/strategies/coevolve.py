@@ -1,9 +1,11 @@
 """CoEvolve (arXiv 2604.15840): the training set grows where the policy's own rollouts show that it is weak.
 
-Signals of each step (synthesis/signals.py) are kept with the rollouts that carry them. Every F steps the most
-telling ones are reflected on, explored again in the environment, abstracted into tasks and validated.
+    every step      extract weakness signals from the rollouts (synthesis/signals.py); keep them as evidence
+    every F steps   select evidence -> reflect -> explore again in the environment -> abstract -> validate
 
-The settings below are the paper's method as they stand; each other value is an ablation or an option of ours.
+`CoEvolve` below holds both halves: `observe` and `evolve`. Training itself is plain GRPO.
+
+DEFAULTS is the paper's method. Every other value is an ablation or an option of ours.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ from coevolve_jax.types import Evidence, Group, Signal, Task, TrainingSample, Tr
 
 READS = SHARED
 DEFAULTS = {
-    "signals": "forgetting,boundary,rare",  # kinds that evolution uses; all are counted
-    "shuffled": False,  # placebo: the same signals, but on tasks that are drawn at random
-    "unsolved": False,  # drop signals of a task whose rollouts have all succeeded since
-    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+    "signals": "forgetting,boundary,rare",  # kinds that evolution uses; all three are counted
+    "shuffled": False,  # placebo: the same signals, moved to tasks drawn at random
+    "unsolved": False,  # drop signals of a task if all rollouts of its latest visit succeeded
+    "probe": 0,  # admit only tasks that this many rollouts solve sometimes, not always; 0: every valid task
 }
 
 
 class CoEvolve:
-    """See strategies/base.py. Its state: the group filter, the history that signals need, and the evidence since
-    the last evolution."""
+    """The paper's Strategy (strategies/base.py documents the methods).
+
+    Its state: the group filter, the signals' history, and the evidence gathered since the last evolution.
+    """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None):
         self._config = config
@@ -66,9 +70,9 @@ class CoEvolve:
         used = [s for s in found if s.kind in self._kinds]
         if self._config.strategy.shuffled:
             used = signals.shuffle(used, groups, rng_for(self._config.seed, "placebo", step))
-        if still_evolves(self._config, step):  # nobody reflects on what comes later
+        if still_evolves(self._config, step):  # later evidence would never be reflected on
             self._evidence += join_evidence(used, groups)
-        # What evolution is given goes to signals.jsonl: for the placebo that is what it was shown, not what was there.
+        # Count the signals found, but log those used: for the placebo signals.jsonl holds the shuffled ones.
         return StepReport(signals.count_by_kind(found), [s.to_json() for s in used])
 
     def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
@@ -97,7 +101,7 @@ make = CoEvolve
 
 
 def join_evidence(found: Sequence[Signal], groups: Sequence[Group]) -> list[Evidence]:
-    """Joins the signals of one step with the groups of rollouts that show them, without their tokens."""
+    """Joins one step's signals with the groups that show them. The groups' token arrays are dropped."""
     shown = {s.task_id for s in found}
     owner: dict[tuple[str, int], Group] = {}
     for group in groups:
@@ -108,7 +112,10 @@ def join_evidence(found: Sequence[Signal], groups: Sequence[Group]) -> list[Evid
 
 
 def select_signals(found: Sequence[Evidence], count: int, rng: np.random.Generator) -> list[Evidence]:
-    """At most `count`, the kinds in turn, each (kind, task) once and by a failed rollout where there is one."""
+    """Selects at most `count` pieces of evidence, taking the kinds in turn.
+
+    Each (kind, task) comes once, by a failed rollout if there is one. `rng` orders the tasks within a kind.
+    """
     order = sorted(rng.permutation(len(found)).tolist(), key=lambda i: found[i].trajectory.outcome.success)
     queues: dict[str, dict[str, Evidence]] = {}
     for i in order:
@@ -119,7 +126,7 @@ def select_signals(found: Sequence[Evidence], count: int, rng: np.random.Generat
 
 
 def evidence_to_json(evidence: Sequence[Evidence]) -> dict:
-    """Each task and each group once, without tokens."""
+    """JSON values in which each task and each group is stored once, without tokens."""
     groups = list({id(e.group): e.group for e in evidence}.values())
     index = {id(group): i for i, group in enumerate(groups)}
     return {

@@ -1,7 +1,8 @@
 """The upper bound: evolution explores the tools that are known to be weak.
 
-Where a testbed plants weaknesses it knows them (config.testbed.weak_tools). What this arm gains over random exploration
-is what there is to gain by knowing where the policy is weak; without such a gain no method can show one.
+A testbed plants weaknesses, so it knows them (config.testbed.weak_tools). The gain of this arm over random
+exploration bounds the gain from knowing where the policy is weak. If this arm gains nothing, no signal can
+show a gain.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 DEFAULTS = {
-    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+    "probe": 0,  # admit only tasks that this many rollouts solve sometimes, not always; 0: every valid task
 }
 
 
 def make(config: ConfigDict, state: Mapping | None = None) -> Static:
     if not config.get("testbed", {}).get("weak_tools"):
         raise ValueError(
-            "config.strategy.name is 'oracle', but config.testbed.weak_tools names no tools: it needs a testbed "
-            "whose weak tools are known, such as configs/bfcl_headroom.py."
+            "config.strategy.name is 'oracle', but config.testbed.weak_tools names no tools: "
+            "it needs a testbed whose weak tools are known, such as configs/bfcl_headroom.py."
         )
     return Static(config, state, evolve)
 
@@ -36,7 +37,7 @@ def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
     if not evolves(c, step):
         return None
     rng = rng_for(c.seed, "evolve", step)
-    # Every weak tool as often as any other, in an order of chance.
+    # One shuffled list of the weak tools after the other: each tool comes equally often.
     orders = [rng.permutation(c.testbed.weak_tools).tolist() for _ in range(c.evolution.tasks)]
     tools = [tool for order in orders for tool in order][: c.evolution.tasks]
     return synthesize_for_tools(

@@ -1,4 +1,4 @@
-"""The control at equal numbers: as many new tasks as CoEvolve makes, by free exploration, without signals."""
+"""The control at equal numbers: as many new tasks as CoEvolve asks for, explored freely, without signals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coevolve_jax.synthesis.pipeline import SynthesisStats
 
 READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
 DEFAULTS = {
-    "scenarios": "train",  # where it explores: all of the training split, or "known": those of tasks in D_t
-    "probe": 0,  # admit only tasks that so many rollouts of the policy solve sometimes; 0 admits all that are valid
+    "scenarios": "train",  # "train": explores all of the training split; "known": scenarios of tasks in D_t
+    "probe": 0,  # admit only tasks that this many rollouts solve sometimes, not always; 0: every valid task
 }
 
 

@@ -1,6 +1,6 @@
-"""GRPO on D_0 alone: the control without new tasks. Signals are counted, so that runs can be compared.
+"""Plain GRPO on D_0: the control without new tasks. It still counts signals, so that runs can be compared.
 
-The controls random.py and oracle.py are the same with a way for D_t to grow.
+The arms random.py and oracle.py are the same class with an `evolve` function, by which D_t grows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from coevolve_jax.types import Group, TrainingSample
 
 READS = SIGNALS
 
-Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # of a config, after a step
+Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # (config, step, lab) -> stats
 
 
 class Static:
-    """See strategies/base.py. evolve: how D_t grows; None: not at all."""
+    """GRPO with a group filter (strategies/base.py documents the methods).
+
+    evolve: grows D_t; None: D_t stays D_0.
+    """
 
     def __init__(self, config: ConfigDict, state: Mapping | None = None, evolve: Evolve | None = None):
         self._config, self._evolve = config, evolve

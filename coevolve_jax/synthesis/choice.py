@@ -1,4 +1,4 @@
-"""Chooses task sets of a known make-up from more candidates than are needed: for evaluation, and for testbeds."""
+"""Chooses task sets of a given composition from more candidates, for evaluation and for testbeds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from coevolve_jax.types import Task
 
 
 def tools_of(task: Task) -> frozenset[str]:
-    """Names of the tools that the reference calls."""
+    """Names of the tools in the task's reference calls."""
     return frozenset(call.name for call in task.calls)
 
 
 def balanced(candidates: Sequence[Task], count: int, rng: np.random.Generator) -> list[Task]:
-    """`count` tasks in which the tools come as equally often as the candidates allow, in their order.
+    """Chooses `count` tasks in which all tools come as equally often as the candidates allow.
 
-    A tool counts once in a task. The next task is a random one of those with the tool that has come least.
+    A tool counts once per task. Greedy: the next task is a random one that calls the tool chosen least so
+    far. The result keeps the candidates' order, and has fewer tasks if the candidates run out.
     """
     left = {tool: [t for t in candidates if tool in tools_of(t)] for tool in _tools(candidates)}
     for tasks in left.values():
@@ -47,10 +48,12 @@ def scarce(
     high: int,
     rng: np.random.Generator,
 ) -> list[Task]:
-    """`count` tasks of which at least `low` and at most `high` call each of `tools`, in their order.
+    """Chooses `count` tasks so that at least `low` and at most `high` of them call each of `tools`.
+
+    The result keeps the candidates' order.
 
     Raises:
-      ValueError: the candidates have no such choice that a random search finds.
+      ValueError: 20 random greedy searches find no such choice.
     """
     tools = frozenset(tools)
     for _ in range(20):
@@ -77,8 +80,8 @@ def scarce(
         f"{tool} in {held[tool]}" for tool in sorted(tools, key=lambda tool: (held[tool], tool))
     )
     raise ValueError(
-        f"Of {len(candidates)} candidates ({counts}) no {count} tasks could be chosen in which each of these tools comes "
-        f"{low} to {high} times: raise config.testbed.candidates, or ask for less."
+        f"Of {len(candidates)} candidates ({counts}) no {count} tasks could be chosen in which "
+        f"each of these tools comes {low} to {high} times: raise config.testbed.candidates, or ask for less."
     )
 
 

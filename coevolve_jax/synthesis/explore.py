@@ -1,7 +1,7 @@
-"""Re-exploration: an explorer acts in the real environment under contexts, R rounds of S steps.
+"""Re-exploration: an explorer acts in the real environment under contexts, for R rounds of S steps.
 
-Every round starts from a fresh world of the context's scenario, so that any
-sequence of calls within a round replays from the scenario's initial state.
+Every round starts in a fresh environment of the context's scenario. So any sequence of calls within a round
+can be replayed from the scenario's initial state.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from coevolve_jax.envs.base import EnvPool
 from coevolve_jax.explorers.base import Episode, Exploration, Explorer
 from coevolve_jax.types import Context, Task, Triplet
 
-Tools = Callable[[Task], list[dict]]  # the function schemas that the environment offers in a task
+Tools = Callable[[Task], list[dict]]  # task -> function schemas of the tools that the environment offers
 
 
 def spawn(rng: np.random.Generator, count: int) -> list[np.random.Generator]:
-    """Independent generators, a function of the state of `rng` alone (unlike Generator.spawn)."""
+    """Makes independent generators that depend on the state of `rng` alone, unlike Generator.spawn."""
     return [np.random.default_rng(int(seed)) for seed in rng.integers(2**63, size=count)]
 
 
@@ -27,7 +27,7 @@ def offered_names(tools: Sequence[dict]) -> frozenset[str]:
 
 
 def unguided(scenario: Task, id: str) -> Context:
-    """The context of exploration without a signal: D_0 and the random strategy."""
+    """The context of exploration without a signal, for D_0 and the random strategy."""
     return Context(
         id=id,
         signal=None,
@@ -50,11 +50,11 @@ def explore(
     steps: int,
     rng: np.random.Generator,
 ) -> list[Exploration]:
-    """Explores all contexts in lockstep: one `act` and one batch of the pool per step, whatever their number.
+    """Explores all contexts in lockstep: one `act` and one batch of the environment pool per step.
 
-    Returns at most rounds * steps triplets for each context. A call that costs its world, whoever is to blame, ends its
-    round and leaves no triplet. A call to a tool that is not offered is not executed and ends the
-    round likewise.
+    Returns at most rounds * steps triplets for each context. A call that destroys its environment, whoever is
+    to blame, ends its round and leaves no triplet. A call to a tool that is not offered ends the round
+    unexecuted.
     """
     rngs = spawn(rng, len(contexts))
     offered = [tools(c.task) for c in contexts]

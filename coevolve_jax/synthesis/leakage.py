@@ -1,4 +1,4 @@
-"""Leak control: how close is a synthetic task to the tasks that we evaluate on?"""
+"""Leak control: measures how close a synthetic task is to the evaluation tasks, and refuses near copies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from coevolve_jax.synthesis.similarity import (
 from coevolve_jax.types import Task
 
 REASON = "near_evaluation"
-EQUAL = 1 - 1e-6  # the cosine of equal tasks, with what float32 may round off
+EQUAL = 1 - 1e-6  # the least cosine of equal tasks, with room for float32 rounding
 
 
 class Near(NamedTuple):
-    """The evaluation task that a measure finds most similar, by its id (None: there is none), and its cosine."""
+    """The id of the evaluation task most similar by a measure (None: there is none), and its cosine."""
 
     measure: str
     similarity: float
@@ -35,12 +35,16 @@ class Near(NamedTuple):
 
 
 class LeakGuard:
-    """Compares tasks with every evaluation task, by measures that each have a name and a threshold.
+    """Compares a task with every evaluation task, by several measures.
 
-    "features" compares those of the environment family; values and the sequence of calls weigh most. "arguments"
-    compares the calls with their arguments and nothing else, "ngrams" the characters of the queries, "embedding" what a
-    model makes of them. "calls" has no threshold: a task with the calls of an evaluation task in their order is a copy,
-    whatever its words and scenario.
+        features   features of the environment family; values and the sequence of calls weigh most
+        arguments  calls with their arguments
+        ngrams     character n-grams of the queries
+        embedding  an embedding model's vectors of the queries
+        calls      equal calls in equal order
+
+    Each measure but "calls" is a cosine with a threshold. A task that matches by "calls" is a copy, whatever
+    its words and scenario.
     """
 
     def __init__(
@@ -54,11 +58,19 @@ class LeakGuard:
         embedding_threshold: float = 0.0,
         call_threshold: float = 0.0,
     ):
-        """corpus: further tasks (such as D_0) that show which features are common. features: counts of what is
-        compared (the environment family's). query_threshold: that of n-grams, call_threshold: of arguments;
-        0: they are not compared. embed: the embedding model; None: there is none.
+        """Prepares the comparison.
 
-        Raises ValueError if a threshold is not within (0, 1].
+        Args:
+          threshold: of the measure "features".
+          corpus: further tasks (such as D_0) that show which features are common.
+          features: task -> counts of its features (the environment family's).
+          query_threshold: of "ngrams"; 0 turns the measure off.
+          embed: the embedding model; None turns "embedding" off.
+          embedding_threshold: of "embedding".
+          call_threshold: of "arguments"; 0 turns the measure off.
+
+        Raises:
+          ValueError: a threshold in use is not within (0, 1].
         """
         self.threshold, self._thresholds = threshold, {"features": threshold}
         if call_threshold:
@@ -84,10 +96,10 @@ class LeakGuard:
             self._cosines["embedding"] = EmbeddingCosines(evaluation_tasks, embed)
 
     def nearest(self, task: Task) -> Near:
-        """Returns the evaluation task by which `task` stands or falls.
+        """Returns the evaluation task that decides whether `task` is refused.
 
-        That is the one with the same calls in the same order (measure "calls"), where there is one. Else it is the
-        nearest one by the measure that comes closest to its threshold, as similarity / threshold; the first of equals.
+        A task with the same calls in the same order decides, if there is one (measure "calls"). Otherwise the
+        measure with the largest similarity / threshold decides, by its nearest task. Ties go to the first.
         """
         same = self._sequences.get(_sequence(task)) if task.calls else None
         if same is not None:
@@ -96,11 +108,11 @@ class LeakGuard:
         return max(by_measure, key=lambda near: near.similarity / self._least(near.measure))
 
     def refuses(self, near: Near) -> bool:
-        """Returns whether a task with this `nearest` may not be trained on: it reaches the measure's threshold."""
+        """Returns whether a task with this `nearest` is a leak: its similarity reaches the threshold."""
         return near.similarity >= self._least(near.measure)
 
     def check(self, task: Task) -> str | None:
-        """Returns None for a task that may be trained on, else "near_evaluation"."""
+        """Returns None if the task may be trained on, else "near_evaluation"."""
         return REASON if self.refuses(self.nearest(task)) else None
 
     def _least(self, measure: str) -> float:

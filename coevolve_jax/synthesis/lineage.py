@@ -1,4 +1,4 @@
-"""The lineage of a task: written here, at its birth, when D_t takes it, and when a file gives it."""
+"""Makes the lineage of a task: at birth, when D_t takes it, and when a file gives it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from coevolve_jax.types import Lineage
 
 @dataclasses.dataclass(frozen=True)
 class Birth:
-    """Why and when a batch of tasks is made. kind, step: as in Lineage. first_id: the number of its first proposal."""
+    """Why and when a batch of tasks is made.
+
+    kind, step: as in Lineage. first_id: number of the batch's first proposal.
+    """
 
     kind: str
     step: int = 0
@@ -25,7 +28,7 @@ class Birth:
 def at_birth(
     proposal: Proposal, birth: Birth, *, explorer: str, verdict: str, reason: str, calls: int
 ) -> Lineage:
-    """The lineage of a validated task. explorer: the name of the roles. calls: how many of the proposal it keeps."""
+    """The lineage of a validated task. explorer: name of the roles. calls: how many calls the task keeps."""
     context = proposal.context
     return Lineage(
         kind=birth.kind,
@@ -42,8 +45,12 @@ def at_birth(
 
 
 def in_pool(lineage: Lineage, near: Near | None, solved: float | None) -> Lineage:
-    """The lineage of a task that D_t takes. near: what leak control found; None: there is no leak control. solved: the
-    share of rollouts that solved it; None: nobody tried now."""
+    """The lineage of a task that D_t takes.
+
+    Args:
+      near: from leak control; None: there is no leak control.
+      solved: share of rollouts that solved the task; None: it was not probed now.
+    """
     found = {} if solved is None else {"solved": solved}
     if near is not None:
         found |= {
@@ -55,5 +62,5 @@ def in_pool(lineage: Lineage, near: Near | None, solved: float | None) -> Lineag
 
 
 def from_file(lineage: Lineage) -> Lineage:
-    """The lineage of another run's task that is part of D_0: it keeps its origin and is born again."""
+    """The lineage of another run's task in D_0: it keeps its origin, as kind "initial" of step 0."""
     return dataclasses.replace(lineage, kind="initial", step=0)

@@ -1,17 +1,20 @@
 """From contexts to validated tasks in D_t: reflect -> explore -> abstract -> validate -> admit.
 
-A task takes ten forms on its way, each made of the one before:
+A task passes through ten types. Each is made from the one before:
 
-    Context      what reflection says of a weakness, or a bare scenario   explorers: reflect
-    Episode      the context at one step of a round                       explore.py
-    Call         what the explorer does there                             explorers: act
-    Triplet      the call with the environment's answer                   explore.py
-    Exploration  all triplets under the context                           explore.py
-    Goal         some of them to be reached, then the steps it needs      explorers: abstract; shorten.py
-    Proposal     the goal in a user's words                               explorers: abstract
-    Verdict      what fresh environments, judge and strategy say of it    validate.py
-    Task         the proposal with its lineage                            validate.py, lineage.py
-    Record       its history in D_t                                       task_pool.py
+    Context      the reflection on a weakness, or a bare scenario          explorers: reflect
+    Episode      the context at one step of a round                        explore.py
+    Call         the explorer's action there                               explorers: act
+    Triplet      the call with the environment's answer                    explore.py
+    Exploration  all triplets under the context                            explore.py
+    Goal         triplets to reproduce; then also the steps they need      explorers: abstract; shorten.py
+    Proposal     the goal in a user's words                                explorers: abstract
+    Verdict      the result of execution, validator, leak guard, strategy  validate.py
+    Task         the proposal with its lineage                             validate.py, lineage.py
+    Record       its history in D_t                                        task_pool.py
+
+`Synthesizer` runs this for a D_t; `run_pipeline` runs explore -> abstract -> validate for one batch of
+contexts.
 """
 
 from __future__ import annotations
@@ -40,21 +43,24 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict, admitted, validate
 from coevolve_jax.types import Context, Evidence, Task
 
-Relocate = Callable[[Context], Context]  # the same context in another place
+Relocate = Callable[[Context], Context]  # moves a context to another scenario
 
-MAX_PASSES = 3  # over the same contexts, for as long as too few tasks are valid
-MAX_PLACES = 5  # where a context that can be relocated is explored, until it gives a task
-MAX_FRUITLESS = 20  # rounds of unguided exploration in a row that give no new task
+MAX_PASSES = 3  # over the same contexts, while tasks are missing
+MAX_PLACES = 5  # scenarios to try per context before giving up, if it can be relocated
+MAX_FRUITLESS = 20  # consecutive rounds of unguided exploration without a new task, before giving up
 SOMETIMES = ("solve_steps", "judge_agreement")  # fields of SynthesisStats that only some explorers have
 
 
 @dataclasses.dataclass(frozen=True)
 class SynthesisRequest:
-    """What new tasks are wanted.
+    """A request for new tasks.
 
-    wanted: how many, at most. kind, step: of their lineage; with a number they make the ids.
-    admit: has the last word on each batch of validated tasks.
-    relocate: gives a context another place; then each context gives one task before any gives a second.
+    Attributes:
+      wanted: how many, at most.
+      kind, step: for their lineage; with a number they make the ids.
+      admit: may refuse tasks of each validated batch.
+      relocate: moves a context to another scenario. With it, each context gives one task before any gives a
+        second.
     """
 
     wanted: int
@@ -67,10 +73,18 @@ class SynthesisRequest:
 
 @dataclasses.dataclass
 class SynthesisStats:
-    """What became of the proposals. refused: by reason, leaks and duplicates as well as what did not validate.
+    """Statistics of the proposals.
 
-    environment_steps: of exploration; solve_steps: of solving. judge_agreement: counts of Verdict.agreement. explored:
-    a row of explorations.jsonl for each context (rows.py); it is logged, not kept with the counts.
+    Attributes:
+      contexts: contexts explored.
+      environment_steps: calls made by exploration.
+      proposed, accepted, retained, discarded: proposals, by their verdict.
+      added: tasks that D_t took.
+      solve_steps: calls made by solving (synthesis/solve.py).
+      refused: counts by reason: failed validation, leaks, duplicates, over_quota, pool_full, the strategy's.
+      judge_agreement: counts of Verdict.agreement.
+      explored: a row of explorations.jsonl per context (synthesis/rows.py). It is logged, not saved with the
+        counts.
     """
 
     contexts: int = 0
@@ -91,7 +105,7 @@ class SynthesisStats:
         return {row["context"]["id"] for row in self.explored if any(p["task"] for p in row["proposals"])}
 
     def count(self, verdict: Verdict, refusal: str | None) -> None:
-        """Books a proposal. refusal: why D_t does not take it; None: it does."""
+        """Counts a proposal. refusal: why D_t does not take it; None: it does."""
         self.proposed += 1
         self.accepted += verdict.verdict == "accept"
         self.retained += verdict.verdict == "retain"
@@ -104,7 +118,7 @@ class SynthesisStats:
             setattr(self, name, getattr(self, name) + value)
 
     def costs(self, kind: str) -> dict[str, int]:
-        """The counts as the ledger of a run has them. kind: of the tasks."""
+        """The counts under their names in the ledger of a run. kind: of the tasks."""
         solving = {"environment_steps/solve": self.solve_steps} if self.solve_steps else {}
         return {
             f"environment_steps/{kind}": self.environment_steps,
@@ -114,7 +128,7 @@ class SynthesisStats:
         }
 
     def to_json(self) -> dict:
-        """What no explorer of the run does is left out where it is empty (SOMETIMES)."""
+        """JSON values with the pass rate. Leaves out empty fields of SOMETIMES."""
         passed = (self.accepted + self.retained) / self.proposed if self.proposed else None
         counts = {k: n for k, n in vars(self).items() if k != "explored" and (n or k not in SOMETIMES)}
         return {**counts, "refused": dict(sorted(self.refused.items())), "pass_rate": passed}
@@ -130,9 +144,13 @@ class SynthesisStats:
 class Synthesizer:
     """Makes validated tasks and puts them into D_t.
 
-    roles: the explorer. tools: what the environment offers in a task; nothing else is executed. env_pool: the real
-    environment. config: the run's; its sections evolution and data are read, and explorer.solve. guard: refuses near copies of
-    evaluation tasks (None only while the evaluation tasks themselves are made). fits: whether a rollout can hold a task.
+    Attributes:
+      roles: the explorer's roles.
+      tools: task -> tools that the environment offers in it; calls to others are not executed.
+      env_pool: the real environment.
+      config: the run's config; the sections evolution, data and explorer are read.
+      guard: refuses near copies of evaluation tasks. None only while these are made themselves.
+      fits: whether a rollout can hold a task.
     """
 
     roles: Roles
@@ -143,16 +161,17 @@ class Synthesizer:
     fits: Fits = any_length
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
-        """One context for each piece of evidence, in order."""
+        """Returns one context for each piece of evidence, in order."""
         return self.roles.reflector.reflect(evidence)
 
     def synthesize(
         self, tasks: TaskPool, contexts: Sequence[Context], request: SynthesisRequest
     ) -> SynthesisStats:
-        """Adds tasks that are made under these contexts, in up to MAX_PASSES passes over all of them.
+        """Adds tasks made under these contexts, in up to MAX_PASSES passes over all of them.
 
-        With request.relocate each context is explored in MAX_PLACES places until it gives a task, before any gives a
-        second ("over_quota"). Tasks that a full pool cannot take are not made; they count as refused, "pool_full".
+        With request.relocate each context is first explored in up to MAX_PLACES scenarios until it gives a
+        task. A second task of a context counts as refused, "over_quota", meanwhile. Tasks beyond the pool's
+        capacity are not made; they count as refused, "pool_full".
         """
         total, request = self._within_capacity(tasks, request)
 
@@ -170,7 +189,7 @@ class Synthesizer:
             for _ in range(MAX_PLACES):
                 gave = pass_over(unproductive, max_per_context=1).productive
                 unproductive = [request.relocate(c) for c in unproductive if c.id not in gave]
-        # The same contexts again: exploration draws on from request.rng and finds other steps.
+        # Repeat the same contexts: request.rng has moved on, so exploration finds other steps.
         for _ in range(MAX_PASSES):
             pass_over(contexts)
         return total
@@ -184,18 +203,23 @@ class Synthesizer:
         all_or_none: bool = False,
         on_added: Callable[[int], object] = lambda n: None,
     ) -> SynthesisStats:
-        """Adds tasks from unguided exploration of random scenarios until all are there (this is how D_0 comes to be).
+        """Adds tasks from unguided exploration of random scenarios, as for D_0, until there are enough.
 
-        Tasks that a full pool cannot take are not made, as in `synthesize`. Where MAX_FRUITLESS rounds in a row give no
-        new task it ends with those that it has.
+        Ends early after MAX_FRUITLESS consecutive rounds without a new task. Tasks beyond the pool's capacity
+        are not made, as in `synthesize`.
+
+        Args:
+          all_or_none: raise if fewer than request.wanted are found.
+          on_added: called after each round with the number of tasks that it added.
 
         Raises:
-          ValueError: with all_or_none, fewer than wanted were found; after the first round where nobody answered it.
+          ValueError: with all_or_none, too few were found, or the explorer's model answers nothing. The
+            latter is raised after the first round.
         """
         (total, request), fruitless = self._within_capacity(tasks, request), 0
         while total.added < request.wanted and fruitless < MAX_FRUITLESS:
             missing, before = request.wanted - total.added, Counter(self.roles.costs)
-            # At least 4, as not every scenario gives a task; at most 32, as the last round explores some in vain.
+            # At least 4, since not every scenario gives a task; at most 32, to limit waste in the last round.
             count = min(32, max(4, missing))
             chosen = [scenarios[i] for i in request.rng.choice(len(scenarios), count)]
             name = f"{request.kind}-{request.step}-context"
@@ -212,7 +236,7 @@ class Synthesizer:
         return total
 
     def _check_answered(self, before: Counter) -> None:
-        """Raises ValueError where the explorer asks others and nobody answered since its costs were these."""
+        """Raises ValueError if the explorer asks a model and got no answer since its costs were `before`."""
         unanswered = self.roles.unanswered
         if unanswered and (why := unanswered(Counter(self.roles.costs) - before)):
             raise ValueError(why)
@@ -221,15 +245,19 @@ class Synthesizer:
         costs = self.roles.costs or {}
         faults = {key: n for key, n in costs.items() if "faults/" in key or "refused/" in key}
         return (
-            f"Unguided exploration found {total.added} of {wanted} new tasks ({dict(total.refused) | faults}): let "
-            "config.environment offer more, widen data.min_calls..max_calls, mend the explorer, or ask for fewer tasks."
+            f"Unguided exploration found {total.added} of {wanted} new tasks "
+            f"({dict(total.refused) | faults}): "
+            "let config.environment offer more, widen data.min_calls..max_calls, mend the explorer, "
+            "or ask for fewer tasks."
         )
 
     def add(self, tasks: TaskPool, task: Task, solved: float | None = None) -> tuple[str | None, Near | None]:
-        """Adds a validated task, with its similarity to the evaluation tasks. Returns why not where it is refused, and
-        for a leak the evaluation task that it is near.
+        """Adds a validated task, with its similarity to the evaluation tasks in the lineage.
 
-        solved: the share of rollouts that solved it; None: nobody tried.
+        solved: share of rollouts that solved it; None: it was not probed.
+
+        Returns:
+          (refusal or None, for a leak the evaluation task that it is near).
         """
         near = self.guard.nearest(task) if self.guard is not None else None
         if self.guard is not None and near is not None and self.guard.refuses(near):
@@ -241,7 +269,7 @@ class Synthesizer:
     def _within_capacity(
         tasks: TaskPool, request: SynthesisRequest
     ) -> tuple[SynthesisStats, SynthesisRequest]:
-        """The request for as many tasks as can be added, and the stats that say how many can not."""
+        """Limits the request to the pool's capacity. The stats count the rest as refused, "pool_full"."""
         fitting = int(min(request.wanted, tasks.remaining_capacity))
         refused = +Counter(pool_full=request.wanted - fitting)
         return SynthesisStats(refused=refused), dataclasses.replace(request, wanted=fitting)
@@ -254,7 +282,7 @@ class Synthesizer:
         first_id: int = 0,
         max_per_context: float = math.inf,
     ) -> SynthesisStats:
-        """Works through the contexts once. first_id: the number of the first proposal."""
+        """Works through the contexts once. first_id: number of the first proposal."""
         made = run_pipeline(
             self.roles, self.tools, self.env_pool, contexts, Settings.of_run(self.config, self.fits),
             Birth(request.kind, request.step, first_id), request.rng,
@@ -272,8 +300,10 @@ class Synthesizer:
         return stats
 
     def _solve(self, tasks: Sequence[Task], stats: SynthesisStats, rng: np.random.Generator) -> list[Verdict]:
-        """Refuses, as "not_solved", what the explorer does not do from the words alone in config.explorer.solve attempts;
-        as "environment" where that could not be found out."""
+        """Refuses tasks that the explorer does not solve from their words in config.explorer.solve attempts.
+
+        The refusal is "not_solved", or "environment" if the infrastructure failed.
+        """
         done = solve(
             self.roles.explorer, self.tools, self.env_pool, tasks,
             attempts=self.config.explorer.solve, steps=2 * self.config.data.max_calls, rng=rng,
@@ -290,14 +320,15 @@ class Synthesizer:
         max_per_context: float,
         stats: SynthesisStats,
     ) -> None:
-        """Adds what is valid, no leak and no duplicate, until `wanted` are there, and books it in `stats`.
+        """Adds valid tasks that are no leak and no duplicate, up to `wanted`. Counts them in `stats`.
 
-        The proposals' order covers all contexts before it comes back to any, wherever `wanted` ends it.
+        `judged` covers all contexts before it returns to any, so wherever `wanted` ends it, contexts share
+        fairly.
         """
         rows = {row["context"]["id"]: row["proposals"] for row in stats.explored}
         given: Counter[str] = Counter()
         for proposal, verdict in judged:
-            if stats.added >= wanted:  # what is left is neither looked at nor counted
+            if stats.added >= wanted:  # the remaining proposals are neither examined nor counted
                 break
             context, refusal, leak = proposal.context.id, verdict.refusal, None
             if verdict.task is not None and given[context] >= max_per_context:
@@ -310,7 +341,7 @@ class Synthesizer:
 
 
 class Synthesis(NamedTuple):
-    """What a batch of contexts led to; verdicts[i] is on proposals[i]."""
+    """The results of a batch of contexts; verdicts[i] is on proposals[i]."""
 
     explorations: list[Exploration]
     proposals: list[Proposal]
@@ -330,9 +361,9 @@ def run_pipeline(
     birth: Birth,
     rng: np.random.Generator,
 ) -> Synthesis:
-    """explore -> abstract -> validate for a batch of contexts, without a D_t.
+    """Runs explore -> abstract -> validate for a batch of contexts, without a D_t.
 
-    Proposals are in such an order that the first of every context comes before the second of any.
+    Proposals are ordered in rounds: the first of every context comes before the second of any.
     """
     explorations = explore(
         roles.explorer, tools, env_pool, contexts, rounds=settings.rounds, steps=settings.steps, rng=rng

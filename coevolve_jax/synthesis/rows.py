@@ -1,4 +1,4 @@
-"""The rows of explorations.jsonl: what was done under a context, and what was made of it."""
+"""The rows of explorations.jsonl: one context, the steps explored under it, and its proposals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OBSERVED = 400  # characters of an answer that explorations.jsonl keeps
 
 
 def exploration_row(exploration: Exploration, step: int) -> dict:
-    """The reflection and what was done under it. "proposals" is empty: `proposal_row` makes its entries."""
+    """The context and its exploration steps. "proposals" starts empty; `proposal_row` makes its entries."""
     context = exploration.context
     return {
         "step": step,
@@ -40,8 +40,12 @@ def exploration_row(exploration: Exploration, step: int) -> dict:
 
 
 def proposal_row(proposal: Proposal, verdict: Verdict, refusal: str | None, leak: Near | None) -> dict:
-    """What became of a proposal. refusal: why D_t does not take it; None: it does. leak: the evaluation task that it is
-    too near to."""
+    """A proposal and its fate.
+
+    Args:
+      refusal: why D_t does not take it; None: it does.
+      leak: the evaluation task that it is too near to, if any.
+    """
     valid = verdict.task is not None
     return {
         "task": verdict.task.id if verdict.task is not None and refusal is None else None,

@@ -1,4 +1,4 @@
-"""The sizes of the pipeline that makes tasks."""
+"""Settings of the pipeline that makes tasks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.
 
 
 def any_length(task: Task, answers: Sequence[Sequence[Observation]]) -> bool:
-    """Every task fits: no rollouts are meant."""
+    """Accepts every task, for synthesis without rollouts."""
     return True
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a batch of contexts becomes tasks.
+    """Settings for turning a batch of contexts into tasks.
 
-    limits: of abstraction. rounds, steps: of exploration.
-    executions: how often each proposal is executed; 0 takes what is offered and fits, for the ablation without
-    validation.
-    calibration: how many failed proposals, at most, the validator sees as well.
-    fits: whether a rollout can hold a task's calls and answers.
+    Attributes:
+      limits: bounds on the proposals of an abstraction.
+      rounds, steps: of exploration, per context and per round.
+      executions: how often validation executes each proposal. 0 is the ablation without validation: it takes
+        every proposal whose tools are offered and that fits.
+      calibration: how many failed proposals, at most, the validator judges too.
+      fits: whether a rollout can hold a task's calls and answers.
     """
 
     limits: Limits = Limits(proposals=3)
@@ -38,7 +40,7 @@ class Settings:
 
     @classmethod
     def of_run(cls, config: ConfigDict, fits: Fits) -> Settings:
-        """The settings in the sections evolution, data and explorer."""
+        """Reads the settings from the config's sections evolution, data and explorer."""
         e, d = config.evolution, config.data
         return cls(
             limits=Limits(e.proposals, d.min_calls, d.max_calls, d.max_turns),

@@ -1,6 +1,7 @@
-"""Shortening by re-execution: which steps of an exploration does a goal need?
+"""Shortening by re-execution: finds the exploration steps that a goal needs.
 
-Steps go, in the real environment, until none can go without changing the outcome.
+It removes steps, re-executing the rest in the real environment, until every further removal changes the
+outcome.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from coevolve_jax.envs.base import EnvPool, Execution
 from coevolve_jax.explorers.base import Goal
 
-EMPTY = frozenset(("", "null", "None", "{}", "[]", "Execution successful."))  # answers that tell nothing
+EMPTY = frozenset(("", "null", "None", "{}", "[]", "Execution successful."))  # answers without information
 MAX_ANSWER = 400  # characters of an answer that a user may ask for
 
 
 def shorten(env_pool: EnvPool, goals: Sequence[Goal]) -> list[Goal | None]:
     """Finds the steps that each goal needs, by re-execution from the scenario's initial state.
 
-    First goes whatever the wanted steps do not depend on. What is left defines
-    the outcome: the final state and the answers asked for. Then single steps
-    and pairs (`cd x`, `cd ..`) go for as long as the outcome stays and every other
-    step still answers as recorded. None: a goal that does not reproduce, or that is not made of successful
-    steps of one round.
+    1. Remove the steps that the wanted steps do not depend on.
+    2. The rest defines the outcome: the final state and the answers asked for.
+    3. Remove single steps and pairs (`cd x`, `cd ..`) while the outcome stays the same and every other step
+       still answers as recorded.
+
+    Returns None for a goal that does not reproduce, or whose wanted steps are not successful steps of one
+    round.
     """
     whole = {n: found for n, goal in enumerate(goals) if (found := _with_round(goal)) is not None}
     needed, left, ends = _drop_unneeded(env_pool, whole), dict[int, Goal](), dict[int, str]()
@@ -47,7 +50,10 @@ def shorten(env_pool: EnvPool, goals: Sequence[Goal]) -> list[Goal | None]:
 
 
 def _with_round(goal: Goal) -> Goal | None:
-    """The goal with its round up to the last wanted step, without errors; None where the wanted steps are not all in it."""
+    """The goal with the steps of its round up to the last wanted one, without errors.
+
+    None if these do not include all wanted steps.
+    """
     steps, wanted = {t.index: t for t in goal.exploration.triplets}, frozenset(goal.wanted)
     if not wanted or not wanted <= steps.keys():
         return None
@@ -72,8 +78,8 @@ def _without(goal: Goal, positions: Iterable[int]) -> Goal:
 def _drop_unneeded(env_pool: EnvPool, goals: Mapping[int, Goal]) -> dict[int, Goal]:
     """Keeps the wanted steps and what they depend on.
 
-    The wanted steps alone are tried first. Where that fails, the others are
-    taken out one by one from the end, so that a step goes after its dependents.
+    Tries the wanted steps alone first. If that fails, removes the others one by one, starting at the end: the
+    steps that depend on a step come after it.
     """
     bold = [
         _without(g, (i for i, t in enumerate(g.steps) if t.index not in g.wanted)) for g in goals.values()
@@ -93,7 +99,7 @@ def _drop_unneeded(env_pool: EnvPool, goals: Mapping[int, Goal]) -> dict[int, Go
 
 
 def _deletions(length: int) -> list[tuple[int, ...]]:
-    """Positions to try to take out of a sequence: each one, then each pair (the later entries win)."""
+    """Positions to try to remove from a sequence: each one, then each pair. The last that works is kept."""
     return [*itertools.combinations(range(length), 1), *itertools.combinations(range(length), 2)]
 
 
@@ -106,12 +112,12 @@ def _execute(env_pool: EnvPool, goals: Collection[Goal]) -> list[Execution]:
 
 
 def _reproduces(goal: Goal, run: Execution) -> bool:
-    """Every step answers as exploration recorded it."""
+    """Whether every step answers as exploration recorded it."""
     return run.valid and all(o == t.observation for o, t in zip(run.observations, goal.steps, strict=True))
 
 
 def _answers(goal: Goal, run: Execution) -> tuple[int, ...]:
-    """Positions of wanted steps that change no state and tell something a user would ask for."""
+    """Positions of wanted steps that change no state and whose answers a user could ask for."""
     still = [before == after for before, after in itertools.pairwise(run.fingerprints)]
     return tuple(
         i
@@ -124,6 +130,6 @@ def _answers(goal: Goal, run: Execution) -> tuple[int, ...]:
 
 
 def _informs(trial: Goal, goal: Goal) -> bool:
-    """The answers asked for are still among those of the trial."""
+    """Whether the trial still gives all answers that the goal asks for."""
     given = {t.observation.text for t in trial.steps}
     return all(goal.steps[i].observation.text in given for i in goal.asked)

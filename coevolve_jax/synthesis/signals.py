@@ -1,7 +1,11 @@
-"""Weakness signals: forgetting, boundary and rare, as plain statistics over rollouts (CoEvolve, section 3).
+"""The three weakness signals of CoEvolve (section 3), as plain statistics over rollouts.
 
-An invalid rollout (our own infrastructure failed) takes no part: it adds to
-no score and no count, and it carries no signal.
+    forgetting   the task was a success in recent steps and is a failure now
+    boundary     the rollouts of the task disagree: some succeed, some fail
+    rare         the rollout took an action that the policy hardly ever takes
+
+`extract` computes them; `shuffle` makes the placebo. An invalid rollout (our own infrastructure failed) adds
+to no score and no count, and carries no signal.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from coevolve_jax.types import SIGNAL_KINDS, SUCCESS, Group, Signal
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """What the signals remember of all steps so far; goes into the checkpoint.
+    """Statistics over all steps so far; part of the checkpoint.
 
-    scores: by task id, its last W scores, oldest first (bounded by the window). The records of the task pool keep the first
-    and the last score alone, and `observe` is not given the pool.
-    action_counts: by action pattern, how often it was taken in valid rollouts.
+    The task pool's records cannot serve: they keep only the first and last score, and `observe` gets no pool.
+
+    Attributes:
+      scores: task id -> its last W scores, oldest first.
+      action_counts: action pattern -> how often valid rollouts took it.
     """
 
     scores: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
@@ -29,11 +35,11 @@ class History:
 
     @property
     def n_actions(self) -> int:
-        """N_actions: all actions of all valid rollouts so far."""
+        """N_actions: the number of actions in all valid rollouts so far."""
         return sum(self.action_counts.values())
 
     def to_json(self) -> dict:
-        """Sorted by name, so that equal histories give equal text; floats survive bit for bit."""
+        """JSON values sorted by name: equal histories give equal text. Floats survive bit for bit."""
         return {
             "scores": {task: list(self.scores[task]) for task in sorted(self.scores)},
             "action_counts": {p: self.action_counts[p] for p in sorted(self.action_counts)},
@@ -45,35 +51,36 @@ class History:
 
 
 def task_scores(groups: Iterable[Group]) -> dict[str, float]:
-    """Score of each task by its id (Group.score); a task without a valid rollout has none."""
+    """Maps task id to Group.score. Tasks without a valid rollout are left out."""
     return {group.task.id: score for group in groups if (score := group.score) is not None}
 
 
 def extract(
     history: History, groups: Sequence[Group], step: int, *, window: int, theta: float
 ) -> tuple[list[Signal], History]:
-    """Signals of one GRPO step, and the history that includes it. `history` itself is not changed.
+    """Extracts the signals of one GRPO step and updates the history.
 
-    forgetting: some of the task's last `window` scores before this step is a
-    success and its score now is not; carried by its failed rollouts.
-    boundary: the task's rollouts hold both outcomes; carried by all of them,
-    since the contrast between them is what is to be explored.
-    rare: the rollout took an action p with c_p / N_actions < theta / 100.
-    This step's actions are counted first, so c_p > 0 always holds. The signal
-    names the rarest such pattern, the alphabetically first of equals.
+    forgetting: one of the task's last `window` scores before this step is a success, and its score now is
+        not. Its failed rollouts carry the signal.
+    boundary: the task's rollouts include both outcomes. All of them carry the signal, since exploration needs
+        the contrast between them.
+    rare: the rollout took an action pattern p with c_p / N_actions < theta / 100, where c_p counts p. This
+        step's actions are counted first, so c_p > 0. The signal names the rarest pattern; ties go to the
+        alphabetically first.
 
     Args:
-      groups: the rollouts of the step, one group a task.
+      history: statistics of the steps before; left unchanged.
+      groups: the rollouts of the step, one group per task.
       step: the GRPO step that the signals are labelled with.
       window: W, in scores of the same task (steps that did not visit it do not count).
       theta: rare threshold in percent of all actions.
 
     Returns:
-      (signals, new history). Signals are in the order of the rollouts, at
-      most one per kind and trajectory, kinds in the order of SIGNAL_KINDS.
+      (signals, history with this step). Signals are in the order of the rollouts, at most one per kind and
+      trajectory, kinds in the order of SIGNAL_KINDS.
 
     Raises:
-      ValueError: a threshold, a reward, or two rollouts of one name.
+      ValueError: a threshold or a reward is out of range, or two rollouts of a task have one index.
     """
     _check(groups, window, theta)
     valid = [t for group in groups for t in group.valid]
@@ -107,11 +114,11 @@ def extract(
 
 
 def shuffle(found: Sequence[Signal], groups: Sequence[Group], rng: np.random.Generator) -> list[Signal]:
-    """The placebo: as many signals of each kind on as many tasks, but on tasks that are drawn at random.
+    """The placebo: moves the signals to tasks drawn at random, with equal counts of kinds and of tasks.
 
-    The tasks of the step change places, all at once; a signal goes with its task's place, to the valid rollout of
-    the same number there, or else to a random one. A rare pattern becomes one that the rollout did take; a rollout
-    without actions carries no rare signal.
+    One permutation exchanges the tasks of the step. Each signal moves to the valid rollout of the same index
+    in the new group, or else to a random one. A rare signal names a random pattern of its new rollout; it is
+    dropped if that rollout has no actions.
     """
     present = [group for group in groups if group.valid]
     place = {group.task.id: i for i, group in enumerate(present)}
@@ -130,23 +137,24 @@ def shuffle(found: Sequence[Signal], groups: Sequence[Group], rng: np.random.Gen
 
 
 def kinds(text: str) -> tuple[str, ...]:
-    """Kinds of signals from "forgetting,rare". Raises ValueError for one that is not there, or none."""
+    """Parses kinds of signals, such as "forgetting,rare". Raises ValueError for none or an unknown one."""
     named = tuple(filter(None, text.split(",")))
     if not named or not set(named) <= set(SIGNAL_KINDS):
         raise ValueError(
-            f"config.strategy.signals is {text!r}: name one or more of {', '.join(SIGNAL_KINDS)}, separated by commas."
+            f"config.strategy.signals is {text!r}: name one or more of {', '.join(SIGNAL_KINDS)}, "
+            "separated by commas."
         )
     return named
 
 
 def count_by_kind(signals: Iterable[Signal]) -> dict[str, int]:
-    """Number of signals of every kind, zero included, in the order of SIGNAL_KINDS."""
+    """Counts the signals of every kind, zeros included, in the order of SIGNAL_KINDS."""
     found = Counter(s.kind for s in signals)
     return {kind: found[kind] for kind in SIGNAL_KINDS}
 
 
 def annotated(signals: Iterable[Signal]) -> int:
-    """Number of distinct trajectories that carry at least one signal (the kinds are OR-ed)."""
+    """Counts the distinct trajectories that carry at least one signal."""
     return len({(s.step, s.task_id, s.rollout_index) for s in signals})
 
 

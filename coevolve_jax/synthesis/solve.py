@@ -1,4 +1,4 @@
-"""Does a task say what it wants? The explorer does it from the user's words alone, in a fresh environment."""
+"""Tests whether a task's words suffice: the explorer solves it from them alone, in a fresh environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coevolve_jax.types import Call, Context, Outcome, Task, Triplet, Turn
 
 
 class Attempt(NamedTuple):
-    """steps: calls that were made."""
+    """The result of solving a task. steps: number of calls made."""
 
     outcome: Outcome
     steps: int
@@ -31,11 +31,14 @@ def solve(
     steps: int,
     rng: np.random.Generator,
 ) -> list[Attempt]:
-    """Up to `attempts` at each task, until one succeeds: the outcome of the last, and the steps of all.
+    """Attempts each task up to `attempts` times, until it succeeds.
 
-    All in lockstep, turn by turn, with at most `steps` calls in a turn. The explorer sees the user's messages so far and
-    what tools answered, and no reference: an episode whose context has the signal "solve" asks for the next call of the
-    last message, None when it is done.
+    The tasks run in lockstep, turn by turn, with at most `steps` calls per turn. The explorer sees the user's
+    messages so far and the tools' answers, but no reference calls. An episode whose context has the signal
+    "solve" asks it for the next call towards the last message; None means done.
+
+    Returns:
+      for each task the outcome of its last attempt and the calls of all its attempts.
     """
     left, last = list(range(len(tasks))), [Attempt(Outcome(0.0, False), 0)] * len(tasks)
     for _ in range(attempts):
@@ -82,7 +85,7 @@ def _attempt(
 
 
 def _asked(task: Task, turn: int) -> Context:
-    """The task up to this message, without its reference."""
+    """The context of an attempt: the task up to this message, without reference calls."""
     words = tuple(Turn(t.query) for t in task.turns[: turn + 1])
     return Context(
         id=f"{task.id}/solve",

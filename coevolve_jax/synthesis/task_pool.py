@@ -1,4 +1,4 @@
-"""D_t, the training set: it grows by validated tasks, never shrinks, and says which tasks come next."""
+"""D_t, the training set: it grows by validated tasks, never shrinks, and draws the batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from coevolve_jax.types import Task, mixed
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """Training history of a task. born: GRPO step. trained: steps that scored it. Scores are mean rewards.
+    """Training history of a task.
 
-    settled: the latest visits in a row in which all rollouts failed, or all succeeded, alike. The score tells: a mean of
-    rewards from 0 to 1 is 0 or 1 only where all of them are.
+    Attributes:
+      born: GRPO step of birth.
+      trained: number of steps that scored the task.
+      first_score, last_score: mean rewards; None before the first visit.
+      settled: number of latest consecutive visits with the same score, 0 or 1. Rewards lie in [0, 1], so
+        their mean is 0 or 1 only if all rollouts got that reward: all failed, or all succeeded.
     """
 
     born: int
@@ -37,7 +41,7 @@ class Record:
         return Record(self.born, self.trained + 1, first, score, settled)
 
 
-# A record as a row of numbers: whether evolution made the task, and the fields of Record, a score of None being NaN.
+# A record as a row: whether evolution made the task, then the fields of Record. A score of None is NaN.
 ROW = np.dtype(
     [
         ("evolved", bool),
@@ -54,22 +58,23 @@ ROW = np.dtype(
 class TaskPool:
     """The tasks in order of birth, and their records.
 
-    max_size: bound on growth, None for none. It is configuration and thus not
-    part of the saved state; lowering it below the present size only stops growth.
-    key: tasks of equal keys are the same task (the environment family's task_key).
+    Args:
+      max_size: bound on growth; None for no bound. It is configuration, so the saved state leaves it out. A
+        bound below the current size only stops growth.
+      key: tasks of equal keys are the same task (the environment family's task_key).
     """
 
     def __init__(self, max_size: int | None = None, key: Callable[[Task], str] = task_key):
         if max_size is not None and max_size < 1:
             raise ValueError(f"max_size of the task pool is {max_size}; use 1 or more, or None for no bound.")
         self.max_size, self._key = max_size, key
-        # Forks share these three, which only grow, so that a fork copies no task.
-        # A pool owns the first _size tasks; what lies behind belongs to a fork.
+        # Copy-on-write: forks share these three append-only containers. Only the first _size tasks belong to
+        # this pool; those beyond belong to a fork.
         self._tasks: list[Task] = []
-        self._places: dict[str, int] = {}  # in _tasks, by id
-        self._keys: dict[str, int] = {}  # and by key
+        self._places: dict[str, int] = {}  # task id -> position in _tasks
+        self._keys: dict[str, int] = {}  # task key -> position in _tasks
         self._size = 0
-        self._rows = np.zeros(0, ROW)  # of each task, with spare ones behind them
+        self._rows = np.zeros(0, ROW)  # one per task, then unused rows for growth
 
     def __len__(self) -> int:
         return self._size
@@ -82,27 +87,29 @@ class TaskPool:
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """Training history by task id, as it is whenever one looks."""
+        """Training history by task id: a live view."""
         return _Records(self)
 
     @property
     def rows(self) -> np.ndarray:
-        """The same as a table, [N] of ROW in order of birth; not to be changed."""
+        """The records as an array [N] of ROW in order of birth; do not modify it."""
         return self._rows[: len(self)]
 
     @property
     def remaining_capacity(self) -> float:
-        """How many more tasks `add` takes; infinite without a bound."""
+        """How many more tasks `add` takes; infinity without a bound."""
         return float("inf") if self.max_size is None else max(self.max_size - len(self), 0)
 
     def add(self, tasks: Sequence[Task]) -> list[str | None]:
-        """Appends tasks; returns one verdict per task: None if added, else why not.
+        """Appends tasks. Returns one verdict per task: None if added, else why not.
 
-        "duplicate": a task of the same key is there already: by default one with the same scenario and
-        the same reference calls per turn, whatever its wording. "pool_full": max_size is reached.
+            duplicate   the pool has a task of the same key: by default, one with the same scenario and
+                        reference calls per turn, whatever its wording
+            pool_full   max_size is reached
 
         Raises:
-          ValueError: a task without turns (it cannot be scored), or an id that another task has. Nothing is added then.
+          ValueError: a task without turns, which cannot be scored, or an id that another task has. Nothing is
+            added.
         """
         self._check_ids(tasks)
         verdicts: list[str | None] = []
@@ -126,14 +133,17 @@ class TaskPool:
         weights: Callable[[np.ndarray], np.ndarray] | None = None,
         apart_from: Collection[str] = (),
     ) -> list[Task]:
-        """A batch: n different tasks, drawn independently of all earlier batches.
+        """Draws a batch of n different tasks, independently of all earlier batches.
 
-        A pool of fewer than n tasks gives every one floor(n / size) times and draws the rest by chance. Fewer than n
-        come only where apart_from leaves no more.
+        A pool of fewer than n tasks gives every task floor(n / size) times and draws the rest at random.
 
-        min_evolved_share: at least this fraction of the batch is tasks that evolution made, as far as there are so many.
-        weights: of all tasks, [N] from their `rows`; the chance to be drawn next is in proportion to it, and a task of
-        weight 0 comes only where no others are left. None: all are alike. apart_from: ids of tasks that are not drawn.
+        Args:
+          n: size of the batch. With apart_from the batch may be smaller: each task comes at most once.
+          min_evolved_share: least fraction of the batch that evolution made, as far as there are enough such
+            tasks.
+          weights: `rows` [N] -> weights [N]. The chance to be drawn next is in proportion to the weight. A
+            task of weight 0 comes only if no others are left. None: all weights are equal.
+          apart_from: ids of tasks that are not drawn.
 
         Raises:
           ValueError: empty pool, n < 1, or min_evolved_share outside [0, 1].
@@ -148,27 +158,31 @@ class TaskPool:
         free = np.ones(len(self), bool)
         free[[self._place(i) for i in apart_from if self._has(i)]] = False
         places = np.flatnonzero(free)
-        # With apart_from the batch replaces groups of this step, so that no task may come twice.
+        # With apart_from the batch replaces groups of the same step, so no task may come twice.
         rounds, rest = (0, min(n, len(places))) if apart_from else divmod(n, len(places))
-        # The smallest of exponential times come first (Efraimidis and Spirakis, 2006): a draw without replacement.
+        # Weighted draw without replacement (Efraimidis and Spirakis, 2006): the smallest exponential times
+        # win.
         noise = rng.exponential(size=len(places))
         with np.errstate(divide="ignore"):
             times = noise / weights(self.rows)[places] if weights else noise
-        drawn = np.isfinite(
-            times
-        )  # a weight of 0 gives an infinite time; nothing is reserved for such a task
+        # A weight of 0 gives an infinite time. No place is reserved for such a task.
+        drawn = np.isfinite(times)
         evolved = np.flatnonzero(self.rows["evolved"][places] & drawn)
-        least = math.ceil(round(min_evolved_share * rest, 9))  # 0.1 * 30 is a little above 3
+        least = math.ceil(round(min_evolved_share * rest, 9))  # rounded, as 0.1 * 30 is a little above 3
         reserved = evolved[_first(least, times[evolved], noise[evolved])]
         others = _first(rest, times, noise)
         others = others[~np.isin(others, reserved)][: rest - len(reserved)]
-        # The batch comes in an order of chance: otherwise evolved tasks would always stand first.
+        # Shuffle the batch: otherwise evolved tasks would always come first.
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
     def fork(self, records: Mapping[str, Mapping] | None = None) -> TaskPool:
-        """A copy, to draw from while this one grows: only the records are copied. Of the two, the second to add tasks
-        copies the tasks then. records: by task id, as `to_json` has them, where they are to be others."""
+        """Returns a copy to draw from while this pool grows.
+
+        Only the records are copied now. The second of the two pools to add tasks copies the task list then.
+
+        records: replaces records, by task id, in the form of `to_json`.
+        """
         fork = copy.copy(self)
         fork._rows = self.rows.copy()
         for task_id, record in (records or {}).items():
@@ -176,13 +190,13 @@ class TaskPool:
         return fork
 
     def record(self, scores: Mapping[str, float]) -> None:
-        """Notes the mean rewards of one step (signals.task_scores) by task id. KeyError: unknown task."""
+        """Records a step's mean rewards by task id (signals.task_scores). Raises KeyError for unknown ids."""
         records = self.records
         for task_id, score in scores.items():
             self._set(self._place(task_id), records[task_id].scored(score))
 
     def to_json(self) -> dict:
-        """The whole state as JSON values; `from_json` continues exactly here."""
+        """The whole state as JSON values, from which `from_json` continues exactly here."""
         return {
             "tasks": [t.to_json() for t in self],
             "records": {i: dict(vars(r)) for i, r in self.records.items()},
@@ -198,10 +212,9 @@ class TaskPool:
         return pool
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes D_t as JSON lines (a task with its lineage, and its "record"), replacing the file."""
-        temporary = (
-            f"{os.fspath(path)}.tmp"  # renamed at the end: who reads meanwhile gets the whole old file
-        )
+        """Writes D_t as JSON lines, a task with its lineage and its "record" per line. Replaces the file."""
+        # Renamed at the end: until then a reader gets the whole old file.
+        temporary = f"{os.fspath(path)}.tmp"
         with open(temporary, "w", encoding="utf-8") as f:
             f.writelines(self._line(t) for t in self)
             f.flush()
@@ -212,11 +225,11 @@ class TaskPool:
     def read(
         cls, path: str | os.PathLike, max_size: int | None = None, key: Callable[[Task], str] = task_key
     ) -> TaskPool:
-        """What `write` wrote, records included: it draws, grows and is written as the pool that it was.
+        """Reads a file of `write`, records included. The pool behaves exactly as the one that was written.
 
         Raises:
-          OSError: no such file.
-          ValueError: a line that is no task with its record, or whose id an earlier one has.
+          OSError: the file cannot be read.
+          ValueError: a line is no task with its record, or repeats an id.
         """
         pool = cls(max_size, key)
         with open(path, encoding="utf-8") as f:
@@ -249,16 +262,14 @@ class TaskPool:
 
     def _append(self, task: Task, key: str, record: Record) -> None:
         size = self._size
-        if size < len(
-            self._tasks
-        ):  # a fork has added tasks of its own: from here on this pool has its own lists
+        # A fork has added tasks to the shared containers: from here on this pool has its own.
+        if size < len(self._tasks):
             self._tasks = self._tasks[:size]
             self._places = {i: place for i, place in self._places.items() if place < size}
             self._keys = {k: place for k, place in self._keys.items() if place < size}
         if size == len(self._rows):
-            self._rows = np.resize(
-                self._rows, 2 * size + 16
-            )  # doubles, so that an append costs no copy of all
+            # Double the capacity, so that appends take amortised constant time.
+            self._rows = np.resize(self._rows, 2 * size + 16)
         self._tasks.append(task)
         self._places[task.id] = self._keys[key] = size
         self._set(size, record)
@@ -273,8 +284,8 @@ class TaskPool:
         for task in tasks:
             if not task.turns:
                 raise ValueError(
-                    f"Task {task.id} is a bare scenario (no user turns, no reference calls), so it cannot be scored; "
-                    "give it turns before adding it to the pool."
+                    f"Task {task.id} is a bare scenario (no user turns, no reference calls), "
+                    "so it cannot be scored; give it turns before adding it to the pool."
                 )
             known = self._has(task.id)
             if task.id in new or (known and self._key(task) != self._key(self[task.id])):
@@ -284,7 +295,7 @@ class TaskPool:
 
 
 class _Records(Mapping[str, Record]):
-    """TaskPool.records: reads the rows of a pool."""
+    """TaskPool.records: a view of the pool's rows."""
 
     def __init__(self, pool: TaskPool):
         self._pool = pool
@@ -302,10 +313,12 @@ class _Records(Mapping[str, Record]):
 
 
 def _first(count: int, times: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Where the `count` smallest times stand, the smallest first; of equal ones the smaller noise goes first, then the
-    earlier place. Equal to np.lexsort((noise, times))[:count], without sorting what is beyond. times, noise: [N]."""
+    """Positions of the `count` smallest of times [N], in order. Ties go by noise [N], then by position.
+
+    Equal to np.lexsort((noise, times))[:count], but sorts only the candidates.
+    """
     near = np.arange(len(times))
     if count < len(times):
         bound = np.partition(times, count)[count]
-        near = np.flatnonzero(~(times > bound))  # those that tie with it, and NaN, too
+        near = np.flatnonzero(~(times > bound))  # includes ties with the bound, and NaN
     return near[np.lexsort((noise[near], times[near]))[:count]]

@@ -20,23 +20,28 @@ FAILED = ("step_failed", "result_differs", "state_differs")  # refused by execut
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a proposal becomes a task, or a validated task is admitted. refusal: why not; None: it is. One of
+    """The decision whether a proposal becomes a task, or whether a validated task is admitted.
 
-    step_failed    a call came back as an error
-    result_differs a call gave another answer than exploration recorded
-    not_offered    a call is to a tool that the environment does not offer: nothing was executed
-    state_differs  the calls ran, but the environment does not score them a success
-    flaky          two executions in fresh environments differ, in an answer or in the score
-    too_short      what passes has fewer calls than a task must have
-    too_long       the reference calls and their answers do not fit the limits of a rollout: nobody could solve it
-    not_solved     the explorer did not do it from the user's words alone (config.explorer.solve; synthesis/solve.py)
-    off_goal       a call that the context asks for is missing
-    environment    the infrastructure failed: nothing is known about the proposal
-    other words    the validator's, or the strategy's
+    Attributes:
+      refusal: why not; None: it is taken. See below.
+      solved: share of probing rollouts that solved the task; None: it was not probed.
+      task: the task made from the proposal. None if it is refused, or if the verdict is on an existing task.
+      agreement: "yes" or "no" of the validator, "_", "yes" or "no" of execution; None: the validator has no
+        opinion.
 
-    solved: the share of the rollouts that tried the task which solved it; None: nobody tried.
-    task: what validation made of the proposal; None where it refused, and where the verdict is on a task at hand.
-    agreement: "JUDGE_CHECK", "yes" or "no" of the validator and of execution; None: the validator has no opinion.
+    Refusals:
+
+        step_failed     a call came back as an error
+        result_differs  a call gave another answer than exploration recorded
+        not_offered     a call is to a tool that the environment does not offer; nothing was executed
+        state_differs   the calls ran, but the environment does not score them a success
+        flaky           two executions in fresh environments differ, in an answer or in the score
+        too_short       the part that passes has fewer calls than a task must have
+        too_long        reference calls and answers exceed a rollout's limits, so no policy could solve it
+        not_solved      the explorer failed to solve it from the user's words alone (synthesis/solve.py)
+        off_goal        a call that the context asks for is missing
+        environment     the infrastructure failed: nothing is known about the proposal
+        other words     the validator's, or the strategy's
     """
 
     refusal: str | None
@@ -46,22 +51,22 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """What is taken: all of it ("accept"), its first turns ("retain") or nothing ("discard")."""
+        """ "accept" (the whole proposal is taken), "retain" (its first turns) or "discard"."""
         if self.refusal is not None:
             return "discard"
         return (self.task and self.task.lineage.verdict) or "accept"
 
     @property
     def reason(self) -> str:
-        """The refusal. Of a task "reproduced", or why the turns after it were cut; "not_validated": nothing was executed."""
+        """The refusal; for a task "reproduced", "not_validated" (not executed) or why turns were cut."""
         return self.refusal or (self.task.lineage.reason if self.task else "")
 
 
-Admit = Callable[[Sequence[Task]], Sequence[Verdict]]  # a last word on validated tasks, one for each
+Admit = Callable[[Sequence[Task]], Sequence[Verdict]]  # validated tasks -> a final verdict for each
 
 
 def admitted(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
-    """The verdicts after `admit` had its word on the valid tasks: it refuses them, or says how often they are solved."""
+    """Updates the verdicts by `admit`, which sees the valid tasks: it may refuse them, or set `solved`."""
     after, valid = list(verdicts), [(n, v.task) for n, v in enumerate(verdicts) if v.task is not None]
     words = admit([task for _, task in valid]) if valid else ()
     for (n, _), word in zip(valid, words, strict=True):
@@ -83,11 +88,16 @@ def validate(
 ) -> list[Verdict]:
     """Executes every proposal in a fresh environment and passes a verdict on it.
 
-    Everything passes: accept. The first turns pass and hold at least limits.min_calls
-    calls: retain, with the task cut to these turns. Otherwise: discard. What the environment and the recorded answers
-    let through is shown to the validator, who has the last word. birth numbers the tasks in the order of proposals.
-    rng: draws the failed proposals that the validator sees as well (settings.calibration); they stay
-    refused, and tell how far it agrees.
+        accept    all turns pass
+        retain    the first turns pass, with at least limits.min_calls calls; the task is cut to them
+        discard   otherwise
+
+    The validator judges the proposals that pass execution, and may still refuse turns.
+
+    Args:
+      birth: numbers the tasks in the order of proposals.
+      rng: draws the failed proposals that the validator also judges (settings.calibration). They stay
+        refused, and measure how far it agrees with execution.
     """
     tasks = [_task(p, birth.task_id(n)) for n, p in enumerate(proposals)]
     verdicts = [Verdict("not_offered")] * len(tasks)
@@ -133,9 +143,9 @@ def validate(
 
 
 def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Outcome]]:
-    """Makes each task's own calls, turn by turn, in a fresh environment, which scores them.
+    """Makes each task's reference calls, turn by turn, in a fresh environment, and scores them.
 
-    The outcome is invalid where the infrastructure failed in any call.
+    The outcome is invalid if the infrastructure failed in any call.
     """
     env_ids = env_pool.reset(tasks)
     answers: list[list[tuple[Observation, ...]]] = [[] for _ in tasks]
@@ -159,7 +169,7 @@ def execute(env_pool: EnvPool, tasks: Sequence[Task]) -> list[tuple[Answers, Out
 
 
 def _task(proposal: Proposal, id: str) -> Task:
-    """What is executed: the proposal's turns in its scenario. The lineage comes with the verdict."""
+    """The task to execute: the proposal's turns in its scenario. The lineage comes with the verdict."""
     scenario = proposal.context.task
     return Task(id, scenario.environment, scenario.scenario, proposal.turns, proposal.description)
 
@@ -172,14 +182,14 @@ def _by_turn(task: Task, answers: Sequence[Observation]) -> Answers:
 def _out_of_bounds(
     task: Task, proposal: Proposal, answers: Sequence[Sequence[Observation]], fits: Fits
 ) -> str | None:
-    """Why the task is refused though it passes: it leaves out what the context asks for, or is too long to be solved."""
+    """Refuses a task that passes execution: it lacks a call that the context asks for, or is too long."""
     if not set(proposal.context.must) <= {call.name for call in task.calls}:
         return "off_goal"
     return None if fits(task, answers) else "too_long"
 
 
 def _failures(task: Task, proposal: Proposal, answers: Answers) -> list[str | None]:
-    """What is wrong with the answers of each turn, whatever the goal is."""
+    """For each turn, what is wrong with its answers, independent of the goal; None if nothing is."""
     recorded = _by_turn(task, proposal.observations)
     return [
         "step_failed" if any(o.error for o in turn)
@@ -196,8 +206,10 @@ def _check(
     opinions: Sequence[str | None],
     min_calls: int,
 ) -> tuple[str, str, int]:
-    """The verdict, its reason, and how many turns pass. opinions: the validator's, for each turn; () where it was not
-    asked."""
+    """Returns (verdict, reason, number of turns that pass).
+
+    opinions: the validator's, one per turn; () if it was not asked.
+    """
     if not all(outcome.valid for _, outcome in runs):
         return "discard", "environment", 0
     if any(run != runs[0] for run in runs):

@@ -1,4 +1,4 @@
-"""Demonstrations as batches of text: retold in other words, joined to conversations, packed into rows."""
+"""Turns demonstrations into batches: retold with other names, joined to conversations, packed into rows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from coevolve_jax.types import TrainingSample, Trajectory
 
 
 class Spelling:
-    """Retells a demonstration with other names and numbers: each value is exchanged wherever it occurs.
+    """Retells a demonstration with other names and numbers. Each value is replaced wherever it occurs.
 
-    Without this the policy learns the names of the train split by heart instead of learning to copy.
+    Otherwise the policy memorises the names of the train split instead of learning to copy.
     """
 
     WORD = re.compile(r"[A-Za-z]{2,}")
     NUMBER = re.compile(r"(?<![A-Za-z_])[0-9]+")  # not the 1 of file_name1
 
     def __init__(self, tokenizer, retell: Callable[[str, Callable[[str], str]], str]):
-        """retell: of the family's lessons."""
+        """retell: from the family's lessons (lessons/__init__.py)."""
         self._tokenizer, self._retell = tokenizer, retell
         ids = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
         self._start, self._end = ids
@@ -38,7 +38,7 @@ class Spelling:
         return self._encode(trajectory, head + text)
 
     def _word(self, word: str, rng: np.random.Generator) -> str:
-        """Another word, made of syllables, with the capitals of this one."""
+        """A random word made of syllables, capitalised like this one."""
         pick = lambda letters: letters[rng.integers(len(letters))]
         syllable = lambda: (
             pick("bcdfghjklmnprstvwz") + pick("aeiouy") + pick(("", "", "n", "r", "st", "l", "ck", "m"))
@@ -47,7 +47,7 @@ class Spelling:
         return other.upper() if word.isupper() else other.title() if word[0].isupper() else other
 
     def _encode(self, trajectory: Trajectory, text: str) -> Trajectory:
-        """The text as a trajectory; the assistant's messages are the policy's."""
+        """The text as a trajectory in which the policy wrote the assistant's messages."""
         ids = np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
         opened = np.flatnonzero((ids[:-1] == self._start) & (ids[1:] == self._assistant)) + 2
         mask = np.zeros(len(ids), bool)
@@ -63,12 +63,13 @@ class Spelling:
 
 
 def conversations(trajectories: Sequence[Trajectory], user: int, length: int) -> list[Trajectory]:
-    """Joins demonstrations that begin with the same list of tools to conversations of at most `length` tokens.
+    """Joins demonstrations with equal tool lists to conversations of at most `length` tokens.
 
-    A list of tools is as long as the task under it; joined, it is read once for several tasks.
+    A tool list is as long as a task. Joined, it is read once for several tasks.
 
     Args:
-      user: id of the token with which the first user turn begins, right after the list; the second of its kind.
+      user: id of the token that opens a turn. Its second occurrence opens the first user turn, right after
+        the list.
     """
     groups: dict[bytes, list[tuple[Trajectory, int]]] = {}
     for t in trajectories:
@@ -78,7 +79,7 @@ def conversations(trajectories: Sequence[Trajectory], user: int, length: int) ->
     for group in groups.values():
         head = group[0][1]
         for row in assign_rows([len(t.ids) - head for t, _ in group], length - head):
-            first, *rest = (group[i][0] for i in sorted(row))  # sorted: as shuffled, not longest first
+            first, *rest = (group[i][0] for i in sorted(row))  # sorted: in shuffled order, not longest first
             join = lambda name: np.concatenate(
                 [getattr(first, name), *(getattr(t, name)[head:] for t in rest)]
             )
@@ -98,9 +99,10 @@ def batches(
     rows: int,
     length: int,
 ) -> Iterator[Batch]:
-    """Batches of `rows` rows of `length` tokens, one conversation a row, epoch after epoch.
+    """Yields batches of `rows` rows of `length` tokens, one conversation per row, epoch after epoch.
 
-    respell: share of the demonstrations that are retold with other names and numbers. user: as of `conversations`.
+    respell: share of the demonstrations that are retold with other names and numbers. user: see
+    `conversations`.
     """
     while True:
         shuffled = [trajectories[i] for i in rng.permutation(len(trajectories))]
@@ -109,6 +111,6 @@ def batches(
         order = rng.permutation(len(joined))
         for start in range(0, len(order) - rows + 1, rows):
             chosen = [joined[i] for i in order[start : start + rows]]
-            # Some are short enough to share a row; the batch keeps its shape.
+            # `pack` may put short ones into one row; the batch keeps its shape.
             samples = [TrainingSample(t, np.ones(len(t.ids), np.float32)) for t in chosen]
             yield pack(samples, pack_length=length, rows_per_microbatch=rows, max_rows=rows)

@@ -1,4 +1,4 @@
-"""Demonstrations: scripts acted out in an environment family's real worlds."""
+"""Demonstrations: scripts acted out in an environment family's real environments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coevolve_jax.types import Task, Trajectory
 
 
 class DemonstrationEngine:
-    """Plays scripts through the agent loop: the n-th conversation says the n-th script. Not a policy."""
+    """Plays scripts through the agent loop, in place of a policy: conversation n says script n."""
 
     batches = True
     constrains = False
@@ -50,7 +50,7 @@ def demonstrate(
     scripts: Sequence[Sequence[str]],
     limits: Limits,
 ) -> list[Trajectory]:
-    """The scripts acted out in the real environment, through the agent loop that RL uses."""
+    """Acts the scripts out in the real environment, through the agent loop that RL uses."""
     chat = Chat(tokenizer)
     engine = DemonstrationEngine(chat, scripts, lambda m: tokenizer.encode(m, add_special_tokens=False))
     agent = Agent(engine, chat, pool, tools, limits, concurrency=256)

@@ -1,4 +1,7 @@
-"""Who is imitated: a demonstrator who knows each task's reference, and has a bad habit with some of the actions (tools, or verbs)."""
+"""The demonstrator that the tiny policies imitate.
+
+It knows each task's reference calls, and has a bad habit with some of the actions (tools, or verbs).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from coevolve_jax.rollout.tool_call_format import render_call
 from coevolve_jax.types import Call, Task
 
 ERRORS = ("wrong_argument", "sibling_tool", "skip", "swap", "give_up")
-ERROR_SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)  # of the actions, where the errors are drawn
+ERROR_SHARES = (0.4, 0.25, 0.15, 0.1, 0.1)  # probability of each error in `drawn_habits`
 
 
 @dataclasses.dataclass(frozen=True)
 class Habit:
-    """What goes wrong with an action (one of ERRORS), and with which probability per call."""
+    """A bad habit with an action. error: one of ERRORS. rate: its probability per call."""
 
     error: str
     rate: float
@@ -31,8 +34,7 @@ class Habit:
 
 
 def named_habits(texts: Sequence[str], known: Collection[str]) -> dict[str, Habit]:
-    """The habits that "action:error:rate" name. Raises ValueError where one is not of this form, or its action is not
-    known."""
+    """Parses habits, each "action:error:rate". Raises ValueError for another form or an unknown action."""
     habits = {}
     for text in texts:
         name, error, rate = [*text.split(":"), "", ""][:3]
@@ -49,7 +51,7 @@ def named_habits(texts: Sequence[str], known: Collection[str]) -> dict[str, Habi
 
 
 def drawn_habits(share: float, names: Collection[str], rng: np.random.Generator) -> dict[str, Habit]:
-    """A habit for every action: this share of them errs in 40 to 80% of the calls, the others in up to 8%."""
+    """Draws a habit for every action. The share errs in 40 to 80% of the calls, the others in up to 8%."""
     names = sorted(names)
     weak = set(rng.permutation(names)[: round(share * len(names))])
     rates = [float(rng.uniform(0.4, 0.8) if n in weak else rng.uniform(0, 0.08)) for n in names]
@@ -63,14 +65,14 @@ def to_json(habits: Mapping[str, Habit]) -> str:
 
 
 class Demonstrator:
-    """Knows the reference of a task and plays it, with its habits, as assistant messages."""
+    """Plays a task's reference calls as assistant messages, with its bad habits."""
 
     def __init__(self, habits: Mapping[str, Habit], lessons: ModuleType):
-        """habits: by action; one without always goes well. lessons: the family's (lessons/)."""
+        """habits: by action; an action without one never fails. lessons: the family's module of lessons/."""
         self._habits, self._lessons = dict(habits), lessons
 
     def messages(self, task: Task, rng: np.random.Generator) -> list[str]:
-        """What the assistant says in turn: one message per call, and one that ends each user turn."""
+        """Returns the assistant's messages in order: one per call, and one that ends each user turn."""
         said = []
         for turn in task.turns:
             said += [render_call(c) for c in self._play(turn.calls, task, rng)] + ["Done."]

@@ -1,20 +1,24 @@
-"""Makes the tiny policies: Qwen3s that are broad and imperfect, as a pre-trained language model is.
+"""Makes the tiny policies: Qwen3 models that are broad and imperfect, like a pre-trained language model.
 
-They imitate a demonstrator who acts in a family's real worlds (train split only): first without errors, which
-teaches to read, copy and call, then for a short while with bad habits. Most tools go well; each of the others has
-one habit of error (a wrong argument, a skipped or swapped call, a sibling tool, giving up early) that is about as
-frequent as the right call, so greedy decoding errs too and RL has something to mend that is more than sampling noise.
-In models/tiny_qwen3 these are a random 45% of the tools, in models/tiny_qwen3_weak and models/tiny_qwen3_seldom ten by name.
-models/tiny_qwen3_textworld goes on from models/tiny_qwen3 with a demonstrator who errs with eight of 13 verbs, and
-models/tiny_qwen3_tau2 with another tokenizer and one who errs with 17 of telecom's 43 tools.
+They imitate a demonstrator that acts in a family's real environments (train split only). It first acts
+without errors, which teaches the policy to read, copy and call. Then, for a short while, it has bad habits
+with some tools.
 
-    experiments/pretraining/tiny_qwen3.sh            # as runs/pretrain/habits
-    experiments/pretraining/tiny_qwen3_weak.sh       # as runs/pretrain/weak
-    experiments/pretraining/tiny_qwen3_seldom.sh     # from models/tiny_qwen3_weak, as runs/pretrain/seldom
-    experiments/pretraining/tiny_qwen3_textworld.sh  # from models/tiny_qwen3, as runs/pretrain/textworld
-    experiments/pretraining/tiny_qwen3_tau2.sh       # from models/tiny_qwen3, as runs/pretrain/tau2
+A habit is one kind of error: a wrong argument, a skipped or swapped call, a sibling tool, or giving up early.
+It is about as frequent as the right call. So greedy decoding errs too, and RL has more to mend than sampling
+noise.
 
-Seeded. The wall time and what came out stand in docs/notes/results.md, of the last two in docs/notes/textworld.md and tau2.md.
+    script under experiments/pretraining/   model of models/       tools with a bad habit
+    tiny_qwen3.sh                           tiny_qwen3             a random 45% of the tools
+    tiny_qwen3_weak.sh                      tiny_qwen3_weak        ten named tools
+    tiny_qwen3_seldom.sh                    tiny_qwen3_seldom      ten named tools; starts from
+                                                                   tiny_qwen3_weak
+    tiny_qwen3_textworld.sh                 tiny_qwen3_textworld   8 of 13 verbs; starts from tiny_qwen3
+    tiny_qwen3_tau2.sh                      tiny_qwen3_tau2        17 of telecom's 43 tools; starts from
+                                                                   tiny_qwen3, with another tokenizer
+
+The scripts write to runs/pretrain/. The seeds are fixed. docs/notes/results.md has wall times and results;
+docs/notes/textworld.md and docs/notes/tau2.md have those of the last two.
 """
 
 from __future__ import annotations
@@ -50,22 +54,22 @@ from coevolve_jax.models.qwen import Qwen, QwenConfig
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
 _ENVIRONMENT = flags.DEFINE_string(
-    "environment", "bfcl", "Family that is demonstrated: a module of lessons/."
+    "environment", "bfcl", "Environment family to demonstrate: a module of lessons/."
 )
-_SEED = flags.DEFINE_integer("seed", 7, "Of the tasks, the demonstrator, the weights and the batches.")
+_SEED = flags.DEFINE_integer("seed", 7, "Seed of tasks, demonstrator, weights and batches.")
 _TASKS = flags.DEFINE_integer("tasks", 12000, "Tasks to demonstrate, each once.")
 _STEPS = flags.DEFINE_integer("steps", 1200, "Optimiser steps.")
 _TOKENS = flags.DEFINE_integer("tokens", 8192, "Tokens per step, prompts and padding included.")
 _START = flags.DEFINE_string(
-    "start", None, "Folder of an earlier output to go on from: its tokenizer and weights."
+    "start", None, "Folder of an earlier output to start from: its tokenizer and weights."
 )
 _NEW_TOKENIZER = flags.DEFINE_bool(
     "new_tokenizer",
     False,
-    "With --start: a tokenizer made of these demonstrations takes the place of its own.",
+    "With --start: replace its tokenizer by one trained on these demonstrations.",
 )
 _RESPELL = flags.DEFINE_float(
-    "respell", 0.85, "Share of the demonstrations that are told with other names and numbers."
+    "respell", 0.85, "Share of the demonstrations that are retold with other names and numbers."
 )
 _WEAK = flags.DEFINE_float(
     "weak", 0.0, "Share of the tools (or verbs) that have a bad habit; 0: no errors at all."
@@ -73,7 +77,7 @@ _WEAK = flags.DEFINE_float(
 _WEAK_TOOLS = flags.DEFINE_spaceseplist(
     "weak_tools",
     [],
-    "The tools (or verbs) that have a bad habit, NAME:ERROR:RATE with spaces between them; the others always go well.",
+    "The tools (or verbs) with a bad habit, as NAME:ERROR:RATE separated by spaces; the others never fail.",
 )
 _RATE = flags.DEFINE_float("learning_rate", 0.02, "Peak; constant after a warm-up, then falling linearly.")
 _DECAY = flags.DEFINE_float(
@@ -110,7 +114,7 @@ MODEL = QwenConfig(
 
 
 def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The parameters of --start, their embedding carried over to this tokenizer if it is another; else random ones."""
+    """The parameters of --start, or random ones. With --new_tokenizer the embedding is carried over to it."""
     if not _START.value:
         init = jax.jit(lambda key: Qwen(MODEL).init(key, jnp.zeros((1, 8), jnp.int32))["params"])
         return init(jax.random.key(_SEED.value))
@@ -123,7 +127,7 @@ def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
 
 
 def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> None:
-    """Next-token imitation of the assistant's tokens, with a twentieth of the weight on the rest.
+    """Trains by next-token imitation of the assistant's tokens. All other tokens have a weight of 1/20.
 
     save: called with the parameters every --save_every steps and at the end.
     """
@@ -137,7 +141,7 @@ def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> 
         ],
         [50, _STEPS.value - falling],
     )
-    # Muon on the matrices, Adam on the embedding and the norms: learns faster here than AdamW on everything.
+    # Muon on the matrices, Adam on the embedding and norms: this learns faster here than AdamW on everything.
     matrices = lambda p: jax.tree.map(
         lambda x: optax.contrib.MuonDimensionNumbers(1, 2) if x.ndim == 3 else None, p
     )
@@ -201,7 +205,8 @@ def main(_) -> None:
         if _START.value and not _NEW_TOKENIZER.value:
             tokenizer = AutoTokenizer.from_pretrained(_START.value)
         else:
-            # A byte tokenizer reads the first demonstrations; the real one is trained on what they look like.
+            # Encode the first demonstrations with a byte tokenizer, and train the real tokenizer on their
+            # text.
             rough = make_tokenizer([])
             long = dataclasses.replace(limits, max_length=16 * row, max_new_tokens=8 * row)
             sample = demonstrate(rough, pool, lessons.tools, tasks[:2000], scripts[:2000], long)
@@ -210,7 +215,8 @@ def main(_) -> None:
     fit = [t for t in demonstrations if t.outcome.valid and t.stop == "done"]
     print(
         f"{len(fit)} of {len(tasks)} demonstrations fit {row} tokens (mean "
-        f"{np.mean([len(t.ids) for t in fit]):.0f}, the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
+        f"{np.mean([len(t.ids) for t in fit]):.0f}, "
+        f"the assistant's {np.mean([t.mask.sum() for t in fit]):.0f}); "
         f"{np.mean([t.outcome.success for t in fit]):.1%} succeed."
     )
     output = Path(_OUTPUT.value)

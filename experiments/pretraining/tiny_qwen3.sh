@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes models/tiny_qwen3, as runs/pretrain/habits, after make setup. docs/results.md says how long it takes.
+# Makes models/tiny_qwen3, as runs/pretrain/habits. Needs `make setup`. docs/notes/results.md has its wall time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export JAX_PLATFORMS=${JAX_PLATFORMS-cpu} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}  # as the Makefile has it

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes models/tiny_qwen3_seldom from models/tiny_qwen3_weak, as runs/pretrain/seldom, after make setup. Unguided exploration
-# meets each of its weak tools seldom.
+# Makes models/tiny_qwen3_seldom from models/tiny_qwen3_weak, as runs/pretrain/seldom. Needs `make setup`.
+# Unguided exploration seldom meets its weak tools.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export JAX_PLATFORMS=${JAX_PLATFORMS-cpu} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}  # as the Makefile has it

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes models/tiny_qwen3_tau2 from models/tiny_qwen3, as runs/pretrain/tau2, after make setup setup-tau2. Its tokenizer is
-# its own, in which the name of a tool is a token. It errs with 17 of telecom's 43 tools.
+# Makes models/tiny_qwen3_tau2 from models/tiny_qwen3, as runs/pretrain/tau2. Needs `make setup setup-tau2`.
+# It has its own tokenizer, in which the name of a tool is one token. It errs with 17 of telecom's 43 tools.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export JAX_PLATFORMS=${JAX_PLATFORMS-cpu} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}  # as the Makefile has it

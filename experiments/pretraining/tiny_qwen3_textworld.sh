@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes models/tiny_qwen3_textworld from models/tiny_qwen3, as runs/pretrain/textworld, after make setup setup-textworld.
-# It errs with most of the verbs that change something.
+# Makes models/tiny_qwen3_textworld from models/tiny_qwen3, as runs/pretrain/textworld.
+# Needs `make setup setup-textworld`. It errs with most of the verbs that change something.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export JAX_PLATFORMS=${JAX_PLATFORMS-cpu} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}  # as the Makefile has it

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes models/tiny_qwen3_weak, as runs/pretrain/weak, after make setup. Unguided exploration meets three of its weak tools
-# often, three now and then, and four rarely.
+# Makes models/tiny_qwen3_weak, as runs/pretrain/weak. Needs `make setup`.
+# Unguided exploration meets three of its weak tools often, three now and then, and four rarely.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export JAX_PLATFORMS=${JAX_PLATFORMS-cpu} GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1}  # as the Makefile has it

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny policies: byte-level BPE with Qwen's control tokens, and a short chat template."""
+"""The tokenizer of the tiny policies: byte-level BPE with Qwen's control tokens and a short chat template."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 1280
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # their ids are their places
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids: their positions here
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
-# Qwen's control tokens and tool-call JSON; tools as one line each: name parameter optional?
+# Qwen's control tokens and tool-call JSON. Each tool is one line: name parameter optional_parameter?
 CHAT_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{% set f = tool.function or tool %}{{ f.name }}\
-{% for p in f.parameters.properties %} {{ p }}{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
+{% for p in f.parameters.properties %} {{ p }}\
+{{ '' if p in (f.parameters.required or []) else '?' }}{% endfor %}
 
 {% endfor %}<|im_end|>
 {% endif %}\
@@ -29,8 +30,8 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-# What counts as one piece of text. The scaffolding of a call is one piece, so
-# that a call is short to write; a value is cut alike in a query and in JSON, so that it can be copied.
+# The pieces that BPE may not merge across. The scaffolding of a call is one piece, so a call is short to
+# write. A value is split alike in a query and in JSON, so it can be copied.
 PIECES = "|".join(
     (
         r'\n\{"name": "',
@@ -69,7 +70,7 @@ PIECES = "|".join(
 
 
 def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with Qwen's control tokens, trained on texts."""
+    """Trains a byte-level BPE tokenizer, with Qwen's control tokens, on these texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -99,8 +100,11 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 def carried_over(
     embedding: np.ndarray, old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast
 ) -> np.ndarray:
-    """An embedding [vocabulary, width] for another tokenizer: a token that both have keeps its row, another has the mean
-    of the rows of the tokens that spelt it (fast vocabulary transfer, Gee et al. 2022)."""
+    """Carries an embedding [vocabulary, width] over to another tokenizer.
+
+    A token that both have keeps its row. A new token gets the mean of the old rows of the tokens that spell
+    it (fast vocabulary transfer, Gee et al. 2022).
+    """
     known, rows = old.get_vocab(), np.array(embedding)
     for token, id in new.get_vocab().items():
         spelt = [known[token]] if token in known else old.encode(new.decode([id]), add_special_tokens=False)

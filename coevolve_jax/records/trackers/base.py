@@ -7,13 +7,16 @@ from typing import Protocol
 
 
 class Tracker(Protocol):
-    """A module defines make(config, workdir) -> Tracker, called before a run begins or goes on.
+    """A tracker module defines make(config, workdir) -> Tracker, called when a run starts or resumes.
 
-    Raises ValueError, in one sentence, where it cannot be had.
+    `make` raises ValueError, in one sentence, if the tracker is not available.
     """
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """values: names such as "seconds/update". The first step after a kill may be one that was logged before it."""
+        """Logs a step's numbers, under names such as "seconds/update".
+
+        After a resume, steps may come that a killed process had already logged.
+        """
 
     def close(self) -> None:
-        """Everything is kept on return."""
+        """Flushes: everything is stored on return."""

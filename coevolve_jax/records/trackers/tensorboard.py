@@ -23,9 +23,9 @@ class TensorBoard:
             self._events.close()
 
     def _begin(self, step: int) -> Any:
-        import tensorboardX  # it imports torch where there is one: seconds that reading a run should not cost
+        import tensorboardX  # here, since it imports torch if installed, which takes seconds
 
-        # purge_step hides what an interrupted run wrote after its checkpoint.
+        # purge_step hides the steps that an interrupted run wrote after its checkpoint.
         purge = step if self._folder.exists() else None
         return tensorboardX.SummaryWriter(str(self._folder), purge_step=purge, flush_secs=10)
 

@@ -1,6 +1,6 @@
-"""Weights & Biases: one run there for each workdir, also when it is interrupted and goes on.
+"""Weights & Biases: one W&B run per workdir, also across interruptions.
 
-Its own variables choose the rest: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, ...
+W&B's own environment variables set the rest: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, ...
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class WeightsAndBiases:
         self._run = run
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """W&B takes each step once: those that a killed run had logged stay as they were, and are the same."""
+        """Logs a step. W&B ignores steps that a killed process had logged; their numbers are the same."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ def make(config: ConfigDict, workdir: Path) -> WeightsAndBiases:
     except wandb.Error as error:
         why = " ".join(str(error).split())
         raise ValueError(
-            f"Weights & Biases cannot be reached ({why}): log in with `wandb login`, set WANDB_MODE=offline, or leave wandb "
-            "out of config.logging.trackers."
+            f"Weights & Biases cannot be reached ({why}): log in with `wandb login`, "
+            "set WANDB_MODE=offline, or leave wandb out of config.logging.trackers."
         ) from None
     return WeightsAndBiases(run)

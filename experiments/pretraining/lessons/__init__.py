@@ -1,10 +1,14 @@
-"""What the demonstrations of an environment family are made of: a module for each, chosen by --environment.
+"""The material for demonstrations: one module per environment family, chosen by --environment.
 
-PYTHON, LIMITS                       the family's interpreter; limits of a demonstration (its max_length is a row)
-make_tasks(pool, count, rng)         tasks in scenarios of the train split, with references that work
-tools(task), action(call)            what is on offer; what a habit belongs to
-actions()                            all of these
-sibling(call)                        the call of another action, taken for this one
-wrong_argument(call, task, rng)      the call about something else
-retell(text, another)                a demonstration in which another(name) stands for each name
+Each module defines:
+
+PYTHON                            the family's interpreter
+LIMITS                            limits of a demonstration; max_length is also the length of a row
+make_tasks(pool, count, rng)      tasks in scenarios of the train split, with reference calls that work
+tools(task)                       the tools that the environment offers
+action(call)                      the action (tool, or verb) that a habit belongs to
+actions()                         all actions
+sibling(call)                     the call of a similar action, mistaken for this one
+wrong_argument(call, task, rng)   the same call with a wrong argument
+retell(text, another)             a demonstration in which another(name) replaces each name
 """

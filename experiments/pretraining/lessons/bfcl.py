@@ -1,4 +1,4 @@
-"""BFCL's lessons: tasks from unguided exploration of the train split; a habit belongs to a tool."""
+"""BFCL's lessons: tasks from unguided exploration of the train split. A habit belongs to a tool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ tools = bfcl.tools
 
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
-    """Validated tasks from unguided exploration; one or two tool classes on offer."""
+    """Validated tasks from unguided exploration, with one or two tool classes on offer."""
     roles = scripted.make(None, envs.load("bfcl"))
     scenarios = {t: [s for s in bfcl.scenarios("train") if t in s.scenario["toolsets"]] for t in TOOLSETS}
     tasks: dict[str, Task] = {}
@@ -60,7 +60,7 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
 
 
 def _offer(among: Sequence[Task], toolset: str, rng: np.random.Generator) -> Task:
-    """One of these scenarios that offers a tool class, alone or with another one of the scenario's."""
+    """A random scenario that offers a tool class, alone or with another class of the scenario."""
     drawn = among[int(rng.integers(len(among)))]
     offered = {toolset, str(rng.choice(drawn.scenario["toolsets"]))} if rng.random() < 0.3 else {toolset}
     kept = [t for t in drawn.scenario["toolsets"] if t in offered]
@@ -87,7 +87,7 @@ def parameters() -> dict[str, dict[str, tuple[str, ...]]]:
 
 @functools.cache
 def _siblings() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Tool -> the tool of its class that shares most parameters with it, and that one's parameters."""
+    """Tool -> (the tool of its class that shares most parameters with it, that tool's parameters)."""
     found = {}
     for tools in parameters().values():
         for name in tools:
@@ -121,7 +121,7 @@ def wrong_argument(call: Call, task: Task, rng: np.random.Generator) -> Call:
 
 
 def retell(text: str, another: Callable[[str], str]) -> str:
-    """Names stand in quotes in a query, and in the environment's longer answers without."""
+    """Replaces names. They are quoted in a query, and unquoted in the environment's longer answers."""
     # Longest first: a value may be part of another.
     for value in sorted(set(QUOTED.findall(text)), key=lambda v: (-len(v), v)):
         other = another(value)

@@ -1,4 +1,4 @@
-"""tau2's lessons: tasks from unguided exploration of telecom's training states; a habit belongs to a tool."""
+"""tau2's lessons: tasks from unguided exploration of telecom's training states. A habit belongs to a tool."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from coevolve_jax.types import Call, Task
 
 PYTHON = ".tau2/bin/python"
 LIMITS = Limits(max_length=512, max_new_tokens=64, max_observation=100)
-DOMAINS = {"domains": ("telecom",)}  # configs/tau2_tiny.py's
-PROPOSALS = 6  # of a context
+DOMAINS = {"domains": ("telecom",)}  # as in configs/tau2_tiny.py
+PROPOSALS = 6  # per context
 ARGUMENT = re.compile(r'": "([^"\\]{2,})"')  # a text in a call, or in an answer
 QUERY = re.compile(r"user\n(.*?)<\|im_end\|>", re.DOTALL)
 
@@ -69,7 +69,7 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
 
 @functools.cache
 def _sibling(name: str) -> str:
-    """The tool whose name has most words in common with this one, then most parameters, then fewest others."""
+    """The tool with most words of its name in common, then most parameters, then fewest other parameters."""
     known = _documented()
     words, takes = set(name.split("_")), set(known[name])
 
@@ -86,7 +86,7 @@ def sibling(call: Call) -> Call:
 
 
 def wrong_argument(call: Call, task: Task, rng: np.random.Generator) -> Call:
-    """Another value that the scenario, or the tool's documentation, has for one of the arguments."""
+    """Replaces one argument by another value from the scenario, or from the tool's documentation."""
     schemas = _documented()[call.name]
     named = lambda key: task.scenario["values"].get(key) or schemas[key].get("enum", [])
     others = [(key, v) for key, value in call.arguments.items() for v in named(key) if v != value]
@@ -97,7 +97,7 @@ def wrong_argument(call: Call, task: Task, rng: np.random.Generator) -> Call:
 
 
 def retell(text: str, another: Callable[[str], str]) -> str:
-    """Names are what calls are given and a query has in quotes."""
+    """Replaces names: the arguments of calls that also stand in quotes in a query."""
     queries = "".join(QUERY.findall(text))
     names = {value for value in ARGUMENT.findall(text) if f"'{value}'" in queries}
     # Longest first: a name may be part of another.

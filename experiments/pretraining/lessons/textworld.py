@@ -1,4 +1,4 @@
-"""TextWorld's lessons: commands as exploration of training games made them; a habit belongs to a verb."""
+"""TextWorld's lessons: commands that exploration made in training games. A habit belongs to a verb."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from coevolve_jax.types import Call, Task
 
 PYTHON = ".textworld/bin/python"
 LIMITS = Limits(max_length=512, max_new_tokens=64, max_observation=100)
-GAMES = {"difficulty": (1, 2), "games": 12}  # configs/textworld_tiny.py's, of the train split
-FOCUSED = 0.5  # share of the explorations that favour one verb, drawn evenly: else rare verbs hardly come
+GAMES = {"difficulty": (1, 2), "games": 12}  # as in configs/textworld_tiny.py, of the train split
+FOCUSED = 0.5  # share of explorations that favour one verb, drawn evenly; otherwise rare verbs hardly come
 
-# The command of another verb, taken for one: an expression that it matches, and what is said instead.
+# Verb -> (pattern of its command, the command of the verb that it is mistaken for).
 SIBLINGS = {
     "look": (r"look", "inventory"),
     "inventory": (r"inventory", "look"),
@@ -52,7 +52,7 @@ def actions() -> frozenset[str]:
 
 
 def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
-    """The first commands of a round of exploration, worded by the scripted abstractor. They replay as they were played."""
+    """Makes tasks of a round's first commands, worded by the scripted abstractor. They replay as played."""
     family = envs.load("textworld", PYTHON)
     games, roles = family.scenarios("train", GAMES), scripted.make(None, family)
     tasks: dict[str, Task] = {}
@@ -77,7 +77,10 @@ def make_tasks(pool, count: int, rng: np.random.Generator) -> list[Task]:
 
 
 def as_played(goals: Sequence[Goal]) -> list[Goal | None]:
-    """Instead of a goal's own steps, which need others, the first of its round: as many, and nothing to execute again."""
+    """Replaces a goal's own steps, which depend on others, by as many first steps of its round.
+
+    So nothing has to be executed again.
+    """
     rounds = [(goal, goal.exploration.triplets[goal.wanted[0]].round) for goal in goals]
     steps = [[t for t in goal.exploration.triplets if t.round == number] for goal, number in rounds]
     return [
@@ -93,7 +96,7 @@ def sibling(call: Call) -> Call:
 
 
 def wrong_argument(call: Call, task: Task, rng: np.random.Generator) -> Call:
-    """Something else that the task is about, or another direction."""
+    """Replaces a thing by another thing of the task, or a direction by another direction."""
     verb, _, rest = call.arguments["command"].partition(" ")
     own = things(rest)
     if verb == "go":
@@ -108,12 +111,12 @@ def wrong_argument(call: Call, task: Task, rng: np.random.Generator) -> Call:
 
 
 def things(rest: str) -> list[str]:
-    """What a command is about, of its words after the verb: ["old key", "wooden box"]."""
+    """The things in a command's words after the verb, such as ["old key", "wooden box"]."""
     return BETWEEN.split(rest) if rest else []
 
 
 def retell(text: str, another: Callable[[str], str]) -> str:
-    """Names are those that commands speak of; they stand in queries and answers as they are."""
+    """Replaces the names in commands. Queries and answers hold them unchanged."""
     found = {thing for verb, rest in COMMAND.findall(text) if verb != "go" for thing in things(rest)}
     # Longest first: a name may be part of another.
     for name in sorted(found, key=lambda n: (-len(n), n)):
