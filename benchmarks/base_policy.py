@@ -57,8 +57,9 @@ def print_success(
             success = "unknown" if result.success is None else f"{result.success:.1%}"
             calls = [step.call is not None for t in trajectories_of(among) for step in t.steps]
             print(
-                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {success}, "
-                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
+                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): "
+                f"success {success}, by calls {by_calls}, "
+                f"groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
                 f"calls that parse {np.mean(calls):.1%}",
                 flush=True,
             )

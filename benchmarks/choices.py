@@ -46,7 +46,8 @@ def main(_) -> None:
     a = random(2048, 2048)
     rate = 2 * 2048**3 / timed(matmul=bind(jnp.matmul, a, a))["matmul"]
     print(
-        f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of 2048 x 2048"
+        f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of "
+        f"2048 x 2048"
     )
 
     # The layers' stream as one matrix, or with its rows apart.

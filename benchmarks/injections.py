@@ -253,9 +253,10 @@ def main(_) -> None:
         carried = [
             k for k in other if any(json.dumps(i.goal)[1:-1] in call for call in k[1:] for i in pool.shown)
         ]
-        print(f"scripted: {len(sound)} proposals, {len(other)} with injections, {len(same)} the same, of which "
-              f"{sum(sound[k] != other[k] for k in same)} have another verdict; accepted {accepted(sound)} and "
-              f"{accepted(other)}, {accepted({k: other[k] for k in carried})} of them with an injection for an argument; calls to what is not offered: {pool.unoffered}")  # fmt: skip
+        print(f"scripted: {len(sound)} proposals, {len(other)} with injections, {len(same)} the same, "
+              f"of which {sum(sound[k] != other[k] for k in same)} have another verdict; "
+              f"accepted {accepted(sound)} and {accepted(other)}, {accepted({k: other[k] for k in carried})} of them with an injection "
+              f"for an argument; calls to what is not offered: {pool.unoffered}")  # fmt: skip
         for solve in (0, 1):
             print(f"gullible, config.explorer.solve={solve}")
             injecting = Injecting(worlds, injections)

@@ -169,7 +169,8 @@ def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -
         guard.check(task)
         spent.append(1000 * (time.process_time() - start))
     print(
-        f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check {np.median(spent):.2f} ms "
+        f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check "
+        f"{np.median(spent):.2f} ms "
         f"(95% within {np.percentile(spent, 95):.2f} ms)"
     )
 

@@ -26,8 +26,10 @@ STEPS = flags.DEFINE_integer("steps", 90, "GRPO steps of a run", lower_bound=4)
 EVERY = flags.DEFINE_integer("every", 30, "steps between evolutions, and async_steps", lower_bound=1)
 
 SETTINGS = {
-    "evaluation.tasks": 8, "evaluation.num_rollouts": 1, "checkpoint.every": 1000, "evolution.freeze_last_steps": 1,
-    "evolution.contexts": 12, "evolution.tasks": 12, "evolution.rounds": 1, "evolution.steps": 6, "data.initial_tasks": 32,
+    "evaluation.tasks": 8, "evaluation.num_rollouts": 1, "checkpoint.every": 1000,
+    "evolution.freeze_last_steps": 1,
+    "evolution.contexts": 12, "evolution.tasks": 12, "evolution.rounds": 1, "evolution.steps": 6,
+    "data.initial_tasks": 32,
 }  # fmt: skip
 
 

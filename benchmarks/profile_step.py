@@ -117,7 +117,8 @@ def main(_) -> None:
     for name, seconds in sorted(timers.own.items(), key=lambda item: -item[1]):
         per_step = seconds / _STEPS.value
         print(
-            f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls"
+            f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} "
+            f"calls"
         )
     print(f"{'  a worker of the environment':<30}{busy:8.3f} s {busy / total:6.1%}")
     rest = total - sum(timers.own.values()) / _STEPS.value

@@ -126,8 +126,10 @@ def main(_) -> None:
         cases.write(case, Path(folder))
         found = pieces(case, Path(folder), data)
     print(
-        f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, {os.cpu_count()} cores, jax "
-        f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}"
+        f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, "
+        f"{os.cpu_count()} cores, jax "
+        f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n"
+        f"{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}"
     )
     for (name, (program, runs)), need in zip(found.items(), needed(case, data), strict=True):
         clock, processor = (runs * seconds for seconds in timed(program))

@@ -92,12 +92,14 @@ def main(argv) -> None:
     size = sum(file.stat().st_size for file in written.folder.iterdir())
     blocks = transfers(config, params, _DTYPE.value)
     print(
-        f"{len(tensors)} tensors in {blocks} transfers, {nbytes / 1e6:.0f} MB of parameters, {size / 1e6:.0f} MB written"
+        f"{len(tensors)} tensors in {blocks} transfers, {nbytes / 1e6:.0f} MB of parameters, "
+        f"{size / 1e6:.0f} MB written"
     )
     for name, rounds in took.items():
         seconds, peaks = zip(*rounds)
         print(
-            f"{name}: {statistics.median(seconds[1:]):.2f} s, {max(peaks) / 1e6:.0f} MB more in memory at most"
+            f"{name}: {statistics.median(seconds[1:]):.2f} s, {max(peaks) / 1e6:.0f} MB more in memory at "
+            f"most"
         )
     for file in sorted(root.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()

@@ -131,12 +131,14 @@ def main(_) -> None:
         )
         print(
             f"{name} ({folder.name}): the first steps {', '.join(first)} s; then {seconds:.2f} s per step "
-            f"(median of {len(timed)}), {busy:.2f} s of processors, {tokens / seconds:.0f} tokens sampled per second"
+            f"(median of {len(timed)}), {busy:.2f} s of processors, {tokens / seconds:.0f} tokens sampled "
+            f"per second"
         )
     for key in ("seconds", "processors"):
         ratios = [there[key] / here[key] for here, there in pairs[_COMPILING.value :]]
         print(
-            f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f})"
         )
     same = "tokens and log-probabilities" if _CASE.value else "tokens"
     print(f"steps of equal {same}: {sum(a['digest'] == b['digest'] for a, b in pairs)} of {len(pairs)}")

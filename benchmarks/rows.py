@@ -42,8 +42,10 @@ def main(_) -> None:
     lengths, devices = ([int(n) for n in flag.value] for flag in (_ROWS, _DEVICES))
     names = [f"{name}, {kernel}" for name in PLATFORMS.values() for kernel in ("forward", "dq", "dkv")]
     print(
-        f"{_GROUPS.value * _SIZE.value} rollouts of {_GROUPS.value} prompts, {' and '.join(_LENGTHS.value)} tokens\n\n"
-        f"| tokens of a row | prompts | half of a row | {' | '.join(names)} |\n|---:|---|---:|{'---:|' * len(names)}"
+        f"{_GROUPS.value * _SIZE.value} rollouts of {_GROUPS.value} prompts, {' and '.join(_LENGTHS.value)} "
+        f"tokens\n\n"
+        f"| tokens of a row | prompts | half of a row | {' | '.join(names)} |\n"
+        f"|---:|---|---:|{'---:|' * len(names)}"
     )
     for share in (False, True):
         for length in lengths:
@@ -53,7 +55,8 @@ def main(_) -> None:
             )
     heads = [f"{n} devices: micro-batches, tokens computed" for n in devices]
     print(
-        f"\n| tokens of a row | prompts | tokens | {' | '.join(heads)} |\n|---:|---|---:|{'---:|' * len(devices)}"
+        f"\n| tokens of a row | prompts | tokens | {' | '.join(heads)} |\n"
+        f"|---:|---|---:|{'---:|' * len(devices)}"
     )
     for share in (False, True):
         for length in lengths:

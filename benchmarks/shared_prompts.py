@@ -117,9 +117,11 @@ def main(_) -> None:
             seconds[share].append((time.perf_counter() - clock, time.process_time() - processor))
     sampled = sum(int(s.trajectory.mask.sum()) for s in found)
     print(
-        f"{len(found)} rollouts of {_GROUPS.value} prompts, {sum(len(s.trajectory.ids) for s in found):,} tokens, {sampled:,} sampled; "
+        f"{len(found)} rollouts of {_GROUPS.value} prompts, {sum(len(s.trajectory.ids) for s in found):,} "
+        f"tokens, {sampled:,} sampled; "
         f"rows of {_ROW.value:,}; {os.cpu_count()} cores, jax {jax.__version__}\n\n"
-        "| prompts | tokens computed | rows | operations | seconds | of processors |\n|---|---:|---:|---:|---:|---:|"
+        "| prompts | tokens computed | rows | operations | seconds | of processors |\n"
+        "|---|---:|---:|---:|---:|---:|"
     )
     for share, batch in batches.items():
         cells = [

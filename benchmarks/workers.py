@@ -55,7 +55,8 @@ def main(argv) -> None:
     tasks = benchmark.load()
     calls = sum(len(task.calls) for task in tasks)
     print(
-        f"{len(tasks)} worlds, {calls} calls, {_WORKERS.value} workers, {_BACKEND.value}; medians of {_REPEATS.value}"
+        f"{len(tasks)} worlds, {calls} calls, {_WORKERS.value} workers, {_BACKEND.value}; medians of "
+        f"{_REPEATS.value}"
     )
     with ProcessPool("bfcl", workers=_WORKERS.value, timeout=60.0, backend=_BACKEND.value) as pool:
         for way in (by_turn, by_call, with_fingerprints):
@@ -68,7 +69,8 @@ def main(argv) -> None:
                 seconds.append(time.perf_counter() - start)
             computed = (processors(pids) - computed) / _REPEATS.value
             print(
-                f"{way.__name__:>18} {calls / statistics.median(seconds):8,.0f} calls/s, {calls / computed:8,.0f} for "
+                f"{way.__name__:>18} {calls / statistics.median(seconds):8,.0f} calls/s, "
+                f"{calls / computed:8,.0f} for "
                 "each second that a processor computed; worlds made and freed included"
             )
 

@@ -208,7 +208,8 @@ def test_the_first_page_is_one_screen_and_its_commands_are_the_makefiles():
 
 
 SMALL = {
-    "steps": 2, "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2, "evaluation.tasks": 4,
+    "steps": 2, "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2,
+    "evaluation.tasks": 4,
     "environment.workers": 1,
 }  # fmt: skip
 

@@ -136,7 +136,8 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
         "import runpy, sys; sys.argv = sys.argv[1:]; {}; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     blocked = {
-        "": "import atexit; atexit.register(lambda: print('tensorflow' in sys.modules, 'jax' in sys.modules))",
+        "": "import atexit; atexit.register("
+        "lambda: print('tensorflow' in sys.modules, 'jax' in sys.modules))",
         "tensorflow_datasets": "sys.modules['tensorflow_datasets'] = None",
     }
     done = {

@@ -43,7 +43,8 @@ def pixels(found, selector):
     """How many pixels of a canvas are painted."""
     return found.eval_on_selector(
         selector,
-        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && x).length",
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && "
+        "x).length",
     )
 
 
@@ -89,7 +90,10 @@ def test_a_run_of_one_step_shows_it(visit, tmp_path):
     plots = found.locator("#panels canvas")
     assert plots.count() == 29
     blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-    blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
+    blue += (
+        " let n = 0; for (let i = 0; i < d.length; i += 4)"
+        " n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
+    )
     assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10
 
 

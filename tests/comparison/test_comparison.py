@@ -300,7 +300,10 @@ def test_the_published_table_follows_from_the_published_numbers(name):
     assert table(said)
     page = HEADROOM.with_suffix(".md").read_text()
     for d in again["planned"]:
-        shown = f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
+        shown = (
+            f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | "
+            f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
+        )
         tested = "not testable" if d["p"] is None else f"({d['p_holm']:.{2 if name == 'first' else 3}f})"
         assert any(line.startswith(shown) and tested in line for line in page.splitlines()), d
 
@@ -421,7 +424,10 @@ def test_what_was_run_later_is_compared_with_the_same_seeds():
     free, oracle, blame = found["planned"]
     told = lambda d: f"({100 * d['low']:.1f} to {100 * d['high']:.1f}"
     assert f"free exploration {100 * free['difference']:.1f} over no new tasks {told(free)}" in page
-    known = f"the oracle is {100 * oracle['difference']:.1f} points over free exploration (t interval {told(oracle)[1:]}"
+    known = (
+        f"the oracle is {100 * oracle['difference']:.1f} points over free exploration "
+        f"(t interval {told(oracle)[1:]}"
+    )
     assert (
         known in page and f"the oracle is {100 * blame['difference']:.1f} over blame {told(blame)})" in page
     )
@@ -434,7 +440,8 @@ def test_no_effect_is_mostly_not_found():
 
 
 PLAN = {
-    "arms": ["static", "random"], "seeds": [0], "reads": "development", "machine": "m", "date": "d", "command": "c",
+    "arms": ["static", "random"], "seeds": [0], "reads": "development", "machine": "m", "date": "d",
+    "command": "c",
     "settings": [{}], "planned": [],
 }  # fmt: skip
 
@@ -481,7 +488,10 @@ def test_tasks_that_differ_between_columns_are_said():
     rows[3] = budget(columns[3], 0, iid_digest="y", initial_digest="z")
     said = notes.notes(PLAN, rows, [])
     assert "The arms with data.initial_tasks=8 do not start from the same D_0 in seed 0." in said
-    tasks = "The iid held-out tasks are not the same in seed 0: those of random and coevolve+data.initial_tasks=8 differ"
+    tasks = (
+        "The iid held-out tasks are not the same in seed 0: "
+        "those of random and coevolve+data.initial_tasks=8 differ"
+    )
     assert sum(n.startswith(tasks) for n in said) == 1
 
 
@@ -601,9 +611,12 @@ def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setti
 
 
 SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve here too
-    "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4", "evolution.every=1",
-    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1", "environment.workers=1",
-    "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2", "evaluation.every=1",
+    "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4",
+    "evolution.every=1",
+    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1",
+    "environment.workers=1",
+    "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2",
+    "evaluation.every=1",
     "evaluation.balanced_candidates=4", f"model={ROOT / 'models' / 'tiny_qwen3'}",
 ]  # fmt: skip
 
@@ -615,7 +628,8 @@ def command(workdir, *flags, small=SMALL):
 
 def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
     code = (
-        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not asked.exists();"
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not "
+        "asked.exists();"
         f"asked.touch(); first and sys.exit({preemption.STATUS}); (folder / 'summary.json').touch()"
     )
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])

@@ -78,7 +78,8 @@ def made(cell):
         "groups": [(rng.randint(2, 4), 4 + 2 * k, rng.choice([1.0, 0.75, 0.5])) for k in range(4)],
         "costs": {
             "rollouts/policy": 100 + cell.seed, "rollouts/probe": rng.randint(1, 40), "rollout_other": 5000,
-            "sampled_tokens/policy": 700, "sampled_tokens/probe": rng.randint(1, 90), "learned_trajectories": 31,
+            "sampled_tokens/policy": 700, "sampled_tokens/probe": rng.randint(1, 90),
+            "learned_trajectories": 31,
             "learned_tokens": 47, "environment_steps/explorer": 60, "environment_steps/initial": 8,
         },
         "llm_tokens": 11 * cell.seed,
@@ -387,12 +388,15 @@ def test_notes_say_all_that_is_unequal_lost_diverged_missing_or_late(found):
     said = found["notes"]
     assert said[:5] == [
         "Read on the development set.",
-        "Planned after the run began, on 2026-11-24: coevolve - static. Holm's correction of these is over those planned "
+        "Planned after the run began, on 2026-11-24: coevolve - static. Holm's correction of these is over "
+        "those planned "
         "before as well.",
         "1 cells are not finished: static, seed 2.",
-        'Diverged, which is a result: coevolve, seed 2 (step 3). The means leave these runs out; the rows "diverged as '
-        "0\" count each as success 0, and an arm's lost trials as failures where they are many. They are not run again, for they would end alike; --retry_diverged runs them.",
-        "2 seeds (static): how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to agree give a "
+        "Diverged, which is a result: coevolve, seed 2 (step 3). The means leave these runs out; the rows "
+        '"diverged as 0" count each as success 0, and an arm\'s lost trials as failures where they are many. '
+        "They are not run again, for they would end alike; --retry_diverged runs them.",
+        "2 seeds (static): how far seeds differ is itself a guess, and with it the t intervals and p. Few "
+        "that happen to agree give a "
         "narrow interval, and two give no p; 5 or more are needed.",
     ]
     assert (
@@ -405,7 +409,8 @@ def test_notes_say_all_that_is_unequal_lost_diverged_missing_or_late(found):
         assert f"{arm} lost {share:.1%} of its training rollouts: nothing is learned from these." in said
     n = sum(costs(c)["balanced_trials_lost"] for c in of("coevolve"))
     assert (
-        "Lost trials of the balanced held-out set, neither success nor failure: random 1 of 144 (0.7%) at step 4; "
+        "Lost trials of the balanced held-out set, neither success nor failure: random 1 of 144 (0.7%) at "
+        "step 4; "
         f"coevolve {n} of 96 ({n / 96:.1%}) at step 4; static none."
     ) in said
     gone, asked = (sum(lost(c, "iid")[k] for c in of("coevolve")) for k in (0, 1))
@@ -498,7 +503,8 @@ def test_the_page_of_a_comparison_says_the_same(folder, found):
     assert cards[2] == (
         "coevolve − random",
         f"{100 * d['difference']:+.1f} points",
-        f"95% interval {100 * d['low']:+.1f} to {100 * d['high']:+.1f}, 2 seeds; {100 * at_worst[0]:+.1f} with lost trials as "
+        f"95% interval {100 * d['low']:+.1f} to {100 * d['high']:+.1f}, 2 seeds; {100 * at_worst[0]:+.1f} "
+        f"with lost trials as "
         f"failures; {100 * at_worst[1]:+.1f} with diverged seeds as failures",
     )
 
@@ -552,9 +558,12 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
                 for key in ("difference", "low", "high", "boot_low", "boot_high")
             }
             line = (
-                f"{before}coevolve - random: {points['difference']} points, 5 seeds, t interval {points['low']} to "
-                f"{points['high']}, bootstrap {points['boot_low']} to {points['boot_high']}, p {told_p(row['p'])} (Holm "
-                f"{told_p(row['p_holm'])}), P(better) {row['p_improvement']:.2f}; 3 points need {row['seeds_for_effect']} seeds"
+                f"{before}coevolve - random: {points['difference']} points, 5 seeds, "
+                f"t interval {points['low']} to {points['high']}, "
+                f"bootstrap {points['boot_low']} to {points['boot_high']}, "
+                f"p {told_p(row['p'])} (Holm {told_p(row['p_holm'])}), "
+                f"P(better) {row['p_improvement']:.2f}; 3 points need "
+                f"{row['seeds_for_effect']} seeds"
             )
             assert line in text.splitlines()
         assert "if_lost_failed" in found["arms"][1] and "if_lost_failed" not in found["arms"][0]

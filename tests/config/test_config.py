@@ -19,7 +19,8 @@ LLM = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=llm")
 POLICY = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=policy")
 OURS = ("coevolve", "random", "static", "blame", "oracle")
 NASTY = (
-    float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",), [None],
+    float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",),
+    [None],
     None, True, False, {}, {"a": 1}, b"x", 1j,
 )  # fmt: skip
 
@@ -96,7 +97,8 @@ def test_every_key_of_a_config_file_has_a_kind(path):
 def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, ahead, first):
     config = override(
         TINY,
-        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.async_steps": min(async_steps, every),
+        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle,
+            "evolution.async_steps": min(async_steps, every),
          "rollout.max_staleness": ahead},
     )  # fmt: skip
     due = [
@@ -115,8 +117,8 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, 
         configs.check_evolution(config, first)
     if settle <= ahead:
         assert (
-            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
-            in str(refused.value)
+            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness "
+            f"({ahead})" in str(refused.value)
         )
         return
     least = int(str(refused.value).partition("a run of ")[2].partition(" ")[0])
@@ -160,7 +162,8 @@ def test_a_fork_with_another_strategy_must_come_to_evolve(tmp_path):
 # key, another value than the default, what makes it idle, and what of it has to be otherwise for it to act (None: as shipped).
 IDLE = (
     ("learner.clip_low", 0.3, {"learner.tis_cap": 2.0}, [{}, {"learner.tis_cap": 2.0, "learner.epochs": 2}]),
-    ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0}, [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
+    ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0},
+        [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
     ("learner.constant_length", 9, {}, [{"learner.aggregate": "constant"}]),
     ("learner.kl_bound", 5.0, {"learner.kl": "none"}, [{}]),
     ("learner.kl_bound", 5.0, {"learner.kl_coef": 0.0}, [{}]),
@@ -178,10 +181,12 @@ IDLE = (
     ("data.sampling_floor", 0.2, {}, [{"data.sampling": "variance"}]),
     ("data.leak_embedding_threshold", 0.5, {}, [{"data.leak_embedding": "os.path.join"}]),
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
-    ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
+    ("data.max_tasks", 200, {"strategy.name": "static"},
+        [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
     ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
     ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
-    ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
+    ("evolution.every", 5, {"strategy.name": "static"},
+        [{}, {"strategy.name": "tests.support.strategies.memory"}]),
     ("evolution.async_steps", 2, {"strategy.name": "static"}, [{}]),
     ("evolution.freeze_last_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
@@ -193,9 +198,12 @@ IDLE = (
     ("engine.cache_tokens", 4096, {"engine.name": "sglang"}, [{}]),
     ("engine.attempts", 3, {}, [{"engine.name": "sglang"}]),
     ("engine.arguments", "--dp-size=2", {}, [{"engine.name": "sglang"}]),
-    ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"}, [{"engine.name": "sglang"}]),
-    ("engine.push_folder", "here", {"engine.name": "sglang", "engine.push": "distributed"}, [{"engine.name": "sglang"}]),
-    ("environment.toolsets", ("MathAPI",), {"environment.name": "tau2"}, [{}, {"environment.name": "my.own"}]),
+    ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"},
+        [{"engine.name": "sglang"}]),
+    ("engine.push_folder", "here", {"engine.name": "sglang", "engine.push": "distributed"},
+        [{"engine.name": "sglang"}]),
+    ("environment.toolsets", ("MathAPI",), {"environment.name": "tau2"},
+        [{}, {"environment.name": "my.own"}]),
 )  # fmt: skip
 
 
@@ -265,14 +273,19 @@ def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arms, grid, given, why",
     [
-        (["static"], ["evolution.every=5,10"], {}, "config.evolution.every has no effect in any arm .the strategy static does"),
+        (["static"], ["evolution.every=5,10"], {},
+            "config.evolution.every has no effect in any arm .the strategy static does"),
         (["static", "coevolve"], ["evolution.every=5,10"], {}, ""),  # static is what each setting is compared with
-        (["static", "random"], ["evolution.contexts=5,10"], {}, "config.evolution.contexts has no effect in any arm"),
-        (["coevolve"], ["learner.clip_high=0.2,0.28", "learner.tis_cap=0,2"], {}, "clip_high has no effect .* at learner.tis_cap=2"),
+        (["static", "random"], ["evolution.contexts=5,10"], {},
+            "config.evolution.contexts has no effect in any arm"),
+        (["coevolve"], ["learner.clip_high=0.2,0.28", "learner.tis_cap=0,2"], {},
+            "clip_high has no effect .* at learner.tis_cap=2"),
         (["coevolve"], ["learner.clip_high=0.2,0.28"], {}, ""),
         (["static", "prioritised"], ["data.sampling_floor=0.1,0.2"], {}, ""),
-        (["coevolve"], [], {"learner.lora_alpha": 8.0}, "config.learner.lora_alpha has no effect in any arm .config.learner.lora"),
-        (["coevolve", "static"], ["evolution.every=10,60"], {}, "coevolve.evolution.every=60 cannot run: config.steps is 60"),
+        (["coevolve"], [], {"learner.lora_alpha": 8.0},
+            "config.learner.lora_alpha has no effect in any arm .config.learner.lora"),
+        (["coevolve", "static"], ["evolution.every=10,60"], {},
+            "coevolve.evolution.every=60 cannot run: config.steps is 60"),
         (["static"], ["steps=5"], {}, ""),  # the config's own strategy is no arm
         (["static", "random"], ["steps=5"], {}, "random.steps=5 cannot run: config.steps is 5"),
     ],

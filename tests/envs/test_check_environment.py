@@ -35,7 +35,8 @@ FAULTS = {
     ),
     "shared_state": (
         'self.shelves, self.goal = (dict.fromkeys(task.scenario["thing"], "top") for _ in range(2))',
-        "self.shelves, self.goal = SHARED.setdefault(task.id, {thing: 'top' for thing in task.scenario['thing']}), "
+        "self.shelves, self.goal = SHARED.setdefault(task.id, {thing: 'top' for thing in "
+        "task.scenario['thing']}), "
         "{thing: 'top' for thing in task.scenario['thing']}",
         "start in different states",
     ),

@@ -421,7 +421,8 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
         import time
         worker_process.WALL_FACTOR, worker_process.WALL_SECONDS = 0.0, 1.0
         pool = ProcessPool("bfcl", workers=1, timeout=1000.0)
-        (env_id,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
+        (env_id,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, \
+"excluded": []}})])
         print(pool.pids[0], flush=True)
         if {busy}:
             pool.step([env_id], [[Call("power", {{"base": 10, "exponent": 10**9}})]])

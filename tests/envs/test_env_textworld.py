@@ -138,7 +138,8 @@ def test_a_seed_gives_the_same_house_again_and_the_splits_share_no_seed(family, 
         "import json\nfrom coevolve_jax.envs.textworld import commands, games\nname = games.Name(1, 0)\n"
         "house, kept = games.house(name), json.loads(name.path.with_suffix('.json').read_text())\n"
         "made = json.loads(json.dumps(house.serialize()))\n"
-        "print(made['world'] == kept['world'], made['infos'] == kept['infos'], house.verbs == sorted(commands.VERBS))"
+        "print(made['world'] == kept['world'], made['infos'] == kept['infos'], house.verbs == "
+        "sorted(commands.VERBS))"
     )
     environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([PYTHON, "-P", "-c", code], capture_output=True, text=True, env=environ)

@@ -298,7 +298,10 @@ def test_a_run_does_not_go_on_with_another_model(server, serves, told):
     """Nor at another address with one that has only its name in common, as far as can be seen."""
     recorded = Client(settings_of(server)).served._asdict()
     with OpenAIServer(serves=serves) as other:
-        sentence = f"began with the answers of 'scripted-1' .the/scripted-one. at {server.url}, .*{other.url}' now serves {told}"
+        sentence = (
+            f"began with the answers of 'scripted-1' .the/scripted-one. at {server.url}, "
+            f".*{other.url}' now serves {told}"
+        )
         name = next(iter(serves or recorded["model"].split()))
         with pytest.raises(ValueError, match=sentence):
             who(Client(settings_of(other, model=name), recorded))
@@ -709,7 +712,8 @@ def test_tasks_are_made_without_training_and_their_llm_calls_are_kept(server, tm
         "environment.workers": 1,
     }
     command = [
-        sys.executable, "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm", "--tasks=2",
+        sys.executable, "experiments/synthesize.py", "--config=configs/bfcl_tiny.py:explorer=llm",
+        "--tasks=2",
         f"--output={tmp_path / 'tasks.jsonl'}", f"--llm_calls={tmp_path / 'llm_calls.jsonl'}",
         *(f"--config.{key}={value}" for key, value in options.items()),
     ]  # fmt: skip

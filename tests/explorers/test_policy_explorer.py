@@ -53,7 +53,8 @@ def policy():
 @pytest.fixture(scope="module")
 def engine(policy):
     return NativeEngine(
-        policy.config, policy.params, slots=4, seed=1, max_length=256, max_new_tokens=96, tokenizer=policy.tokenizer
+        policy.config, policy.params, slots=4, seed=1, max_length=256, max_new_tokens=96,
+        tokenizer=policy.tokenizer
     )  # fmt: skip
 
 
@@ -228,8 +229,10 @@ def section(**changes):
 @pytest.mark.parametrize(
     "kind, answer",
     [
-        ("truncated", ('{"tool": "l', "length")), ("abort", ("", "abort")), ("abort", EngineError("no server")), ("empty", "  "),
-        ("no_json", "I would call ls."), ("no_json", '{"tool": }'), ("wrong_schema", '{"action": 7}'), ("too_long", None),
+        ("truncated", ('{"tool": "l', "length")), ("abort", ("", "abort")),
+        ("abort", EngineError("no server")), ("empty", "  "),
+        ("no_json", "I would call ls."), ("no_json", '{"tool": }'), ("wrong_schema", '{"action": 7}'),
+        ("too_long", None),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(policy, kind, answer):
@@ -251,7 +254,8 @@ def test_books_and_what_the_engine_is_asked(policy):
     assert r.seed == 9 and r.sampling.temperature == 0.5 and r.sampling.max_new_tokens == 32
     assert json.loads(r.sampling.json_schema) == Action.model_json_schema()
     assert policy.chat.decode(r.ids) == (
-        "<|im_start|>system\nYou answer.<|im_end|>\n<|im_start|>user\nAnswer with JSON.<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nYou answer.<|im_end|>\n<|im_start|>user\nAnswer with JSON.<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert len({r.conversation_id for r in said.seen}) == 3 and max(r.conversation_id for r in said.seen) < 0
     costs = client.costs
@@ -333,7 +337,8 @@ def run_config(**changes):
     config = settings("coevolve")
     return configs.override(
         config,
-        {"seed": 1, "explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024, "steps": 3,
+        {"seed": 1, "explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12,
+            "explorer.max_length": 1024, "steps": 3,
          "evolution.every": 1, "evolution.rounds": 2, "evolution.steps": 5, **changes},
     )  # fmt: skip
 

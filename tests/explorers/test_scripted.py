@@ -40,7 +40,8 @@ def schema(name, required=(), optional=(), **described):
     properties = {p: {"type": "string", **described.get(p, {})} for p in (*required, *optional)}
     return {
         "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": properties, "required": list(required)}},
+        "function": {"name": name,
+            "parameters": {"type": "object", "properties": properties, "required": list(required)}},
     }  # fmt: skip
 
 
@@ -244,7 +245,10 @@ def test_goals_turn_to_the_focus_and_hold_what_they_must():
     assert share(()) == pytest.approx(2 / 8, abs=0.06)
     assert share(("a",)) == pytest.approx(4 / 11 + 7 / 11 * 4 / 10, abs=0.06)
     assert all(7 in wanted for wanted in goals(triplets, must=("h",)))
-    assert all({6, 7} & set(w) == {6, 7} or len(w) == 1 for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8)))  # fmt: skip
+    assert all(
+        {6, 7} & set(w) == {6, 7} or len(w) == 1
+        for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8))
+    )
     assert goals(triplets, must=("z",)) == []
 
 

@@ -57,7 +57,8 @@ def collector(engine, staleness, concurrency):
     tasks.add(lamps.tasks("train")[:TASKS])
     strategy = SimpleNamespace(collect=lambda step, tasks, roll: roll(list(tasks), K))
     agent = Agent(
-        engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency, lamps.action_pattern
+        engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency,
+        lamps.action_pattern
     )  # fmt: skip
     return Collector(config, strategy, agent, tasks), agent
 

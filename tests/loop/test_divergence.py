@@ -93,7 +93,8 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); n = len(list(folder.glob('try_*')));"
         "assert not (folder / 'failure.json').exists(); (folder / f'try_{n}').touch();"
         "n == 2 and sys.exit('Error: a server is gone');"
-        "(folder / 'failure.json').write_text('{\"step\": 4, \"why\": \"not finite\"}'); sys.exit('Error: not finite')"
+        '(folder / \'failure.json\').write_text(\'{"step": 4, "why": "not finite"}\'); '
+        "sys.exit('Error: not finite')"
     )
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
     monkeypatch.setattr(cells, "begun", lambda start: True)

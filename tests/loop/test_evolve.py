@@ -19,7 +19,8 @@ from tests.support.paths import ROOT
 
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
 SMALL = {
-    "steps": 20, "evolution.every": 5, "evolution.freeze_last_steps": 3, "evolution.async_steps": 3, "evolution.contexts": 4,
+    "steps": 20, "evolution.every": 5, "evolution.freeze_last_steps": 3, "evolution.async_steps": 3,
+    "evolution.contexts": 4,
     "rollout.tasks_per_step": 4, "rollout.group_size": 4, "signals.rare_percent": 20.0,
 }  # fmt: skip
 

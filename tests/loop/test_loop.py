@@ -419,8 +419,10 @@ STOPS = st.lists(
 
 
 SMALL = {
-    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
-    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
+    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4,
+    "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
+    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1,
+    "signals.rare_percent": 20.0,
 }  # fmt: skip
 
 

@@ -271,7 +271,8 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     claim(tmp_path / "run", settings("static"))
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
-        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second process that writes there."
+        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second "
+        f"process that writes there."
     )
 
 

@@ -22,9 +22,12 @@ from tests.support.families import lamps
 WEAK = ("look",)
 SEED = 3
 CHANGES = {
-    **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3, "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
-    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2, "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
-    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
+    **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3,
+    "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
+    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2,
+    "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
+    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps",
+    "environment.eval_split": "test",
 }  # fmt: skip
 
 
@@ -151,11 +154,15 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
 
     # Tasks
     born = Counter(task["lineage"]["kind"] for task in tasks)
-    trained = {t.task_id for groups, _ in steps.values() for g in groups for t in g.trajectories if t.outcome.valid}  # fmt: skip
+    trained = {
+        t.task_id for groups, _ in steps.values() for g in groups for t in g.trajectories if t.outcome.valid
+    }
     visits = Counter(
         id for groups, _ in steps.values() for id in {t.task_id for g in groups for t in g.valid}
     )
-    assert {task["id"]: task["record"]["trained"] for task in tasks} == {t["id"]: visits[t["id"]] for t in tasks}  # fmt: skip
+    assert {task["id"]: task["record"]["trained"] for task in tasks} == {
+        t["id"]: visits[t["id"]] for t in tasks
+    }
     found, kind = summary["tasks"], "signal" if strategy == "coevolve" else "random"
     assert (found["initial"], found["final"]) == (born["initial"], len(tasks)) == (6, 6 + born[kind])
     assert found["never_trained"] == len(tasks) - len(trained)

@@ -301,7 +301,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
 # The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
 # The first update has the rate 1e-5, and every later one final_rate times as much.
 BREAKING = {
-    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear", "learner.decay_steps": 1,
+    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear",
+    "learner.decay_steps": 1,
     "checkpoint.every": 1, "steps": 30,
 }  # fmt: skip
 

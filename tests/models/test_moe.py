@@ -306,7 +306,8 @@ kernels = tuple(rng.normal(size=shape) for shape in ((4, 8, 6), (4, 8, 6), (4, 6
 def loss(x, weights, experts, *kernels, mesh, platform):
     return jnp.sum(jnp.sin(moe.mix(x, weights, experts, *kernels, mesh=mesh, platform=platform)))
 results = [
-    jax.jit(jax.value_and_grad(functools.partial(loss, mesh=m, platform=p), argnums=(0, 1, 3, 4, 5)))(*args, *kernels)
+    jax.jit(jax.value_and_grad(functools.partial(loss, mesh=m, platform=p), argnums=(0, 1, 3, 4, 5)))\
+(*args, *kernels)
     for m, p in ((mesh, "gpu"), (None, "cpu"))
 ]
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), *results)

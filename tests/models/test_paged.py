@@ -124,7 +124,8 @@ def check(store, conversations, admitted):
 
 
 asked = st.lists(
-    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "other", "another prompt", "release"]), st.integers(1, 90)),
+    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "other", "another prompt", "release"]),
+        st.integers(1, 90)),
     min_size=1,
     max_size=SLOTS,
     unique_by=lambda turn: turn[0],

@@ -63,7 +63,8 @@ TPU_TEXT = """HloModule jit_f, is_scheduled=true
 ENTRY %main (a: bf16[128,64], b: bf16[256,512]) -> bf16[128,512] {
   %a = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
   %b = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
-  %ags = (bf16[128,64]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)}) all-gather-start(%a), dimensions={1}
+  %ags = (bf16[128,64]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)}) all-gather-start(%a), \
+dimensions={1}
   %agd = bf16[128,256]{1,0:T(8,128)(2,1)} all-gather-done(%ags)
   ROOT %f = bf16[128,512]{1,0:T(8,128)(2,1)} fusion(%agd, %b), kind=kOutput, calls=%fused
 }
@@ -84,7 +85,8 @@ CHAIN = """HloModule jit_h, is_scheduled=true
 %begin (p0: bf16[16,32]) -> (bf16[16,32], bf16[64,32]) {
   %p0 = bf16[16,32]{1,0} parameter(0)
   %ag.1 = bf16[64,32]{1,0} all-gather(%p0), channel_id=1, dimensions={0}, frontend_attributes={chain_id="0"}
-  ROOT %cc.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) custom-call(%ag.1), custom_call_target="AsyncCollectiveStart"
+  ROOT %cc.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) custom-call(%ag.1), \
+custom_call_target="AsyncCollectiveStart"
 }
 
 %go_on (p1: bf16[16,32], p2: bf16[64,32]) -> (bf16[64,32], bf16[64,32]) {
@@ -113,7 +115,8 @@ SENT = """HloModule jit_s, is_scheduled=true
 
 ENTRY %main (a: f32[16,4]) -> f32[16,4] {{
   %a = f32[16,4]{{1,0}} parameter(0)
-  ROOT %made = {made} {op}(%a), channel_id=1, {groups}, use_global_device_ids=true, frontend_attributes={{x="y"}}
+  ROOT %made = {made} {op}(%a), channel_id=1, {groups}, use_global_device_ids=true, \
+frontend_attributes={{x="y"}}
 }}
 """
 GATHERED = "f32[64,4]{1,0}", "all-gather"
@@ -159,8 +162,10 @@ WINDOWED = """HloModule jit_g, is_scheduled=true
   %w = bf16[8,32,64]{2,1,0:T(8,128)(2,1)} get-tuple-element(%p), index=2
   %one = u32[]{:T(128)} constant(1)
   %x1 = bf16[100,1,64]{2,1,0:T(8,128)(2,1)} bitcast(%x)
-  %c = bf16[100,8,32]{2,1,0:T(8,128)(2,1)} convolution(%x1, %w), window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=b0f_0oi->b0f
-  %cps = (bf16[8,32,64]{2,1,0}, bf16[8,32,64]{2,1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%w), channel_id=1
+  %c = bf16[100,8,32]{2,1,0:T(8,128)(2,1)} convolution(%x1, %w), window={size=8 pad=7_7 rhs_reversal=1}, \
+dim_labels=b0f_0oi->b0f
+  %cps = (bf16[8,32,64]{2,1,0}, bf16[8,32,64]{2,1,0}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%w), channel_id=1
   %cpd = bf16[8,32,64]{2,1,0:T(8,128)(2,1)} collective-permute-done(%cps)
   %n1 = u32[]{:T(128)} add(%i, %one)
   %n2 = u32[]{:T(128)} add(%n1, %one)
@@ -176,7 +181,8 @@ WINDOWED = """HloModule jit_g, is_scheduled=true
 
 ENTRY %main (s: (u32[], bf16[100,64], bf16[8,32,64])) -> (u32[], bf16[100,64], bf16[8,32,64]) {
   %s = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) parameter(0)
-  ROOT %loop = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) while(%s), condition=%cond, body=%body, metadata={op_name="a/while"}
+  ROOT %loop = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) while(%s), \
+condition=%cond, body=%body, metadata={op_name="a/while"}
 }
 """
 
@@ -250,7 +256,8 @@ from coevolve_jax.planning.topologies import TOPOLOGIES
 from tests.support.grpo_cases import MODEL
 learner = load_file("configs/bfcl_tiny.py").learner
 learner.update(dtype="bfloat16", remat=True)
-sizes = dict(num_hidden_layers=6, hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, head_dim=128)
+sizes = dict(num_hidden_layers=6, hidden_size=512, intermediate_size=1024, num_attention_heads=4, \
+num_key_value_heads=4, head_dim=128)
 model = dataclasses.replace(MODEL, **sizes)
 mesh = sharding.make_mesh(fsdp=4, devices=devices.describe(TOPOLOGIES["v6e-4"]))
 reference = hf_io.abstract_params(model, jnp.bfloat16)
@@ -355,7 +362,10 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
 
 def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
     model, mesh = plan.load_model(four.model), plan.make_mesh(TOPOLOGIES["v6e-4"], {})
-    pattern = r"needs about 37\.\d GB of each device, and 35\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    pattern = (
+        r"needs about 37\.\d GB of each device, and 35\.0 GB .*: "
+        r"set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    )
     with pytest.raises(ValueError, match=pattern):
         plan.check_fits(four, model, mesh, 35 * GB)
     plan.check_fits(four, model, mesh, 80 * GB)

@@ -376,7 +376,10 @@ def test_the_update_replays_on_a_mesh(trajectories, tmp_path):
     np.savez(
         tmp_path / "t.npz", ids=t.ids, mask=t.mask, logprobs=t.logprobs, routing=t.routing, expected=mismatch
     )
-    program = "import sys; from tests.rollout import test_routing; test_routing.spread_over_two_devices(sys.argv[1])"
+    program = (
+        "import sys; from tests.rollout import test_routing; "
+        "test_routing.spread_over_two_devices(sys.argv[1])"
+    )
     flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     flags["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(

@@ -95,7 +95,8 @@ def test_blame_remembers_the_first_visits_and_lets_them_fade(
 ):
     """saved: before which of the steps the run was killed and went on."""
     own = {
-        "first_sight": first_sight, "memory": memory, "sharpness": sharpness, "breadth": breadth, "chasing": chasing,
+        "first_sight": first_sight, "memory": memory, "sharpness": sharpness, "breadth": breadth,
+        "chasing": chasing,
     }  # fmt: skip
     changes = {"steps": 40, "evolution.every": 1, "evolution.tasks": 9, "seed": seed % 7}
     config = settings_of("blame", **changes, **{f"strategy.{name}": value for name, value in own.items()})
@@ -182,7 +183,11 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     ((contexts, asked),) = lab.asked
     assert [c.id for c in contexts] == ["blame/5/0/a/0", "blame/5/1/b/0", "blame/5/3/a/0"]
     assert [(c.must, c.focus_pattern) for c in contexts] == [((t,), (t,)) for t in "aba"]
-    assert {name: asked[name] for name in ("wanted", "kind", "step")} == {"wanted": 7, "kind": "signal", "step": 5}  # fmt: skip
+    assert {name: asked[name] for name in ("wanted", "kind", "step")} == {
+        "wanted": 7,
+        "kind": "signal",
+        "step": 5,
+    }
     places, unproductive = Counter(), contexts[0]
     for n in range(1, 60):
         unproductive = asked["relocate"](unproductive)
@@ -306,7 +311,10 @@ def test_the_kinds_take_turns_and_failures_come_before_successes(seed, count):
 
 def test_which_evidence_is_told_and_where_a_placebo_goes_depends_on_the_step():
     rng = np.random.default_rng(2)
-    groups = [Group(t, tuple(as_(a_rollout(rng, t, m), m % 2, True) for m in range(4))) for t in (a_task(rng, f"t{i}") for i in range(8))]  # fmt: skip
+    groups = [
+        Group(t, tuple(as_(a_rollout(rng, t, m), m % 2, True) for m in range(4)))
+        for t in (a_task(rng, f"t{i}") for i in range(8))
+    ]
     changes = {"steps": 40, "evolution.every": 1, "evolution.contexts": 3}
     told, moved = [], []
     for step in (3, 3, 4):

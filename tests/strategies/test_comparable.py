@@ -69,9 +69,11 @@ def test_every_method_keeps_to_it(name):
 BAD = {
     "seed": -1, "mesh.data": 0, "mesh.tensor": 0, "rollout.tasks_per_step": 0, "rollout.max_new_tokens": 0,
     "rollout.max_steps": 0, "rollout.max_length": 10, "engine.max_concurrency": 0, "data.min_calls": 99,
-    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.num_rollouts": 0, "evaluation.temperature": -1.0,
+    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.num_rollouts": 0,
+    "evaluation.temperature": -1.0,
     "evolution.contexts": 0, "evolution.rounds": 0, "evolution.steps": 0, "evolution.proposals": 0,
-    "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5, "learner.weight_decay": -1.0,
+    "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5,
+    "learner.weight_decay": -1.0,
     "learner.kl_coef": float("inf"), "learner.lora_targets": "[", "environment.call_timeout": 0.0,
     "logging.trajectories_every": 0, "logging.trajectories": -1,
 }  # fmt: skip

@@ -26,8 +26,10 @@ SMALL_ONES = (
 )
 SMALL = {
     "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
-    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.freeze_last_steps": 1, "evolution.tasks": 3,
-    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "checkpoint.keep": 9,
+    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2,
+    "evolution.freeze_last_steps": 1, "evolution.tasks": 3,
+    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.num_rollouts": 1, "checkpoint.every": 1,
+    "checkpoint.keep": 9,
     "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
 }  # fmt: skip
 

@@ -11,7 +11,8 @@ PATIENCE = 60_000  # milliseconds: a busy machine draws slowly
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(
     not CHROMIUM,
-    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable CHROMIUM",
+    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable "
+    "CHROMIUM",
 )
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

@@ -107,7 +107,8 @@ FAULTS = {
     "half a JSON": ("no_json", False, replied(text='{"tool": "ls", "arguments": {"a": }')),
     "half a character": ("no_json", False, replied(text="\ud800")),
     "lone surrogate": ("no_json", False, replied(text='{"tool": "\\ud800", "arguments": {}}')),
-    "deep": ("no_json", False, replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
+    "deep": ("no_json", False,
+        replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
     "html": ("no_protocol", False, html),
     "no choices": ("no_choices", False, no_choices),
     "10 MB": ("too_large", False, enormous),
@@ -118,7 +119,8 @@ FAULTS = {
     "tool call": (
         "tool_call",
         False,
-        replied(text=None, finish="tool_calls", tool_calls=[{"id": "t", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]),
+        replied(text=None, finish="tool_calls",
+            tool_calls=[{"id": "t", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]),
     ),
     "reasoning only": ("reasoning_only", False, replied(text=None, reasoning_content='{"tool": "ls"}')),
 }  # fmt: skip

@@ -394,7 +394,8 @@ class Loop:
                 origin, kept = proposal.context, proposal.turns[:turns_kept]
                 used = proposal.triplets[: sum(len(turn.calls) for turn in kept)]
                 lineage = Lineage(
-                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason, step,
+                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason,
+                    step,
                     focus=tuple(origin.focus_pattern),
                 )  # fmt: skip
                 id = f"{kind}-{step}-{first + n}"
@@ -442,12 +443,15 @@ class Loop:
         self.s.ledger["learned_tokens"] += sum(int(t.mask.sum()) for t, _ in learned)
         self.s.made.update(grown or {})
         self.rows[step] = {
-            "step": step, "reward": mean(t.outcome.reward for t in good), "success": mean(t.outcome.success for t in good),
-            "success_initial": by_origin(True), "success_new": by_origin(False), "valid": len(good) / len(everything),
+            "step": step, "reward": mean(t.outcome.reward for t in good),
+            "success": mean(t.outcome.success for t in good),
+            "success_initial": by_origin(True), "success_new": by_origin(False),
+            "valid": len(good) / len(everything),
             "mixed_groups": mean(len({t.outcome.success for t in g}) == 2 for g in per_group),
             "mean_turn_calls": mean(len(t.steps) / len(t.turn_starts) for t in good),
             "malformed": mean(x.call is None for x in steps), "length": mean(len(t.ids) for t in good),
-            "staleness_mean": mean(ages) or 0.0, "staleness_max": max(ages, default=0), "tasks": len(self.s.tasks),
+            "staleness_mean": mean(ages) or 0.0, "staleness_max": max(ages, default=0),
+            "tasks": len(self.s.tasks),
             "groups": {"rolled_out": len(groups), "learned_from": len({t.task_id for t, a in learned if a})},
             "signals": counts, "evolution": grown, "loss": float(len(learned)),
         }  # fmt: skip

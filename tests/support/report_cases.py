@@ -163,7 +163,8 @@ def _exploration(task):
         ],
         "proposals": [
             {"task": None, "description": "", "triplets": [0], "verdict": "discard", "reason": "too_short"},
-            {"task": task.id, "description": "", "triplets": list(born.triplets), "verdict": "accept", "reason": ""},
+            {"task": task.id, "description": "", "triplets": list(born.triplets), "verdict": "accept",
+                "reason": ""},
         ],
     }  # fmt: skip
 
@@ -345,11 +346,14 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
     spread = lambda mean: {"mean": mean, "low": mean - 0.05, "high": mean + 0.05, "iqm": mean}
     curve = lambda mean: {
         "step": [0, 10, 20],
-        **{name: [0.3, mean - 0.1 + shift, mean + shift] for name, shift in (("mean", 0), ("low", -0.05), ("high", 0.05))},
+        **{name: [0.3, mean - 0.1 + shift, mean + shift]
+            for name, shift in (("mean", 0), ("low", -0.05), ("high", 0.05))},
     }  # fmt: skip
     difference = lambda a, b: {
-        "a": a, "b": b, "difference": means[a] - means[b], "low": means[a] - means[b] - 0.06, "high": means[a] - means[b] + 0.06,
-        "boot_low": 0.01, "boot_high": 0.2, "p": 0.012, "p_holm": 0.024, "n": len(seeds), "p_improvement": 0.78,
+        "a": a, "b": b, "difference": means[a] - means[b], "low": means[a] - means[b] - 0.06,
+        "high": means[a] - means[b] + 0.06,
+        "boot_low": 0.01, "boot_high": 0.2, "p": 0.012, "p_holm": 0.024, "n": len(seeds),
+        "p_improvement": 0.78,
     }  # fmt: skip
     result = {
         "metric": {"name": "macro success on weak tools, final step", "set": "balanced", "group": "weak"},

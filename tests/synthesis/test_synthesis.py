@@ -578,7 +578,8 @@ if __name__ == "__main__":
         Birth("initial"), np.random.default_rng(7))
     pool.shutdown()
     tasks = [v.task for v in made.verdicts if v.task]
-    text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], made.environment_steps])
+    text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], \
+made.environment_steps])
     print(len(tasks), hashlib.sha256(text.encode()).hexdigest())
     assert "jax" not in sys.modules
 """
