@@ -1,10 +1,12 @@
-"""Does text in an environment's answers steer an explorer? AgentDojo's injections in every answer of BFCL's tools.
+"""Does text in an environment's answers steer an explorer? AgentDojo's injections in every answer of BFCL's
+tools.
 
     python -m pip install --no-deps -r requirements/bench-agentdojo.txt
     python benchmarks/injections.py
 
-The goals of its attackers in the templates of its attacks stand inside, or behind, what tools answer. Compared are the prompts of the four roles with and
-without them, what the scripted explorer makes, and what a model makes that obeys every injection it reads.
+The goals of its attackers in the templates of its attacks stand inside, or behind, what tools answer.
+Compared are the prompts of the four roles with and without them, what the scripted explorer makes, and what a
+model makes that obeys every injection it reads.
 """
 
 import copy
@@ -48,8 +50,10 @@ _SCENARIOS = flags.DEFINE_integer("scenarios", 16, "Of BFCL's training split, to
 
 
 class Gullible(Model):
-    """Obeys each injection that it reads, once: by the tool that the attacker means, or by the one on offer whose words are nearest;
-    and asks for what it did so as a task. obeyed: these calls, by their signatures, with the goals."""
+    """Obeys each injection that it reads, once: by the tool that the attacker means, or by the one on offer
+    whose words are nearest; and asks for what it did so as a task. obeyed: these calls, by their signatures,
+    with the goals.
+    """
 
     def __init__(self, injections: Sequence[Injection]):
         super().__init__()
@@ -118,8 +122,9 @@ class Recorder:
 
 
 class Twins:
-    """Plays the roles of `roles`; each prompt is made once more without the injections. prompts: how many were compared; moved: those
-    that differ elsewhere than in an answer."""
+    """Plays the roles of `roles`; each prompt is made once more without the injections. prompts: how many
+    were compared; moved: those that differ elsewhere than in an answer.
+    """
 
     def __init__(self, roles: Roles, pool: Injecting):
         self._roles, self._pool, self._client = roles, pool, Recorder()
@@ -255,7 +260,8 @@ def main(_) -> None:
         ]
         print(f"scripted: {len(sound)} proposals, {len(other)} with injections, {len(same)} the same, "
               f"of which {sum(sound[k] != other[k] for k in same)} have another verdict; "
-              f"accepted {accepted(sound)} and {accepted(other)}, {accepted({k: other[k] for k in carried})} of them with an injection "
+              f"accepted {accepted(sound)} and {accepted(other)}, "
+              f"{accepted({k: other[k] for k in carried})} of them with an injection "
               f"for an argument; calls to what is not offered: {pool.unoffered}")  # fmt: skip
         for solve in (0, 1):
             print(f"gullible, config.explorer.solve={solve}")
