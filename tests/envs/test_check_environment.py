@@ -1,4 +1,4 @@
-"""The conformance suite of environment families: what it passes, and the faults that it finds."""
+"""The conformance suite of environment families: sound families pass, and faults are found."""
 
 import re
 
@@ -130,7 +130,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_family_is_caught(fault, tmp_path, monkeypatch):
-    """Each differs from the cupboard in one place."""
+    """Each broken family differs from the cupboard in one place."""
     good, bad, sentence = FAULTS[fault]
     assert CUPBOARD.count(good) == 1
     source = "SHARED = {}\n" + CUPBOARD.replace(good, bad)

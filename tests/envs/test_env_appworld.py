@@ -1,4 +1,4 @@
-"""AppWorld: what code is, real worlds in its own virtual environment on tasks of our own, code that wants out."""
+"""AppWorld: parsing code, real worlds in their own virtual environment, code that tries to escape."""
 
 import dataclasses
 import os
@@ -105,7 +105,7 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
 
     found = appworld.report([Group(t, (played(t, 0), played(t, 1))) for t in tasks], None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
-    assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
+    assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then an invalid one
     assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
     assert (found["trials"], found["invalid"], found["success_if_invalid_failed"]) == (7, 1, 5 / 8)
     assert (found["tasks"], found["scenarios"], found["benchmark"]) == (4, 2, "AppWorld")
@@ -162,7 +162,7 @@ def test_data_that_is_not_there_is_missed_in_one_sentence(family, tmp_path, monk
 
 @installed
 def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
-    """The end of the task ends the turn, a wrong answer and a database touched in passing fail."""
+    """Completing the task ends the turn; a wrong answer or a stray database change fails."""
     tasks = {t.id: t for s in ("own_train", "own_development") for t in family.tasks(s, SETTINGS)}
     assert len(tasks) == 6 and not any(t.calls for t in tasks.values())
     for id, task in tasks.items():
@@ -196,7 +196,7 @@ def test_a_turn_is_passed_by_what_it_changes_and_tells(family, pool):
     _, outcome = play(pool, task, other_words, code("print('Ada')"))
     assert (outcome.progress, outcome.reason) == (0.5, "answer_missing")
     asked, _ = play(pool, task, code("print(apis.supervisor.show_active_task()['instruction'])"), ())
-    assert asked[0].text.strip() == "Add a note."  # not the task that the scenario is taken from
+    assert asked[0].text.strip() == "Add a note."  # not the task that the scenario comes from
 
 
 @installed
@@ -220,7 +220,7 @@ def test_code_keeps_its_variables_and_is_told_of_its_errors(family, pool):
 
 @installed
 def test_code_is_judged_by_the_processor_time_that_it_takes(tmp_path):
-    """It may take a second. It is right after a stop of two, and ended where it computes for ever."""
+    """Its limit is one second. A pause of two costs nothing; an endless loop ends."""
     script = f"""
 import os, signal, socket, subprocess, sys, threading
 from coevolve_jax.envs.appworld import interpreter
@@ -460,7 +460,7 @@ def world(family, pool):
 @installed
 @pytest.mark.parametrize("attempt", ESCAPES)
 def test_code_does_not_get_out(attempt, pool, world):
-    """It learns nothing and changes nothing; its world goes on, with another interpreter where it broke its own."""
+    """The attempt learns and changes nothing; its world goes on, with a new interpreter if need be."""
     ((answer, after),) = pool.step(
         [world], [code(ESCAPES[attempt], "apis.supervisor.show_profile()['email'] + 1")]
     )

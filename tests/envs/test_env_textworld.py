@@ -1,4 +1,4 @@
-"""TextWorld: what a command may be, real games in their own virtual environment, the explorer in them."""
+"""TextWorld: parsing commands, real games in their own virtual environment, exploration in them."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 PYTHON = str(ROOT / ".textworld" / "bin" / "python")
-# Of the games that `make textworld` makes.
+# The games that `make textworld` makes.
 SETTINGS = {"games": 2, "difficulty": (1, 1), "train_split": "train", "eval_split": "development"}
 SMALL = dict(limits=Limits(1, max_calls=4), rounds=1, steps=6)  # for the suite of explorers
 installed = pytest.mark.skipif(
@@ -161,7 +161,7 @@ def test_a_harder_level_is_a_larger_house(family):
 
 @installed
 def test_a_turn_is_passed_by_the_facts_that_it_gains(train, pool):
-    """Whatever else the agent does, and in whatever words; without the last step it is not passed."""
+    """Other actions and other words do not matter; without the last step the turn fails."""
     (first, *_), (second, *_) = (pool.options(pool.reset([s])) for s in train)
     changing = [
         (scenario, call)
@@ -187,7 +187,7 @@ def test_a_turn_is_passed_by_the_facts_that_it_gains(train, pool):
 
 @installed
 def test_all_that_a_game_says_it_would_take_it_takes(train, pool):
-    """The facts that are tracked are those of the game: else its parser would refuse."""
+    """The tracked facts match the game's: otherwise its parser would refuse."""
     rng = np.random.default_rng(0)
     for scenario in train:
         (env_id,) = pool.reset([scenario])

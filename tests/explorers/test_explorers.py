@@ -196,7 +196,7 @@ def test_a_module_that_makes_no_explorer():
 
 @pytest.fixture(scope="module")
 def sweep():
-    """All four roles, in a file of a user's."""
+    """All four roles, from a user's file."""
     return build.explorer(named("tests.support.explorers.sweep"))
 
 
@@ -206,7 +206,7 @@ def test_an_explorer_of_ones_own_keeps_the_contract(sweep, pool):
 
 
 def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch):
-    """As a user has it: a file on the Python path, named in the config."""
+    """A user has it like this: a file on the Python path, named in the config."""
     page = (ROOT / "docs" / "guides" / "add_explorer.md").read_text()
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "curious.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
@@ -217,7 +217,7 @@ def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch)
 
 
 def test_kinds_can_be_mixed(sweep, roles, pool):
-    """The actions of one explorer, the wording of another, the judgement of a third."""
+    """The actions come from one explorer, the wording from another, the judgement from a third."""
 
     class Trusting:
         def judge(self, proposals, answers):
@@ -235,14 +235,14 @@ def test_the_scripted_explorer_keeps_the_contract(roles, pool):
 
 
 def lengthened(roles, batch, limits, shorten):
-    """Every proposal with a call that nobody made."""
+    """Adds a call that nobody made to every proposal."""
     groups = roles.abstractor.abstract(batch, limits, shorten)
     more = lambda p: dataclasses.replace(p, turns=(Turn("q", p.calls[:-1] + (Call("pwd", {"x": 1}),)),))
     return [[more(p) for p in group] for group in groups]
 
 
 def without_replay(roles, batch, limits, shorten):
-    """Proposals of steps that need others before them: those of a goal without its shortening."""
+    """Proposes unshortened goals, whose steps need others before them."""
 
     def bare(goals):
         steps = lambda g: tuple(t for t in g.exploration.triplets if t.index in g.wanted)
@@ -252,7 +252,7 @@ def without_replay(roles, batch, limits, shorten):
 
 
 def spoil(roles, batch):
-    """Acts rightly and changes the tools that it is given."""
+    """Acts correctly and changes the tools that it is given."""
     calls = roles.explorer.act(batch)
     for e in batch:
         e.tools[0]["function"]["description"] += "!"
@@ -323,7 +323,7 @@ def test_the_suite_finds_the_fault(roles, pool, role, method, fault, message):
 
 def test_the_suite_finds_what_only_a_second_run_shows(roles, pool):
     class Remembers:
-        """Has its fill after a whole run: then the second round ends early."""
+        """Is exhausted after a whole run, so that the second round ends early."""
 
         full = False
 

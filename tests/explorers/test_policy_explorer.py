@@ -1,4 +1,4 @@
-"""The policy as its own explorer: answers that fit a schema by construction, what goes wrong, runs, and their resume."""
+"""The policy as its own explorer: answers that fit a schema by construction, failures, runs, resumption."""
 
 import dataclasses
 import json
@@ -103,7 +103,7 @@ def larger(schemas):
 
 
 def random_weights(params, seed, scale):
-    """Weights of no policy in particular; the larger the scale, the surer it is of nonsense."""
+    """Weights of no particular policy; a larger scale gives surer nonsense."""
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
     return jax.tree.unflatten(tree, [scale * rng.standard_normal(x.shape, np.float32) for x in leaves])
@@ -117,7 +117,7 @@ def random_weights(params, seed, scale):
     st.sampled_from((0.0, 0.7, 1.0)),
 )
 def test_an_answer_that_ends_fits_its_schema(policy, engine, wanted, seed, scale, temperature):
-    """Whatever the weights are; one that is cut is the beginning of such an answer."""
+    """Any weights fit the schema; a truncated answer is the beginning of one that fits."""
     engine.update_weights(random_weights(policy.params, seed, scale), 1)
     schema = wanted if isinstance(wanted, dict) else wanted.model_json_schema()
     requests = [request(schema, seed + i, temperature=temperature, conversation_id=i) for i in range(4)]
@@ -163,7 +163,7 @@ def test_requests_without_a_schema_get_the_same_bits_beside_requests_with_one(po
 
 
 def test_new_weights_do_not_lose_the_thread_of_an_answer(policy, engine):
-    """What was written before they came counts."""
+    """The tokens written before the new weights count."""
     engine.update_weights(policy.params, 0)
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 20, "maxItems": 20}
     asked = request(schema, 5)
@@ -199,7 +199,7 @@ ASKED = Question("You answer.", "Answer with JSON.", 1)
 
 
 class Saying:
-    """An engine that gives these answers in turn, whatever it is asked."""
+    """An engine that gives these answers in turn, whatever the request."""
 
     batches, constrains = True, True
 
@@ -268,8 +268,10 @@ def test_books_and_what_the_engine_is_asked(policy):
 
 
 class Able(Saying):
-    """A stand-in for a policy that can do it: reads the question from its tokens, and answers as tests/support/openai_server.py
-    does."""
+    """A stand-in for a capable policy.
+
+    It decodes the question from its tokens and answers like tests/support/openai_server.py.
+    """
 
     def __init__(self, policy):
         super().__init__(policy)
@@ -344,7 +346,7 @@ def run_config(**changes):
 
 
 def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
-    """It reflects and judges, which it cannot; rules act and abstract. All is done again with the weights of then."""
+    """The policy reflects and judges (badly); rules act and abstract. All is redone with the same weights."""
     config = run_config(**{"explorer.explorer": "scripted", "explorer.abstractor": "scripted"})
     real, asked = Client.ask, []
 
@@ -366,7 +368,7 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
 
     assert asked.count("reflect") == 2 and asked[-1] == "judge"
     config = fork(tmp_path / "whole", 1, tmp_path / "killed")  # before the last evolution
-    kill_at = asked[::-1].index("reflect") + 1  # in it, after it has reflected
+    kill_at = asked[::-1].index("reflect") + 1  # in that evolution, after it reflected
     asked.clear()
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed")
@@ -379,7 +381,7 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
 
 
 def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool):
-    """The tiny policy in all roles: what it answers has the right form or is cut, and names no tool."""
+    """The tiny policy plays all roles: its answers have the right form or are truncated, and name no tool."""
     config = config_of(**{"explorer.max_tokens": 24, "explorer.max_length": 2048, "evolution.rounds": 1})
     engine, tasks = build.engine(config, policy), TaskPool()
     made = Synthesizer(build.explorer(config, policy, engine), bfcl.tools, pool, config, None)

@@ -1,4 +1,4 @@
-"""The scripted explorer's choices, piece by piece: what comes next, how likely, and what becomes a goal."""
+"""The scripted explorer's choices: the next call, its probability, and the goals that it forms."""
 
 import dataclasses
 from collections import Counter
@@ -107,7 +107,7 @@ BOX = toolbox(
         schema("paint"),
     ]
 )
-NEXT_TO = ("close_file",)  # what shares a required parameter or a word with open_file
+NEXT_TO = ("close_file",)  # tools that share a required parameter or a word with open_file
 
 
 @pytest.mark.parametrize("tried", [(), ("close_file", "paint")])
@@ -159,7 +159,7 @@ def test_what_failed_is_made_again_once_its_remedy_worked():
     helped = step(2, "lockDoors")
     again = lambda *history: retry(history, box, bank, rng)
     assert again(first, helped) == Call("drive", {"place": "Oslo"})
-    assert again(first, later, helped) == Call("park", {"place": "Bonn"})  # the latest
+    assert again(first, later, helped) == Call("park", {"place": "Bonn"})  # the latest one
     assert again(first, later) is None and again() is None and again(helped) is None
     named = step(1, "park", {"place": "Bonn"}, "lock the doors of Bonn")  # its own argument was wrong
     drawn = [again(named, helped) for _ in range(60)]
