@@ -1,4 +1,4 @@
-"""Streams that are absent cost nothing: the update's programs, text for text."""
+"""Absent streams cost nothing: the update's programs are equal, text for text."""
 
 import json
 

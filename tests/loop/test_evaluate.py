@@ -1,4 +1,4 @@
-"""Rows of evaluations.jsonl, each number counted once more from the rollouts."""
+"""Rows of evaluations.jsonl, each number recounted from the rollouts."""
 
 from statistics import fmean
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def task_of(name, tools):
 
 
 class MadeUpAgent:
-    """Rolls out by each rollout's own seed, and remembers seeds and groups."""
+    """Rolls out by each rollout's own seed, and records seeds and groups."""
 
     def __init__(self):
         self.seeds, self.rolled = [], []
@@ -84,7 +84,7 @@ def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(s
         apart += [] if called & set(weak) else outcomes
     rates = [fmean(outcomes) for outcomes in named.values() if outcomes]
     assert row["weak_tools"] == {tool: [sum(found), len(found)] for tool, found in named.items()}
-    # A tool that has tasks and no valid rollout has an unknown rate, and must not drop out of the mean unseen.
+    # A tool with tasks but no valid rollout has an unknown rate, and must not silently leave the mean.
     unknown = [
         tool
         for tool, found in named.items()

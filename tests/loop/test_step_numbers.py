@@ -1,4 +1,4 @@
-"""The columns of metrics.jsonl that tell of rollouts, each counted once more by plain loops over made-up ones."""
+"""The rollout columns of metrics.jsonl, each recounted by plain loops over made-up rollouts."""
 
 import dataclasses
 import math
@@ -106,7 +106,7 @@ def behaviour(rollouts):
 
 
 def correlation(x, y):
-    """Pearson's; None where there is none."""
+    """Pearson's correlation; None where it is undefined."""
     if len(x) < 2 or len(set(x)) == 1 or len(set(y)) == 1:
         return None
     dx, dy = ([a - fmean(values) for a in values] for values in (x, y))
@@ -174,7 +174,7 @@ def with_rewards(*rewards):
 
 
 def test_equal_rewards_alone_are_without_spread_and_a_small_difference_is_learned_from():
-    """The environment's own reward of parts of a task can have a spread of 0.0005, which group_std scales to 1."""
+    """A shaped reward can have a spread of 0.0005, which group_std scales to 1."""
     assert health.diagnose([with_rewards(0.1, 0.1, 0.1)], [])["zero_variance_groups"] == 1
     small = with_rewards(0.2, 0.201)
     assert health.diagnose([small], [])["zero_variance_groups"] == 0
