@@ -1,4 +1,4 @@
-"""What is read from compiled programs, against programs whose work is known; and the list of commands for hardware."""
+"""Accounts of compiled programs against known work; and the list of commands for accelerators."""
 
 import dataclasses
 import os
@@ -143,7 +143,7 @@ MOVED = "f32[16,4]{1,0}", "collective-permute"
     ],
 )
 def test_what_devices_send_goes_over_the_links_of_their_group(what, groups, within, between):
-    """Eight devices, four of each host; all ways in which the compilers write groups."""
+    """Eight devices, four of each host; covers every way in which the compilers write groups."""
     made, op = what
     (found,) = works.by_loop(
         SENT.format(made=made, op=op, groups=groups), lambda _: "", [0] * 4 + [1] * 4
@@ -188,7 +188,7 @@ condition=%cond, body=%body, metadata={op_name="a/while"}
 
 
 def test_a_loop_that_the_tpu_compiler_made_and_unrolled_is_counted():
-    """A product whose weights go around the devices meanwhile; the heads of its result are places of a padded window."""
+    """A product whose weights circulate among the devices; its heads are places of a padded window."""
     found = works.by_loop(WINDOWED, lambda path: path)
     inside = found[(Loop("a/while", 4),)]  # from 0 to 8 by twos
     assert inside.operations == 2 * 100 * 64 * 8 * 32
@@ -225,7 +225,8 @@ assert layer["all-gather"][0] >= 2 and {"reduce-scatter", "all-reduce"} & set(la
 # The unembedding is gathered and its gradient reduced once for a micro-batch, not for each block.
 assert not any(account.loops["vocabulary"].collectives for account in accounts.values())
 assert update.loops["micro-batch"].collectives["reduce-scatter"][0] == 1
-# Products with a layer's matrices: forward twice, one of them again, and backward; and the reference's. Attention is beside.
+# Products with a layer's matrices: forward twice, one of them again, and backward; \
+and the reference's. Attention is beside.
 weights = sum(a * b for a, b in ((16, 16), (16, 8), (16, 8), (16, 16), (16, 24), (16, 24), (24, 16)))
 once = 2 * 64 * weights
 assert 4 * once < update.loops["layer"].operations < 12 * once, update.loops["layer"].operations / once
@@ -237,7 +238,7 @@ assert max(whole[part] for part in ("products", "memory", "links")) <= whole["ov
 
 
 def test_the_update_on_eight_devices_is_accounted_for():
-    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=ROOT, env=environment)
@@ -275,7 +276,7 @@ assert found and not whole, whole
     not devices.installed(), reason="the compilers for accelerators are not installed: run make aot"
 )
 def test_the_compiler_for_tpus_makes_no_copy_of_all_layers():
-    """In the type of the computation, before the loop over the layers: it did, for the policy and for the reference."""
+    """It made a copy in the computation's type before the loop over layers, for policy and reference."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     subprocess.run([sys.executable, "-c", OPAQUE], check=True, cwd=ROOT, env=environment)
 
@@ -306,9 +307,9 @@ def test_an_estimate_is_the_published_peaks():
     account = programs.Account({}, 0, 0, {"layer": work}, {"layer": 10})
     machine = dataclasses.replace(TOPOLOGIES["v6e-8"], operations=1e12, bandwidth=1e9, link=1e9)
     told = programs.seconds(account, machine)
-    assert not account.fits  # without parts the compiler has refused it
+    assert not account.fits  # an account without parts: the compiler refused the program
     assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
-    slower = dataclasses.replace(machine, hosts_link=5e8)  # what goes to another host takes twice as long
+    slower = dataclasses.replace(machine, hosts_link=5e8)  # traffic to another host takes twice as long
     assert programs.seconds(account, slower) == {"products": 20, "memory": 40, "links": 40, "overlapped": 40}
 
 
@@ -335,9 +336,9 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     told = change(memory, 2)  # one row each does not fit either, but a half does
     assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
     odd = four.learner.copy_and_resolve_references()
-    odd.pack_length_buckets = (8_191,)  # which no context axis splits
+    odd.pack_length_buckets = (8_191,)  # no context axis splits it
     assert "mesh.context" not in change(memory, 2, odd)
-    memory = 26 * GB  # which no part of a row mends
+    memory = 26 * GB  # no part of a row fits
     told = change(memory, 2)
     assert total(mesh, 1) > memory and told.startswith(
         "set config.learner.rows_per_microbatch=4 and config.learner.optimizer_offload=True ("
@@ -349,7 +350,7 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
         f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
     )
     assert "fsdp=2 (4 devices) and config.learner.optimizer_offload=True" in change(planned.total - 1, 2)
-    told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
+    told = change(15 * GB, 2, there)  # moments that are on the host already do not help
     assert (
         "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told
         and "optimizer_offload" not in told
@@ -369,7 +370,7 @@ def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
     with pytest.raises(ValueError, match=pattern):
         plan.check_fits(four, model, mesh, 35 * GB)
     plan.check_fits(four, model, mesh, 80 * GB)
-    plan.check_fits(four, model, mesh, None)  # CPUs do not say
+    plan.check_fits(four, model, mesh, None)  # CPUs do not report their memory
     adapted = four.copy_and_resolve_references()
     adapted.learner.lora_rank = 8
     plan.check_fits(adapted, model, mesh, 1)
@@ -383,7 +384,7 @@ def test_what_cannot_be_compiled_is_named(tmp_path):
 
 
 def test_every_command_for_accelerators_is_in_the_list():
-    """Of files that show one: main.py with a config of a published model, or launch.sh, which has the config of tpu_scripts/env.sh."""
+    """Searches files for main.py with a published model's config, and for launch.sh."""
     shown = set()
     for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*_qwen*.py")):
         text = path.read_text()
@@ -391,9 +392,7 @@ def test_every_command_for_accelerators_is_in_the_list():
         launch = re.search(r"^ {4}tpu_scripts/launch\.sh", text, re.M)
         if main or launch:
             shown.add(str(path.relative_to(ROOT)))
-    planned = {
-        "configs/bfcl_qwen2_5_0_5b.py"
-    }  # one GPU of 24 GB, for which there is no description of a compiler's
+    planned = {"configs/bfcl_qwen2_5_0_5b.py"}  # one GPU of 24 GB, whose compiler has no description
     assert shown - planned == {command.place for command in hardware.COMMANDS}
     for command in hardware.COMMANDS:
         assert TOPOLOGIES[command.topology].compiler

@@ -1,4 +1,4 @@
-"""Diagnostics of a step, against rollouts made to have them, and when the terminal hears of them."""
+"""Diagnostics of a step, against rollouts made to have them; and the terminal's warnings."""
 
 import dataclasses
 
