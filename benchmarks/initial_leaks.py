@@ -1,8 +1,9 @@
-"""Counts what leak control refuses while D_0 is explored, with and without the comparison of calls.
+r"""Counts leak control's refusals during the exploration of D_0, with and without the comparison of calls.
 
-    JAX_PLATFORMS=cpu python benchmarks/initial_leaks.py --configs=configs/bfcl_tiny.py,configs/tau2_tiny.py --seeds=0,1,2
+    JAX_PLATFORMS=cpu python benchmarks/initial_leaks.py --seeds=0,1,2 \
+        --configs=configs/bfcl_tiny.py,configs/tau2_tiny.py
 
-D_0 is explored as a run explores it, but for the limit on a task's length, which needs the policy's tokenizer.
+D_0 is explored as in a run, but without the limit on a task's length, which needs the policy's tokenizer.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What an explorer that answers slowly costs a run: evolutions that training waits for, and evolutions beside it.
+"""Measures the cost of a slow explorer: evolutions that training waits for, and evolutions beside it.
 
-The server of the tests answers, with a pause before each answer. Both runs begin with the same D_0 and differ in
+The tests' server answers, after a pause. Both runs begin with the same D_0 and differ in
 config.evolution.async_steps alone.
 
     python benchmarks/overlap.py --seconds=2
