@@ -29,7 +29,7 @@ from cases import CASES, Case, operations, random_data, useful_tokens, write
 from protocol import Worker
 
 ROOT = Path(__file__).parent.parent
-TOLERANCE = 1e-5  # of the loss, absolute: losses are of order 0.1 to 1
+TOLERANCE = 1e-5  # absolute, of the loss: losses are of order 0.1 to 1
 
 _CASE = flags.DEFINE_list("case", list(CASES), "Cases to run.")
 _PEER = flags.DEFINE_list("peer", ["tunix", "trl"], "Libraries to compare with; none: only ours.")

@@ -16,7 +16,7 @@ _CONFIGS = flags.DEFINE_list(
     "configs", ["configs/bfcl_tiny.py"], "Config files, with their arguments if any."
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of D_0.")
-THRESHOLDS = (0.0, 0.88)  # of config.data.leak_call_threshold
+THRESHOLDS = (0.0, 0.88)  # values of config.data.leak_call_threshold
 
 
 def main(argv) -> None:

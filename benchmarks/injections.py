@@ -42,7 +42,7 @@ from coevolve_jax.types import Call
 from tests.support.openai_server import Model, OpenAIServer, action, schemas, steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
-SEED = 0  # of the explorers
+SEED = 0  # the explorers' seed
 SIZES = {"rounds": 2, "steps": 8}
 
 _SCENARIOS = flags.DEFINE_integer("scenarios", 16, "Of BFCL's training split, to explore.")

@@ -168,7 +168,7 @@ def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -
     held, spent = resident() - before, []
     peak = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
-    )  # of the whole process until now
+    )  # the peak of the whole process until now
     for task in new:
         start = time.process_time()
         guard.check(task)

@@ -5,12 +5,13 @@ r"""How many small faults do the tests find? Mutation testing with mutmut, on a 
     .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --sample=0 \
         --tests=tests/synthesis/test_signals.py
 
-mutmut gets a virtual environment of its own (--tool), which also sees this one's packages; the first call makes
-it. It works in a copy of the tree and resumes there after a stop. Each mutant meets the tests that call its
-function. The program prints the survivors and the score: the found share of the tried mutants. A failing test
-or a timeout finds a mutant; a mutant that no test calls is not found.
-Mutants that change texts alone (mostly messages) need --texts.
-Function bodies alone are mutated: constants of a module and decorated functions stay.
+mutmut gets a virtual environment of its own (--tool), which also sees this one's packages; the first call
+makes it. It works in a copy of the tree and resumes there after a stop. Each mutant meets the tests that call
+its function. The program prints the survivors and the score: the found share of the tried mutants. A
+failing test or a timeout finds a mutant; a mutant that no test calls is not found.
+
+Mutants that change texts alone (mostly messages) need --texts. Only function bodies are mutated: constants of
+a module and decorated functions stay.
 """
 
 import ast
@@ -34,7 +35,7 @@ from typing import NamedTuple
 from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
-VERSION = "3.8.1"  # of mutmut
+VERSION = "3.8.1"  # the version of mutmut
 WHOLE_LOOP = ("tests/loop/test_loop.py", "tests/loop/test_run_files.py")
 SUITE = "tests/strategies/test_strategies.py::test_every_strategy_passes_the_suite"
 
@@ -147,7 +148,7 @@ def main(_) -> None:
 
 
 def chosen(only: Sequence[str], files: Sequence[str], tests: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Patterns of files, and tests. Raises app.UsageError for unknown modules, and for files without tests."""
+    """Patterns of files, and tests. Raises app.UsageError for unknown modules and for files without tests."""
     if files:
         if not tests:
             raise app.UsageError(

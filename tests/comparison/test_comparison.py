@@ -584,7 +584,7 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
     boundary, rare = quality(tmp_path, cells, rows)
     assert (boundary["signal"], boundary["new_tasks"], rare["signal"]) == ("boundary", 2, "rare")
     assert boundary["precision"] == pytest.approx((0.75 + 0.25) / 2)
-    assert boundary["matched_precision"] == 0.75  # of a alone: nothing matches b
+    assert boundary["matched_precision"] == 0.75  # task a's alone: nothing matches b
     assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a
     # Task a: cp from step 0. Task b, born after step 25: cp and ls from step 20.
     assert boundary["gain"] == pytest.approx((0.8 + 0.4 - 0.1) / 3)
@@ -610,7 +610,7 @@ def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setti
 # Cells
 
 
-SMALL = [  # the shapes of test_train.py, whose compiled programs serve here too
+SMALL = [  # the shapes of tests/loop/test_train.py, whose compiled programs serve here too
     "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4",
     "evolution.every=1",
     "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1",

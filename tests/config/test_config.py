@@ -300,7 +300,7 @@ def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
         plan.check_configs(config, cells, given)
 
 
-# What counts as the same run
+# Sameness of runs
 
 
 def test_what_servers_are_told_is_part_of_the_digest():

@@ -28,7 +28,8 @@ SMALL = {
     "SIZES": {
         "steps": 2,
         "data.initial_tasks": 6,
-        "rollout.tasks_per_step": 2,  # test_train.py's shapes, whose compiled programs serve here too
+        # Shapes of tests/loop/test_train.py: its compiled programs serve here too
+        "rollout.tasks_per_step": 2,
         "rollout.group_size": 4,
         "evolution.every": 1,
         "evolution.freeze_last_steps": 1,

@@ -27,7 +27,7 @@ GROUPS = st.lists(
     max_size=4,
 )
 SEEDS = st.integers(0, 2**31)
-ROWS = 20  # as many as there can be rollouts
+ROWS = 20  # the largest number of rollouts
 
 
 def rollouts(
@@ -100,7 +100,7 @@ def test_every_trajectory_is_there_once_and_a_prompt_once_in_a_row(groups, seed)
             left.remove(row["tokens"][at].tolist())
             np.testing.assert_array_equal(row["positions"][at], np.arange(len(at)))
             np.testing.assert_array_equal(row["targets"][at[:-1]], row["tokens"][at[1:]])
-        # Of the whole prompt, each branch has the last token for itself.
+        # Each branch has the prompt's last token for itself.
         branch = lambda s: next(b for b in segments if b != s and first[b - 1] == s)
         prompts = [
             row["tokens"][whole(row, branch(s))[: np.sum(row["segment_ids"] == s) + 1]] for s in shared

@@ -85,7 +85,7 @@ def test_the_earlier_steps_conversations_come_first():
     collect, agent = collector(engine, staleness=2, concurrency=1)
     for step in range(STEPS):
         collect(step)
-    together = TASKS * K * 3  # those that begin with the first step
+    together = TASKS * K * 3  # rollouts that begin with the first step
     assert max(engine.begun[:together]) == 2 and engine.begun[together:] == sorted(engine.begun[together:])
     agent.close()
 

@@ -26,7 +26,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "tests" / "support" / "patient_main.py"
-# XLA runs CPU collectives on a pool of threads, one per core by default. Waiting ones can take both of two.
+# XLA runs CPU collectives on a pool of threads, one per core by default. Waiting ones can take all.
 THREADS = {"NPROC": "16"}
 # The tests' own flags: programs that run once or twice are not optimised.
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"

@@ -1,7 +1,7 @@
 """The loop of train.py beside reference_loop.py, over random configurations: they agree on every step.
 
-`train` is the real one, and so are strategies, task pool, agent, synthesis, packing, trainer, logs and
-resumption. loop_fakes.py gives the model, the worlds' processes, the explorer and the arrays of checkpoints.
+`train` is the real one. So are strategies, task pool, agent, synthesis, packing, trainer, logs and resuming.
+loop_fakes.py gives the model, the worlds' processes, the explorer and the arrays of checkpoints.
 """
 
 import json

@@ -167,7 +167,7 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
     assert (found["initial"], found["final"]) == (born["initial"], len(tasks)) == (6, 6 + born[kind])
     assert found["never_trained"] == len(tasks) - len(trained)
 
-    # What evolution made: recounted from explorations.jsonl, but for counts that only its own rows hold
+    # Recounts evolution from explorations.jsonl, but for counts that only its own rows hold
     evolutions = [row["evolution"] for row in metrics if row["evolution"]]
     first, later = (
         [e for e in explored if e["context"]["id"].startswith("initial-") == of] for of in (True, False)
@@ -296,7 +296,7 @@ def test_the_evaluation_seed_alone_draws_the_held_out_sets_and_the_runs_seed_wha
     assert (len(one[0]), len(one[1]), len(one[2])) == (4, 3, 6)
     assert one[0] == same[0] and one[1] == same[1] and one[2] != same[2]
     assert one[0] != other[0] and one[1] != other[1]
-    fair = [lamps.scenario(n) for n in (4, 5)]  # of the evaluation split; training begins as the others do
+    fair = [lamps.scenario(n) for n in (4, 5)]  # the other evaluation scenarios start like training ones
     assert all(t["scenario"] in fair for t in one[0] + one[1])
     assert all(t["scenario"] not in fair for t in one[2])
     called = Counter(

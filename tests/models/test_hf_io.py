@@ -212,7 +212,7 @@ def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
     hf_io.save(tmp_path / "model", config, params)
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     up = params["layers"]["mlp"]["experts"]["up_proj"]["kernel"]
-    assert up.shape[:2] == (1, 3)  # of layers 1 and 3 the first is dense
+    assert up.shape[:2] == (1, 3)  # the first of layers 1 and 3 is dense
     for e in range(3):
         np.testing.assert_array_equal(tensors[f"model.layers.3.mlp.experts.{e}.up_proj.weight"], up[0, e].T)
     np.testing.assert_array_equal(

@@ -340,7 +340,7 @@ def test_padding_is_not_written_to_the_cache(tiny_config, platform):
     _, after = decode({"params": params}, np.ones((2, 2), np.int32), positions, cache)
     for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(now[1], before[1])
-        changed = (now != before)[0].any(axis=-2 if now.shape[-1] == 8 else -1)  # of each head and column
+        changed = (now != before)[0].any(axis=-2 if now.shape[-1] == 8 else -1)  # for each head and column
         assert changed[:, :2].all() and not changed[:, 2:].any()
 
 

@@ -45,7 +45,7 @@ def test_a_kernel_attends_as_whole_arrays_do(name, groups, monkeypatch):
             got, written_too = cache.attend(*new, kept, positions, None, name)
     got = np.asarray(got, np.float32)
     np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)
-    assert np.abs(np.roll(got, 1, axis=2) - want).max() > 0.5  # of another head
+    assert np.abs(np.roll(got, 1, axis=2) - want).max() > 0.5  # the output of another head
     for mine, theirs, before in zip(written, written_too, kept, strict=True):
         np.testing.assert_array_equal(mine, theirs)
         assert (np.asarray(mine) != np.asarray(before)).any(axis=(0, 3)).sum() == len(positions)
@@ -214,7 +214,7 @@ def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
         *held,
         filler,
         late,
-    ]  # which takes the last two: the late one has room nowhere, and waits with its prompt
+    ]  # the filler takes the last two: the late one finds no room, and waits with its prompt
     got, _ = store.admit(everyone, everyone)
     assert got == [*held, filler] and late.part == 0 and len(late.pages) == 2
 
@@ -224,8 +224,8 @@ def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
     [
         ([2, 4], 4, [2, 4], [0, 4, 2]),  # idle conversations lose theirs first
         ([4, 2], 5, [4], [0, 0, 5]),  # then those with a request
-        ([0, 2, 4], 4, [0, 2], [4, 2, 0]),  # of these the last
-        ([4, 3, 5], 6, [4, 3, 5], [0, 0, 6]),  # of idle ones the oldest; the other part keeps its pages
+        ([0, 2, 4], 4, [0, 2], [4, 2, 0]),  # the last of these first
+        ([4, 3, 5], 6, [4, 3, 5], [0, 0, 6]),  # then the oldest of these; those of the other part keep theirs
         ([4], 4, [4], [0, 2, 4]),
     ],
 )

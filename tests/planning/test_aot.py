@@ -288,7 +288,7 @@ def test_a_batch_is_loaded_as_the_run_packs_it(four):
     load = lambda lengths, platform="gpu", rows=2: batches.load(four, 2, rows, row, platform, lengths)
     full = load(None)
     assert (full.rows, full.full, full.microbatches) == (6, 1, 2)
-    blocks = 2 * row // 128 * (row // 128 + 1) // 2  # of both rows of a device
+    blocks = 2 * row // 128 * (row // 128 + 1) // 2  # in both rows of a device
     assert full.pairs["forward"] == blocks * 128**2
     by_row = load(None, "tpu", 3).pairs["fwd"]  # on TPUs a kernel is called for each row
     assert by_row == row // 512 * (row // 512 + 1) // 2 * 512**2

@@ -91,7 +91,7 @@ def measured_bytes(length: int, learner) -> int:
 @pytest.mark.slow
 def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
     """Cases: layers take most, logits do, and twice the tokens, which cost more in activations alone."""
-    # As on accelerators: a whole chunk at once, of the whole vocabulary.
+    # Accelerators compute a whole chunk of the whole vocabulary at once.
     monkeypatch.setattr(logprobs, "CPU_BLOCK", 1024)
     monkeypatch.setattr(logprobs, "CPU_TILE", SMALL["vocab_size"])
     learner = configs["bfcl_qwen3_4b"].learner.copy_and_resolve_references()

@@ -172,7 +172,7 @@ def test_what_a_token_takes_is_told_by_the_compiled_program(folder):
     )
     assert told["token"]["operations"] == products / 8
     assert set(told["token"]["collectives"]) >= {"all-gather", "all-reduce"}
-    # Of eleven pages each of four parts has two, and so has the table of two rows.
+    # Eleven pages give two to each of four parts; the table has two rows.
     pages = 2 * 2 * layers * 2 * c.num_key_value_heads // 2 * c.head_dim * PAGE
     assert json.loads((folder / "paged.json").read_text()) == pages + 2 * BLOCK * 4
 

@@ -253,7 +253,7 @@ def test_what_is_lost_before_it_is_used_is_not_counted_as_cached(policy):
     again, before = [more(0, 130), more(1, 7)], engine.counts.copy()
     generate(engine, again)
     counted = engine.counts - before
-    assert counted["cached_tokens"] == 107  # of the first
+    assert counted["cached_tokens"] == 107  # the first conversation's
     assert counted["cached_tokens"] + counted["prefill_tokens"] == sum(len(r.ids) - 1 for r in again)
 
 

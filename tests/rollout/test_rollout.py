@@ -280,9 +280,7 @@ def test_an_observation_that_does_not_fit_loses_its_end_and_nothing_else(policy,
     ls = render_call(Call("ls", {}))
     whole, _ = play(policy, env_pool, [ls] * 50, max_length=600, max_new_tokens=40)
     written = np.flatnonzero(whole.mask)
-    ends = (
-        int(written[np.flatnonzero(np.diff(written) > 1)[0]]) + 1
-    )  # of the first message; its answer follows
+    ends = int(written[np.flatnonzero(np.diff(written) > 1)[0]]) + 1  # the first message; its answer follows
     room = ends + 5
     t, _ = play(policy, env_pool, [ls] * 50, max_length=room, max_new_tokens=ends - int(written[0]))
     assert t.stop == "context_limit" and len(t.ids) == room

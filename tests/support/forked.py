@@ -1,9 +1,8 @@
 """Starts programs without the seconds of their imports: forks a process that has imported them before.
 
-That process, the zygote, has the environment of the starts and no JAX backend yet. All else equals a
-fresh start, but that all starts of a zygote share Python's hash seed, and so the order of sets.
-A reference for a comparison bit by bit must therefore come from a process of its own.
-Run as a program, this file is the zygote.
+That process, the zygote, has the environment of the starts and no JAX backend yet. Its starts equal fresh
+ones, but they share Python's hash seed, and so the order of sets. A reference for a comparison bit by bit
+must therefore come from a process of its own. Run as a program, this file is the zygote.
 """
 
 import functools

@@ -18,7 +18,7 @@ from coevolve_jax.explorers.scripted import abstractor, explorer
 from coevolve_jax.types import Call, Context, Observation, Task, Triplet
 
 KEY = "sk-the-key-of-the-tests"
-MOST_CALLS = 6  # of a task
+MOST_CALLS = 6  # calls of a task
 BFCL = envs.load("bfcl")
 SCRIPTED = explorer.Explorer(BFCL.action_pattern)
 

@@ -1,8 +1,8 @@
 """The services of reference_loop.py, each as directly as docs/guides/understand_the_code.md states it.
 
-Conversation, a round of exploration, validation, whether a rollout can hold a task, the group filter, and
-similarity to the evaluation tasks. A rollout is a Trajectory; the world is families/lamps.py; the policy is
-`write` of loop_fakes.py.
+These are a conversation, a round of exploration, validation, whether a rollout can hold a task, the group
+filter and similarity to the evaluation tasks.
+A rollout is a Trajectory; the world is families/lamps.py; the policy is `write` of loop_fakes.py.
 """
 
 import dataclasses
