@@ -375,7 +375,7 @@ class Loop:
         return total
 
     def grow(self, pool, contexts, wanted, kind, step, first, rng):
-        """explore -> abstract -> validate; D_t gains `wanted` at most. first: number of the first proposal."""
+        """explore -> abstract -> validate; D_t gains `wanted` at most. first: the first proposal's number."""
         e, d = self.c.evolution, self.c.data
         spawn = lambda: [np.random.default_rng(int(x)) for x in rng.integers(2**63, size=len(contexts))]
         explored = [
