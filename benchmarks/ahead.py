@@ -1,8 +1,8 @@
-"""For how long the learner waits for rollouts whose seconds are lognormal, by config.rollout.max_staleness: as a small
-simulation says, and as it is with the loop's own collector and agent.
+"""Measures the learner's waits for rollouts with lognormal durations, by config.rollout.max_staleness.
 
-A rollout is one message, which a served engine answers after its seconds; an update is a pause. So the seconds are those
-of the schedule and nothing else.
+A small simulation and the loop's own collector and agent give the share of waiting time. A rollout is one
+message, which a served engine answers after its seconds; an update is a pause. All seconds come from the
+schedule alone.
 
     JAX_PLATFORMS=cpu python benchmarks/ahead.py --median=0.1 --sigma=1.0 --update=0.25
 """
@@ -65,7 +65,7 @@ def simulate(rollouts: list[list[float]], update: float, concurrency: int, stale
 
 
 class Lognormal:
-    """A served engine that says nothing, after seconds that depend on the rollout's seed."""
+    """A served engine with empty answers, after seconds that depend on the rollout's seed."""
 
     batches = False
 
@@ -80,7 +80,7 @@ class Lognormal:
 
 
 def measure(staleness: int) -> float:
-    """What `simulate` says, of the real thing."""
+    """Measures the share of `simulate` with the real collector and agent."""
     rollout = {"temperature": 1.0, "max_staleness": staleness}
     config = ConfigDict({"seed": 0, "steps": STEPS.value, "rollout": rollout})
     tasks = TaskPool()

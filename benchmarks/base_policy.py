@@ -1,12 +1,13 @@
-"""What a policy can do before RL, on the held-out tasks of a run: success by number of calls, and by tool (or verb).
+"""Measures a policy before RL on a run's held-out tasks: success by number of calls, and by tool (or verb).
 
 python benchmarks/base_policy.py --config=configs/bfcl_tiny.py
 python benchmarks/base_policy.py --config=configs/bfcl_headroom.py   # has a balanced set
 python benchmarks/base_policy.py --config=configs/textworld_tiny.py   # or tau2_tiny.py
 
-The table by tool is there where weak ones were planted: of the balanced set (config.evaluation.balanced_tasks), in which
-rare tools come about as often as others, or where there is none of the same tasks as before. How often exploration
-meets a tool is counted in the candidates that this set is chosen from, or in these tasks.
+A table by tool follows where weak tools were planted, or where the config asks for a balanced set
+(config.evaluation.balanced_tasks). Rare tools come about as often as others in that set. Without one, the
+table uses the same tasks again. How often exploration meets a tool is counted in the set's candidates, or in
+these tasks.
 """
 
 import os
@@ -40,8 +41,10 @@ ToolOf = Callable[[Call], str]  # what counts as the tool of a call
 def print_success(
     agent: Agent, tasks: Sequence[Task], weak: Container[str], tool_of: ToolOf, num_rollouts: int
 ) -> list[Group]:
-    """Success at temperature 1 and greedy, of all tasks and of those with and without a weak tool. Returns what was
-    sampled at temperature 1."""
+    """Prints success at temperature 1 and greedy: of all tasks, and of those with and without a weak tool.
+
+    Returns the samples at temperature 1.
+    """
     holds = lambda task: any(tool_of(call) in weak for call in task.calls)
     kinds: dict[str, Callable[[Task], bool]] = {"all": lambda task: True}
     if weak:
@@ -57,8 +60,9 @@ def print_success(
             success = "unknown" if result.success is None else f"{result.success:.1%}"
             calls = [step.call is not None for t in trajectories_of(among) for step in t.steps]
             print(
-                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): success {success}, "
-                f"by calls {by_calls}, groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
+                f"temperature {temperature:g}, {n} samples of {len(among)} tasks ({kind}): "
+                f"success {success}, by calls {by_calls}, "
+                f"groups with both outcomes {result.mixed_groups:.0%}, ends {result.stops}, "
                 f"calls that parse {np.mean(calls):.1%}",
                 flush=True,
             )
@@ -71,7 +75,7 @@ def print_tools(
     tool_of: ToolOf,
     share: Mapping[str, float],
 ) -> None:
-    """The table by tool. share: of exploration's tasks that hold a tool."""
+    """Prints the table by tool. share: of exploration's tasks that hold a tool."""
     rows = by_tool([g.task for g in groups], {g.task.id: g.trajectories for g in groups}, tool_of)
     print(table(rows, weak, share))
     for kind, tools in (("weak", rows.keys() & weak.keys()), ("other", rows.keys() - weak.keys())):

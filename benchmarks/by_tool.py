@@ -1,4 +1,4 @@
-"""How well each tool goes: success of the tasks that hold it, and of its calls where all before them were made."""
+"""Success by tool: of the tasks that hold it, and of its calls where all earlier ones were made."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from coevolve_jax.types import Call, Task, Trajectory
 def reached_calls(task: Task, trajectory: Trajectory) -> Iterator[tuple[Call, bool]]:
     """The reference calls up to the first that was missed, as (call, whether it was made).
 
-    A successful trajectory made them all, in its own way. Where the context was full no call was missed.
+    A successful trajectory made them all, in its own way. With a full context no call counts as missed.
     """
     for number, turn in enumerate(task.turns):
         steps = [s for s in trajectory.steps if s.turn == number]
@@ -31,7 +31,7 @@ def by_tool(
     rolled: Mapping[str, Sequence[Trajectory]],
     tool_of: Callable[[Call], str] = action_pattern,
 ) -> dict[str, dict[str, float]]:
-    """For each tool, success of the tasks that hold it and of its calls where all before them were made.
+    """For each tool, the success of its tasks and of its calls where all earlier calls were made.
 
     rolled: trajectories by task id. tool_of: what counts as the tool of a call.
     """
@@ -57,7 +57,7 @@ def by_tool(
 def table(
     rows: Mapping[str, Mapping[str, float]], weak: Mapping[str, Mapping], share: Mapping[str, float]
 ) -> str:
-    """Lines, the tools that exploration meets most often first."""
+    """Lines of the table; tools that exploration meets most often come first."""
     lines = [
         f"{'tool':28} {'weak by':22} {'met in':>6} {'tasks':>5} {'success':>7} {'reached':>7} {'made':>5}"
     ]

@@ -1,4 +1,4 @@
-"""What is compared: shapes, random weights in Hugging Face format, data, and the operations they need.
+"""The compared cases: shapes, random weights in Hugging Face format, data, and their operation counts.
 
 Numpy only, because the workers of every virtual environment read it.
 """
@@ -23,8 +23,8 @@ class Case:
 
     kind: "update" (one GRPO step) or "generate". vocab_size, tied: of the Qwen3 model. rows: sequences.
     prompt, completion: tokens of each; ragged: completions are uniform in completion / 16 .. completion.
-    given: the log-probabilities of the KL term's reference are part of the data; else each implementation runs the
-    reference within the step.
+    given: the data hold the log-probabilities of the KL term's reference. Otherwise each implementation runs
+    the reference within the step.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Case:
     layers: int = 4
 
     def shrunk(self) -> Case:
-        """The same case in small, to try the machinery with; its times mean nothing."""
+        """The same case in small, to try the machinery; its times mean nothing."""
         return dataclasses.replace(
             self, vocab_size=self.vocab_size // 16, rows=8, prompt=32, completion=32, layers=2
         )
@@ -57,7 +57,7 @@ CASES = {c.name: c for c in _both("small", 4096, False) + _both("large", 151936,
 
 
 def model_config(case: Case) -> dict:
-    """config.json. rope_theta stands where transformers 4 and where transformers 5 look for it."""
+    """The config.json. rope_theta stands where transformers 4 and where transformers 5 look for it."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -87,8 +87,10 @@ def model_config(case: Case) -> dict:
 
 
 def random_weights(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """float32 tensors under their Hugging Face names: matrices of deviation 0.02 (0.06 within the layers, so
-    that attention is not flat), norms near 1."""
+    """float32 tensors under their Hugging Face names.
+
+    Matrices have deviation 0.02 (0.06 within the layers, so that attention is not flat), norms are near 1.
+    """
     rng = np.random.default_rng(seed)
     c = model_config(case)
     d, f, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
@@ -118,11 +120,11 @@ def random_weights(case: Case, seed: int) -> dict[str, np.ndarray]:
 
 
 def random_data(case: Case, seed: int) -> dict[str, np.ndarray]:
-    """prompts [N, P] and, for an update, completions [N, C] (PAD behind lengths [N]), sampler_logprobs [N, C]
-    and advantages [N]; where they are given also reference_logprobs [N, C].
+    """prompts [N, P] and, for an update, completions [N, C] (PAD after lengths [N]) with their numbers.
 
-    The sampler's log-probabilities scatter around those of a model that knows nothing, which is what random
-    weights are, so that some ratios are clipped.
+    These are sampler_logprobs [N, C], advantages [N] and, where they are given, reference_logprobs [N, C].
+    The sampler's log-probabilities scatter around those of an untrained model, which random weights are, so
+    that some ratios are clipped.
     """
     rng = np.random.default_rng(seed)
     draw = lambda width: rng.integers(EOS + 1, case.vocab_size, (case.rows, width), dtype=np.int32)
@@ -148,7 +150,7 @@ def random_data(case: Case, seed: int) -> dict[str, np.ndarray]:
 
 
 def write(case: Case, folder: Path) -> None:
-    """folder/policy and folder/reference (two models), folder/data.npz and folder/case.json."""
+    """Writes folder/policy and folder/reference (two models), folder/data.npz and folder/case.json."""
     for name, seed in (("policy", 1), ("reference", 2)):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(model_config(case), indent=2))
@@ -158,7 +160,7 @@ def write(case: Case, folder: Path) -> None:
 
 
 def read(folder: Path) -> tuple[Case, dict[str, np.ndarray]]:
-    """What `write` wrote: the case and its data."""
+    """Reads the case and its data, as `write` saves them."""
     with np.load(folder / "data.npz") as data:
         return Case(**json.loads((folder / "case.json").read_text())), dict(data)
 
@@ -171,11 +173,11 @@ def useful_tokens(case: Case, data: dict[str, np.ndarray]) -> int:
 
 
 def operations(case: Case, data: dict[str, np.ndarray]) -> float:
-    """Floating-point operations that the useful tokens need: the products with weights and of attention.
+    """Floating-point operations that the useful tokens need: products with weights and of attention.
 
-    2 per weight and token forward, 4 more backward. Update: the policy forward and backward and, unless it is given,
-    the reference forward, the unembedding on completion tokens only. Generation: forward, the unembedding once
-    per token that is sampled.
+    2 per weight and token forward, 4 more backward. Update: the policy forward and backward and, unless it is
+    given, the reference forward; the unembedding on completion tokens only. Generation: forward, and the
+    unembedding once per sampled token.
     """
     c = model_config(case)
     d, f, head = c["hidden_size"], c["intermediate_size"], c["head_dim"]
@@ -183,7 +185,7 @@ def operations(case: Case, data: dict[str, np.ndarray]) -> float:
     layers = case.layers * (2 * d * q + 2 * d * kv + 3 * d * f)
     lengths = data.get("lengths", np.full(case.rows, case.completion)).astype(np.float64)
     tokens = case.prompt + lengths
-    pairs = np.sum(tokens * (tokens + 1) / 2)  # of a query and a key, causal
+    pairs = np.sum(tokens * (tokens + 1) / 2)  # pairs of a query and a key, causal
     attention = case.layers * pairs * 2 * q  # scores and weighted sum, multiply-adds
     forward = 2 * (layers * np.sum(tokens) + case.vocab_size * d * np.sum(lengths) + attention)
     passes = 1 if case.kind == "generate" else 3 if case.given else 4

@@ -1,9 +1,9 @@
-"""The machine's matrix rate, and what some choices of this code are worth on it.
+"""Measures the machine's matrix rate, and the value of some choices of this code.
 
     python benchmarks/choices.py
 
-Each choice is timed against its alternative, in turn, on the demo's shapes (models/tiny_qwen3) where no other are
-named; medians of --repeats runs after one to compile.
+Each choice takes turns with its alternative, on the demo's shapes (models/tiny_qwen3) unless others are
+named. It prints medians of --repeats runs after one to compile.
 """
 
 import os
@@ -24,7 +24,7 @@ ROWS, LENGTH = 8, 512
 
 
 def timed(**programs) -> dict[str, float]:
-    """Median seconds of each program, which take turns."""
+    """Median seconds of each program; the programs take turns."""
     seconds = {name: [] for name in programs}
     for _ in range(_REPEATS.value + 1):
         for name, program in programs.items():
@@ -46,7 +46,8 @@ def main(_) -> None:
     a = random(2048, 2048)
     rate = 2 * 2048**3 / timed(matmul=bind(jnp.matmul, a, a))["matmul"]
     print(
-        f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of 2048 x 2048"
+        f"{os.cpu_count()} cores, jax {jax.__version__}: {rate / 1e9:.0f} GFLOP/s in a float32 product of "
+        f"2048 x 2048"
     )
 
     # The layers' stream as one matrix, or with its rows apart.
@@ -84,7 +85,7 @@ def main(_) -> None:
         blocks=bind(attention_loss(attention.BLOCKS), q, k),
     )
 
-    # Packed rows: whole products of short rows, or one long row of which blocks of other segments are skipped.
+    # Packed rows: products over short rows, or one long row that skips blocks of other segments.
     packed = jnp.repeat(jnp.arange(1, 1 + ROWS * LENGTH // 256), 256)
     skipping = jax.grad(lambda q, k, s: jnp.sum(attention.chunked(q, k, k, s)), argnums=(0, 1))
     whole = jax.grad(lambda q, k, s: jnp.sum(attention.plain(q, k, k, s)), argnums=(0, 1))
@@ -95,7 +96,7 @@ def main(_) -> None:
         chunked=bind(skipping, as_one(q), as_one(k), packed[None]),
     )
 
-    # Log-probabilities in a large vocabulary: all of it at once, or tile by tile.
+    # Log-probabilities in a large vocabulary: all at once, or tile by tile.
     states, table, targets = random(512, 256), random(151936, 256), jnp.arange(512)
 
     def score(whole):

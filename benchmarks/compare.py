@@ -1,11 +1,11 @@
-"""The update step and generation of this repository against other libraries', interleaved in one run.
+"""Times this repository's update step and generation against other libraries', interleaved in one run.
 
     make bench                                   every case against every library
     make bench BENCH="--case=small-even,small-ragged --peer=trl"
 
-Every implementation runs in a process and a virtual environment of its own, on the same random Qwen3 weights
-and the same data in float32, one after the other and never at the same time. Each is first tried with several
-settings (micro-batches above all) and then measured with its fastest. `--shrink` tries the machinery on small
+Each implementation has a process and a virtual environment of its own. All use the same random Qwen3 weights
+and the same float32 data. They run one after the other, never at the same time. Each first tries several
+settings (micro-batches above all); the comparison uses its fastest. `--shrink` tries the machinery on small
 shapes.
 """
 
@@ -29,7 +29,7 @@ from cases import CASES, Case, operations, random_data, useful_tokens, write
 from protocol import Worker
 
 ROOT = Path(__file__).parent.parent
-TOLERANCE = 1e-5  # of the loss, absolute: the losses are of order 0.1 to 1
+TOLERANCE = 1e-5  # absolute, of the loss: losses are of order 0.1 to 1
 
 _CASE = flags.DEFINE_list("case", list(CASES), "Cases to run.")
 _PEER = flags.DEFINE_list("peer", ["tunix", "trl"], "Libraries to compare with; none: only ours.")
@@ -37,8 +37,8 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed runs of each implementation
 _SHRINK = flags.DEFINE_boolean("shrink", False, "Small shapes, to try the machinery; the times mean nothing.")
 _OUTPUT = flags.DEFINE_string("output", "runs/bench/results.json", "JSON file to append the results to.")
 
-# What to try, by implementation, kind and size of the vocabulary; the shorter of two timed runs decides, or one of
-# more than ENOUGH seconds.
+# Settings to try, by implementation, kind and vocabulary size. The shorter of two timed runs decides, or one
+# that takes more than ENOUGH seconds.
 ENOUGH = 10.0
 _ROWS = lambda *pairs: [{"pack_length": length, "rows_per_microbatch": rows} for length, rows in pairs]
 _MICRO = lambda *sizes: [{"micro": size} for size in sizes]  # padded sequences of a micro-batch
@@ -80,7 +80,7 @@ class Implementation:
 
 
 def implementations() -> list[Implementation]:
-    """Ours, and the peers that are installed; the others are named."""
+    """Ours and the installed peers; it prints the missing ones."""
     found = [Implementation("ours", Path(sys.executable))]
     for name in filter(None, _PEER.value):
         folder = ROOT / ".bench" / name
@@ -100,7 +100,7 @@ def matmul_rate(size: int = 2048) -> float:
 
 
 def fastest(implementation: Implementation, case: Case, folder: Path, logs: Path) -> dict:
-    """The setting with the shortest run; the first of each compiles and does not count."""
+    """The setting with the shortest run; each first run compiles and does not count."""
     settings = implementation.settings(case)
     if len(settings) == 1:
         return settings[0]
@@ -123,7 +123,7 @@ def fastest(implementation: Implementation, case: Case, folder: Path, logs: Path
 
 
 def compare(case: Case, chosen: list[Implementation], folder: Path, logs: Path) -> dict:
-    """One case: the same result first, then the time. Returns what goes into the results file."""
+    """Compares one case: first the results, then the times. Returns the entry of the results file."""
     write(case, folder)
     data = random_data(case, seed=3)
     settings = {i.name: fastest(i, case, folder, logs) for i in chosen}
@@ -160,8 +160,11 @@ def compare(case: Case, chosen: list[Implementation], folder: Path, logs: Path) 
 
 
 def check(case: Case, folder: Path, data: dict, workers: dict[str, Worker], first: dict) -> dict[str, dict]:
-    """How far each implementation is from the float64 reference, or from ours where the vocabulary makes
-    the reference too slow. Raises ValueError where the loss is off by more than TOLERANCE."""
+    """How far each implementation is from the float64 reference.
+
+    Where the vocabulary makes the reference too slow, ours takes its place. Raises ValueError if a loss is
+    off by more than TOLERANCE.
+    """
     if case.kind == "generate":
         rows = min(4, case.rows)
         greedy = {name: np.asarray(worker.ask("greedy")["ids"])[:rows] for name, worker in workers.items()}
@@ -231,7 +234,7 @@ def main(_) -> None:
     unknown = set(_CASE.value) - set(CASES)
     if unknown:
         raise app.UsageError(f"--case names {sorted(unknown)}, but the cases are {list(CASES)}.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no stopped worker is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no stopped worker behind
     chosen, here = implementations(), machine()
     print(here, flush=True)
     for name in _CASE.value:

@@ -1,10 +1,9 @@
-"""Compiles every command for hardware that the documents show, one after the other, and prints what the
-compilers say.
+"""Compiles every command for accelerators in the documents, one by one, and prints the compilers' reports.
 
     make aot-all
 
-COMMANDS is the list; tests/planning/test_aot.py holds the documents against it. A program of full size takes minutes
-of a core, and up to 4 GB.
+COMMANDS is the list; tests/planning/test_aot.py holds the documents against it. A program of full size takes
+minutes of a core, and up to 4 GB.
 """
 
 import os
@@ -17,8 +16,11 @@ ROOT = Path(__file__).parents[1]
 
 
 class Command(NamedTuple):
-    """place: the file that shows it. rows: of a micro-batch on each device, or on each group of `context` devices. quick:
-    `make test` compiles it, where `make aot` has been run."""
+    """A command in a document.
+
+    place: the file that shows it. rows: of a micro-batch on each device, or on each group of `context`
+    devices. quick: `make test` compiles it, if `make aot` has been run.
+    """
 
     place: str
     config: str

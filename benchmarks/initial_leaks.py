@@ -1,8 +1,9 @@
-"""Counts what leak control refuses while D_0 is explored, with and without the comparison of calls.
+r"""Counts leak control's refusals during the exploration of D_0, with and without the comparison of calls.
 
-    JAX_PLATFORMS=cpu python benchmarks/initial_leaks.py --configs=configs/bfcl_tiny.py,configs/tau2_tiny.py --seeds=0,1,2
+    JAX_PLATFORMS=cpu python benchmarks/initial_leaks.py --seeds=0,1,2 \
+        --configs=configs/bfcl_tiny.py,configs/tau2_tiny.py
 
-D_0 is explored as a run explores it, but for the limit on a task's length, which needs the policy's tokenizer.
+D_0 is explored as in a run, but without the limit on a task's length, which needs the policy's tokenizer.
 """
 
 import os
@@ -15,7 +16,7 @@ _CONFIGS = flags.DEFINE_list(
     "configs", ["configs/bfcl_tiny.py"], "Config files, with their arguments if any."
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds of D_0.")
-THRESHOLDS = (0.0, 0.88)  # of config.data.leak_call_threshold
+THRESHOLDS = (0.0, 0.88)  # values of config.data.leak_call_threshold
 
 
 def main(argv) -> None:

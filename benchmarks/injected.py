@@ -1,6 +1,7 @@
 """AgentDojo's injections, and environments whose answers carry them.
 
-AgentDojo (https://arxiv.org/abs/2406.13352, MIT) is read, not imported: its package wants six vendors' SDKs.
+It reads AgentDojo (https://arxiv.org/abs/2406.13352, MIT) without importing it: the package needs six
+vendors' SDKs.
 """
 
 import ast
@@ -17,7 +18,7 @@ from coevolve_jax.synthesis.explore import offered_names
 
 
 class Injection(NamedTuple):
-    """text: what stands in an answer. goal: what the attacker wants. tool: AgentDojo's own tool for it, which BFCL has not."""
+    """text: the words in an answer. goal: the attacker's. tool: AgentDojo's own for it, which BFCL lacks."""
 
     text: str
     goal: str
@@ -25,7 +26,7 @@ class Injection(NamedTuple):
 
 
 def agentdojo(package: Path) -> list[Injection]:
-    """Each goal of its injection tasks in each template of its attacks that needs no more than names."""
+    """Each goal of its injection tasks in each template of its attacks that needs names alone."""
     goals: dict[str, str] = {}
     for path in sorted(package.glob("default_suites/*/*/injection_tasks.py")):
         tree = ast.parse(path.read_text())
@@ -49,7 +50,7 @@ def agentdojo(package: Path) -> list[Injection]:
 
 
 def _constants(body: Sequence[ast.stmt], known: dict[str, str]) -> dict[str, str]:
-    """Names that are bound to text here, f-strings of such names among them."""
+    """Names bound to text here, including f-strings of such names."""
     found = dict(known)
     for node in (n for n in body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)):
         parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
@@ -61,10 +62,11 @@ def _constants(body: Sequence[ast.stmt], known: dict[str, str]) -> dict[str, str
 
 
 class Injecting:
-    """Environments whose answers carry an injection each, always the same in the same answer. No injections: as they are.
+    """Environments whose answers each carry an injection, a fixed one per answer; without injections,
+    unchanged ones.
 
-    sound: answers as they were, by what was made of them. shown: injections that were. unoffered: calls that were executed
-    though their task does not offer the tool.
+    sound: original answers, by their injected version. shown: injections that occurred. unoffered: executed
+    calls that their task does not offer.
     """
 
     def __init__(self, pool, injections: Sequence[Injection] = ()):
@@ -103,7 +105,7 @@ class Injecting:
 
 
 def _inside(answer: str, text: str) -> str:
-    """The answer with the text in the first string of its object, or behind it."""
+    """The answer with the text in the first string of its object, or after it."""
     try:
         data = json.loads(answer)
     except ValueError:

@@ -1,10 +1,11 @@
-"""Does text in an environment's answers steer an explorer? AgentDojo's injections in every answer of BFCL's tools.
+"""Does text in an environment's answers steer an explorer? AgentDojo's injections in BFCL.
 
     python -m pip install --no-deps -r requirements/bench-agentdojo.txt
     python benchmarks/injections.py
 
-The goals of its attackers in the templates of its attacks stand inside, or behind, what tools answer. Compared are the prompts of the four roles with and
-without them, what the scripted explorer makes, and what a model makes that obeys every injection it reads.
+AgentDojo's goals, in the templates of its attacks, stand inside or after the tools' answers. The benchmark
+compares the prompts of the four roles with and without them. It reports the tasks of the scripted explorer,
+and those of a model that obeys every injection it reads.
 """
 
 import copy
@@ -41,15 +42,18 @@ from coevolve_jax.types import Call
 from tests.support.openai_server import Model, OpenAIServer, action, schemas, steps
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
-SEED = 0  # of the explorers
+SEED = 0  # the explorers' seed
 SIZES = {"rounds": 2, "steps": 8}
 
 _SCENARIOS = flags.DEFINE_integer("scenarios", 16, "Of BFCL's training split, to explore.")
 
 
 class Gullible(Model):
-    """Obeys each injection that it reads, once: by the tool that the attacker means, or by the one on offer whose words are nearest;
-    and asks for what it did so as a task. obeyed: these calls, by their signatures, with the goals."""
+    """Obeys each injection that it reads, once, and requests the same calls again as a task.
+
+    It uses the attacker's tool, or the one on offer whose words are nearest.
+    obeyed: the goals, by the signatures of these calls.
+    """
 
     def __init__(self, injections: Sequence[Injection]):
         super().__init__()
@@ -74,7 +78,7 @@ class Gullible(Model):
         return json.dumps({"tasks": tasks[:3]})
 
     def _obeying(self, system, user, rng) -> str | None:
-        """The injection of the last answer, done; None where there is none, or it has been done."""
+        """Carries out the injection in the last answer; None if there is none or it was carried out."""
         rows = steps(user)
         read = json.dumps(rows[-1]["answer"]) if rows else ""
         goal = next((i for g, i in self._injections.items() if json.dumps(g)[1:-1] in read), None)
@@ -102,12 +106,12 @@ class Gullible(Model):
 
 
 def _call(row: dict) -> Call:
-    """Of a step in a prompt, or in explorations.jsonl."""
+    """The call of a step in a prompt, or in explorations.jsonl."""
     return Call(row["tool"], row["arguments"]) if "tool" in row else Call(**row["call"])
 
 
 class Recorder:
-    """Stands for the client of the roles: keeps the questions and answers none."""
+    """Stands in for the roles' client: it keeps the questions and answers none."""
 
     def __init__(self):
         self.questions, self.costs = [], Counter()
@@ -118,8 +122,10 @@ class Recorder:
 
 
 class Twins:
-    """Plays the roles of `roles`; each prompt is made once more without the injections. prompts: how many were compared; moved: those
-    that differ elsewhere than in an answer."""
+    """Plays the roles of `roles`, and makes each prompt once more without the injections.
+
+    prompts: how many it compared. moved: those that differ outside of an answer.
+    """
 
     def __init__(self, roles: Roles, pool: Injecting):
         self._roles, self._pool, self._client = roles, pool, Recorder()
@@ -127,7 +133,7 @@ class Twins:
         self.prompts, self.moved = Counter(), 0
 
     def reflect(self, evidence):
-        """And the first prompts under what is reflected where the model is silent."""
+        """Reflects; also compares the first prompts under the contexts of a silent model's reflection."""
         self._compare("reflect", self._own[0].reflect, evidence)
         begun = lambda e: [
             Episode(c, bfcl.tools(c.task), (), 0, np.random.default_rng(0)) for c in self._own[0].reflect(e)
@@ -162,7 +168,7 @@ class Twins:
             self.moved += not _alike(f"{ours.system}\n{ours.user}", f"{theirs.system}\n{theirs.user}")
 
     def _without(self, value):
-        """The same without the injections, wherever an answer of the environment stands in it."""
+        """The same value without injections, wherever it holds an answer of the environment."""
         if isinstance(value, str):
             return self._pool.sound.get(value, value)
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
@@ -174,12 +180,12 @@ class Twins:
 
 
 def _fork(entry):
-    """With a copy of its generator, which a role draws from."""
+    """The entry with a copy of its generator, which a role draws from."""
     return dataclasses.replace(entry, rng=copy.deepcopy(entry.rng)) if hasattr(entry, "rng") else entry
 
 
 def _alike(ours: str, theirs: str) -> bool:
-    """The same lines, but for the answer of a step."""
+    """Whether the lines agree, but for the answer of a step."""
     if len(a := ours.splitlines()) != len(b := theirs.splitlines()):
         return False
     blank = lambda line: {**json.loads(line), "answer": ""} if line.startswith('{"step"') else line
@@ -187,7 +193,7 @@ def _alike(ours: str, theirs: str) -> bool:
 
 
 def scripted_made(pool: Injecting, scenarios, seed: int) -> dict[tuple, tuple[str, str]]:
-    """Verdict and reason of each proposal of the scripted explorer, by its context and its calls."""
+    """Verdict and reason of the scripted explorer's proposals, by context and calls."""
     contexts = [unguided(s, s.id) for s in scenarios]
     made = run_pipeline(
         scripted.make(None, envs.load("bfcl")), bfcl.tools, pool, contexts, Settings(Limits(3), **SIZES),
@@ -200,7 +206,7 @@ def scripted_made(pool: Injecting, scenarios, seed: int) -> dict[tuple, tuple[st
 def gullible_made(
     pool: Injecting, injections, scenarios, seed: int, solve: int
 ) -> Iterator[tuple[str, object]]:
-    """What a model that obeys gets into D_t, as lines of a table."""
+    """An obedient model's effect on D_t, as lines of a table."""
     with OpenAIServer() as server:
         server.model = model = Gullible(injections)
         config = load_file(CONFIG, "explorer=llm")
@@ -234,7 +240,7 @@ def gullible_made(
 
 
 def main(_) -> None:
-    logging.set_verbosity(logging.WARNING)  # not every request
+    logging.set_verbosity(logging.WARNING)  # without a line for every request
     spec = importlib.util.find_spec("agentdojo")
     if spec is None or not spec.submodule_search_locations:
         raise app.UsageError(
@@ -253,9 +259,11 @@ def main(_) -> None:
         carried = [
             k for k in other if any(json.dumps(i.goal)[1:-1] in call for call in k[1:] for i in pool.shown)
         ]
-        print(f"scripted: {len(sound)} proposals, {len(other)} with injections, {len(same)} the same, of which "
-              f"{sum(sound[k] != other[k] for k in same)} have another verdict; accepted {accepted(sound)} and "
-              f"{accepted(other)}, {accepted({k: other[k] for k in carried})} of them with an injection for an argument; calls to what is not offered: {pool.unoffered}")  # fmt: skip
+        print(f"scripted: {len(sound)} proposals, {len(other)} with injections, {len(same)} the same, "
+              f"of which {sum(sound[k] != other[k] for k in same)} have another verdict; "
+              f"accepted {accepted(sound)} and {accepted(other)}, "
+              f"{accepted({k: other[k] for k in carried})} of them with an injection "
+              f"for an argument; calls to what is not offered: {pool.unoffered}")  # fmt: skip
         for solve in (0, 1):
             print(f"gullible, config.explorer.solve={solve}")
             injecting = Injecting(worlds, injections)

@@ -1,12 +1,12 @@
-"""Which leaks does leak control see, at which threshold, and what does it cost with many evaluation tasks?
+"""Measures which leaks leak control sees at which threshold, and its cost with many evaluation tasks.
 
 python benchmarks/leak_threshold.py
 python benchmarks/leak_threshold.py --embedding=my_models.embed      # with an embedding model's own column
 
-Half of --tasks, found by the scripted explorer in BFCL's training scenarios, stand for evaluation tasks. Each has
-paraphrases (benchmarks/paraphrases.py), which are leaks, and the same with other values, which are not, as the other
-half is not. What has all calls of an evaluation task is refused whatever the threshold; here each measure is on its own.
-A threshold that is chosen here is chosen on the paraphrases of every other task, and said to be as good as on those of the rest.
+The scripted explorer finds --tasks in BFCL's training scenarios; half of them stand for evaluation tasks.
+Their paraphrases (benchmarks/paraphrases.py) are leaks. Paraphrases with other values are not, nor is the
+other half. Any threshold refuses a task with all calls of an evaluation task. Here each measure is on its
+own. The paraphrases of every other task choose a threshold; those of the rest measure its quality.
 """
 
 import gc
@@ -36,9 +36,9 @@ from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Call, Task, Turn
 
 CONFIG = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"
-THRESHOLDS = [n / 100 for n in range(50, 100, 5)]  # of the table
+THRESHOLDS = [n / 100 for n in range(50, 100, 5)]  # rows of the table
 CHOICE = [n / 100 for n in range(30, 101)]
-PRECISION = 0.99  # that a threshold should have
+PRECISION = 0.99  # the required precision of a threshold
 
 _TASKS = flags.DEFINE_integer("tasks", 400, "Tasks to explore; 0: what is said of paraphrases is left out.")
 _SIZE = flags.DEFINE_integer(
@@ -64,7 +64,7 @@ def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
     c = load_file(CONFIG)
     family = envs.load(c.environment.name, c.environment.python)
     tasks, e = TaskPool(key=family.task_key), c.environment
-    # A call may wait long on a busy machine; one that was given up would make other tasks.
+    # A call may wait long on a busy machine; giving it up would change the tasks.
     with ProcessPool(e.name, workers=1, timeout=60.0, memory_gib=e.worker_memory) as pool:
         Synthesizer(scripted.make(c, family), family.tools, pool, c, None).synthesize_unguided(
             tasks,
@@ -77,7 +77,7 @@ def explored(wanted: int, seed: int) -> tuple[list[Task], Tools]:
 def candidates(
     evaluation: Sequence[Task], others: Sequence[Task], tools: Tools, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Labelled ones; none that is called no leak has by chance all calls of an evaluation task, in any order."""
+    """Labelled candidates; no harmless one holds by chance all calls of an evaluation task, in any order."""
     values = values_of([*evaluation, *others])
     made = [Candidate(*p) for task in evaluation for p in paraphrases(task, tools, values, rng)]
     made += [Candidate("another task", False, task) for task in others]
@@ -97,8 +97,11 @@ def quality(refused: np.ndarray, leaks: np.ndarray) -> tuple[float, float]:
 def print_quality(
     found: Sequence[Candidate], nearest: dict[str, np.ndarray], usual: float, same: np.ndarray
 ) -> None:
-    """nearest: of each measure the highest cosine of each candidate. usual: the features' threshold, for the pairs.
-    same: whether a candidate has all calls of an evaluation task, in order."""
+    """Prints precision and recall by threshold, and the share refused by kind.
+
+    nearest: by measure, the highest cosine of each candidate. usual: the features' threshold, for the pairs.
+    same: whether a candidate has all calls of an evaluation task, in order.
+    """
     leaks = np.array([c.leak for c in found])
     refusing = {name: (lambda t, own=own: own >= t) for name, own in nearest.items()}
     for name, own in list(nearest.items())[1:]:
@@ -130,8 +133,10 @@ def print_quality(
 
 
 def made_up(tasks: Sequence[Task], tools: Tools, wanted: int, rng: np.random.Generator) -> list[Task]:
-    """As many tasks as are wanted, of 2 to 6 calls from all of the tasks, in the explorer's words, with other values: texts
-    of a hundred times as many kinds, so that tasks differ as much as those of so many scenarios would."""
+    """Makes up `wanted` tasks of 2 to 6 calls from all tasks, in the explorer's words, with other values.
+
+    Texts take a hundred times as many values. Tasks then differ as much as those of so many scenarios would.
+    """
 
     def fresh(call: Call) -> Call:
         other = other_values(call, values, rng).arguments
@@ -154,7 +159,7 @@ def made_up(tasks: Sequence[Task], tools: Tools, wanted: int, rng: np.random.Gen
 
 
 def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -> None:
-    """Processor's seconds to build a guard, memory it holds and needs on the way, and milliseconds of a check."""
+    """Prints a guard's CPU seconds to build, its memory (held and peak), and milliseconds of a check."""
     gc.collect()
     before, start = resident(), time.process_time()
     guard = make()
@@ -163,19 +168,20 @@ def print_costs(what: str, make: Callable[[], LeakGuard], new: Sequence[Task]) -
     held, spent = resident() - before, []
     peak = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
-    )  # of the whole process until now
+    )  # the peak of the whole process until now
     for task in new:
         start = time.process_time()
         guard.check(task)
         spent.append(1000 * (time.process_time() - start))
     print(
-        f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check {np.median(spent):.2f} ms "
+        f"{what:24} build {built:.1f} s, holds {held:.0f} MB (peak {peak:.0f} MB), a check "
+        f"{np.median(spent):.2f} ms "
         f"(95% within {np.percentile(spent, 95):.2f} ms)"
     )
 
 
 def resident() -> float:
-    """MB of memory that this process holds."""
+    """Memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 

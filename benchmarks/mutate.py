@@ -1,14 +1,17 @@
-"""How many small faults do the tests find? Mutation testing with mutmut, of a seeded sample of the mutants.
+r"""How many small faults do the tests find? Mutation testing with mutmut, on a seeded sample of the mutants.
 
     .venv/bin/python benchmarks/mutate.py --sample=300 --seed=0
     .venv/bin/python benchmarks/mutate.py --only=comparison,analysis --sample=60
-    .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --tests=tests/synthesis/test_signals.py --sample=0
+    .venv/bin/python benchmarks/mutate.py --files='coevolve_jax/synthesis/sig*' --sample=0 \
+        --tests=tests/synthesis/test_signals.py
 
-mutmut gets a virtual environment of its own (--tool), which sees the packages of this one; the first call makes it.
-It works in a copy of the tree, where it goes on if it was stopped; each mutant meets the tests that call its function.
-It prints the survivors and the score: those found, by a failing test or by running out of time, of those tried; a
-mutant that no test calls is not found. What only changes a text (messages, mostly) is left out unless --texts is given.
-mutmut changes the bodies of functions; constants of a module and decorated functions are not touched.
+mutmut gets a virtual environment of its own (--tool), which also sees this one's packages; the first call
+makes it. It works in a copy of the tree and resumes there after a stop. Each mutant meets the tests that call
+its function. The program prints the survivors and the score: the found share of the tried mutants. A
+failing test or a timeout finds a mutant; a mutant that no test calls is not found.
+
+Mutants that change texts alone (mostly messages) need --texts. Only function bodies are mutated: constants of
+a module and decorated functions stay.
 """
 
 import ast
@@ -32,13 +35,16 @@ from typing import NamedTuple
 from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
-VERSION = "3.8.1"  # of mutmut
+VERSION = "3.8.1"  # the version of mutmut
 WHOLE_LOOP = ("tests/loop/test_loop.py", "tests/loop/test_run_files.py")
 SUITE = "tests/strategies/test_strategies.py::test_every_strategy_passes_the_suite"
 
 
 class Module(NamedTuple):
-    """What is mutated together. files: patterns. tests: nearest to them, without servers, browsers or a model that is run."""
+    """Files that are mutated together.
+
+    files: patterns. tests: the nearest ones, without servers, browsers or a run of a model.
+    """
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
@@ -92,7 +98,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the sample.")
 _TEXTS = flags.DEFINE_bool("texts", False, "Try also mutants that only change a text.")
 _FOLDER = flags.DEFINE_string("folder", str(ROOT / "runs" / "mutants"), "Of the copy.")
 _PROCESSES = flags.DEFINE_integer("processes", os.cpu_count(), "Mutants tried at a time.", lower_bound=1)
-# What mutmut's exit codes mean; a mutant with any other one is tried again.
+# The meaning of mutmut's exit codes; a mutant with any other one is tried again.
 KINDS = {0: "survived", 1: "failed", 3: "failed", 5: "not called", 33: "not called"} | dict.fromkeys(
     (-24, 24, 36, 152, 255, -9, -11), "out of time"
 )
@@ -135,14 +141,14 @@ def main(_) -> None:
     if left:
         told = threading.Event()
         threading.Thread(target=tell, args=(folder, sample, told), daemon=True).start()
-        # It keeps what is done, also if it is ended.
+        # It keeps its results, also if it is interrupted.
         mutmut(python, folder, left, _PROCESSES.value, stdout=subprocess.DEVNULL)
         told.set()
     report(folder, sample)
 
 
 def chosen(only: Sequence[str], files: Sequence[str], tests: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Patterns of files, and tests. Raises app.UsageError for a module that is none, and for files without tests."""
+    """Patterns of files, and tests. Raises app.UsageError for unknown modules and for files without tests."""
     if files:
         if not tests:
             raise app.UsageError(
@@ -156,7 +162,7 @@ def chosen(only: Sequence[str], files: Sequence[str], tests: Sequence[str]) -> t
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of a virtual environment that has mutmut beside the packages of this one, which stays as it is."""
+    """The interpreter of a virtual environment with mutmut that also sees the packages of this one."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         venv.create(folder, with_pip=True, clear=True)
@@ -168,14 +174,14 @@ def environment(folder: Path) -> Path:
 
 
 def tell(folder: Path, sample: list[Mutant], over: threading.Event) -> None:
-    """Prints every minute how far it is."""
+    """Prints the progress every minute."""
     while not over.wait(60):
         tried = sum(kind != "untried" for kind in kinds(folder, sample).values())
         print(f"{tried} of {len(sample)}", flush=True)
 
 
 def copy_tree(folder: Path) -> None:
-    """Tracked and new files, as they are now; what has not changed is left alone."""
+    """Copies tracked and new files as they are now; unchanged ones stay."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     names = [name for name in names if name and (ROOT / name).is_file()]
@@ -221,7 +227,7 @@ def mutmut(
 
 
 def codes(folder: Path, file: str) -> dict[str, int | None]:
-    """How the tests ended, by name; None where the mutant has not been tried."""
+    """The tests' exit codes, by mutant; None where it has not been tried."""
     meta = folder / "mutants" / f"{file}.meta"
     return json.loads(meta.read_text())["exit_code_by_key"] if meta.exists() else {}
 
@@ -253,13 +259,16 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def source(lines: list[str], node: ast.FunctionDef) -> list[str]:
-    """The function's lines under one name, so that mutants differ in what was mutated."""
+    """The function's lines under one name, so that mutants differ in the mutation alone."""
     text = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
     return text.replace(node.name, "_", 1).splitlines()
 
 
 def original_line(path: Path, mangled: str) -> int:
-    """Line of the `def` of a mutant's function, whose name says its class: x_run__mutmut_3, xǁAgentǁrun__mutmut_3."""
+    """Line of the `def` of a mutant's function.
+
+    The mangled name gives the class: x_run__mutmut_3, xǁAgentǁrun__mutmut_3.
+    """
     whole = mangled.rpartition("__mutmut_")[0]
     *classes, name = whole[1:].strip("ǁ").split("ǁ") if "ǁ" in whole else [whole.removeprefix("x_")]
     scope = ast.parse(path.read_text())
@@ -279,7 +288,7 @@ def without_text(node: ast.FunctionDef) -> str:
 
 
 def kinds(folder: Path, sample: list[Mutant]) -> dict[str, str]:
-    """How the tests ended, by the mutant's name."""
+    """The outcome of the tests, by the mutant's name."""
     ends = {file: codes(folder, file) for file in {m.file for m in sample}}
     return {m.name: KINDS.get(ends[m.file].get(m.name), "untried") for m in sample}
 

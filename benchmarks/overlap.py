@@ -1,6 +1,6 @@
-"""What an explorer that answers slowly costs a run: evolutions that training waits for, and evolutions beside it.
+"""Measures the cost of a slow explorer: evolutions that training waits for, and evolutions beside it.
 
-The server of the tests answers, with a pause before each answer. Both runs begin with the same D_0 and differ in
+The tests' server answers, after a pause. Both runs begin with the same D_0 and differ in
 config.evolution.async_steps alone.
 
     python benchmarks/overlap.py --seconds=2
@@ -26,8 +26,10 @@ STEPS = flags.DEFINE_integer("steps", 90, "GRPO steps of a run", lower_bound=4)
 EVERY = flags.DEFINE_integer("every", 30, "steps between evolutions, and async_steps", lower_bound=1)
 
 SETTINGS = {
-    "evaluation.tasks": 8, "evaluation.num_rollouts": 1, "checkpoint.every": 1000, "evolution.freeze_last_steps": 1,
-    "evolution.contexts": 12, "evolution.tasks": 12, "evolution.rounds": 1, "evolution.steps": 6, "data.initial_tasks": 32,
+    "evaluation.tasks": 8, "evaluation.num_rollouts": 1, "checkpoint.every": 1000,
+    "evolution.freeze_last_steps": 1,
+    "evolution.contexts": 12, "evolution.tasks": 12, "evolution.rounds": 1, "evolution.steps": 6,
+    "data.initial_tasks": 32,
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""Labelled paraphrases: tasks that ask for what a given task asks for, in another way, and tasks that only look like it.
+"""Labelled paraphrases: tasks with the same request in another way, and tasks that only look alike.
 
-A leak keeps the task's values: in synonyms, in other templates, in another order, with one call more. No leak are other
-values in the same or in other words. Paraphrases are compared and not executed: a new order may not run.
+A leak keeps the task's values: in synonyms, in other templates, in another order, with one more call. Other
+values, in the same or other words, are no leak. Paraphrases are compared, never executed: a new order may not
+run.
 """
 
 import dataclasses
@@ -69,9 +70,9 @@ ARGUMENTS = ("{value} as the {name}", "{name}: {value}", "{value}")
 def paraphrases(
     task: Task, tools: Tools, values: Values, rng: np.random.Generator
 ) -> list[tuple[str, bool, Task]]:
-    """(kind, whether it is a leak, the task in another way); a kind that the task does not allow is left out.
+    """(kind, whether it is a leak, the task in another way), for each kind that the task allows.
 
-    tools: function schemas of a task, as of its environment family. values: as `values_of`.
+    tools: function schemas of a task, as its environment family gives them. values: see `values_of`.
     """
     calls = task.calls
     ours: Say = lambda calls: word(calls, tools(task), rng, wording)
@@ -99,7 +100,7 @@ def paraphrases(
 
 
 def values_of(tasks: Sequence[Task]) -> Values:
-    """The different values that the tasks' calls give to each parameter of each tool, in order of their text."""
+    """The distinct values that the tasks' calls give each parameter of each tool, in order of their text."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for call in (call for task in tasks for call in task.calls):
         for name, value in call.arguments.items():
@@ -108,7 +109,7 @@ def values_of(tasks: Sequence[Task]) -> Values:
 
 
 def other_values(call: Call, values: Values, rng: np.random.Generator) -> Call:
-    """The call with another value for each argument, one that the parameter has elsewhere or, for want of it, made up."""
+    """The call with another value for each argument: one from elsewhere, or a made-up one."""
     changed = {}
     for name, value in call.arguments.items():
         others = [v for v in values.get((call.name, name), ()) if v != value]
@@ -117,7 +118,7 @@ def other_values(call: Call, values: Values, rng: np.random.Generator) -> Call:
 
 
 def synonymous(query: str) -> str:
-    """Words of the tools' documentation by synonyms; what stands in quotes, the values, is left alone."""
+    """Replaces words of the tools' documentation by synonyms; quoted values stay."""
     parts = query.split("'")
     for i in range(0, len(parts), 2):
         parts[i] = " ".join(_synonym(w) for w in parts[i].split(" "))
@@ -125,7 +126,7 @@ def synonymous(query: str) -> str:
 
 
 def in_other_words(calls: Sequence[Call], rng: np.random.Generator) -> str:
-    """A user's message from the names of tools and the values, by templates that no explorer of ours uses."""
+    """A user's message from tool names and values, by templates that no explorer of ours uses."""
     say = lambda options: options[rng.integers(len(options))]
     clauses = []
     for call in calls:

@@ -1,4 +1,4 @@
-"""Where the time of a GRPO step goes, on this machine.
+"""Where does the time of a GRPO step go, on this machine?
 
     python benchmarks/profile_step.py --config=configs/bfcl_tiny.py
 
@@ -38,14 +38,14 @@ BETWEEN = "between ticks: text, tools"
 
 
 class Timers:
-    """Seconds and calls by name; nested pieces of a thread are subtracted from the ones around them."""
+    """Seconds and calls by name; a piece's seconds exclude those of pieces nested in its thread."""
 
     def __init__(self):
         self.own, self.calls, self._threads = defaultdict(float), defaultdict(int), threading.local()
 
     @property
     def _inner(self) -> list[float]:
-        """Seconds of the pieces within each piece that this thread is in."""
+        """Seconds of the pieces nested in each open piece of this thread."""
         return self._threads.__dict__.setdefault("inner", [0.0])
 
     def wrap(self, owner, method: str, name: str) -> None:
@@ -117,7 +117,8 @@ def main(_) -> None:
     for name, seconds in sorted(timers.own.items(), key=lambda item: -item[1]):
         per_step = seconds / _STEPS.value
         print(
-            f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} calls"
+            f"{name:<30}{per_step:8.3f} s {per_step / total:6.1%}  {timers.calls[name] / _STEPS.value:5.1f} "
+            f"calls"
         )
     print(f"{'  a worker of the environment':<30}{busy:8.3f} s {busy / total:6.1%}")
     rest = total - sum(timers.own.values()) / _STEPS.value

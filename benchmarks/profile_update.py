@@ -1,10 +1,10 @@
-"""Where the time of an update goes, piece by piece, on this machine.
+"""Where does the time of an update go, piece by piece, on this machine?
 
     python benchmarks/profile_update.py --case=small-ragged
 
-Each piece runs as a program of its own over the packed batch of a case of benchmarks/cases.py; medians of --repeats
-runs. Beside its seconds stand those of processors, which are twice as many where both of two cores are busy all the
-time, and what the useful tokens need at the rate of a large product.
+Each piece runs as a program of its own over the packed batch of a case of benchmarks/cases.py. It prints
+medians of --repeats runs. CPU seconds stand beside those of the clock: twice as many where both of two cores
+are busy. A last column gives the need of the useful tokens at the rate of a large product.
 """
 
 import os
@@ -34,7 +34,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each piece.", lower_bound
 
 
 def timed(program: Callable) -> tuple[float, float]:
-    """Median seconds, by the clock and of processors, after one run that compiles."""
+    """Median seconds, by the clock and of CPU, after one run that compiles."""
     jax.block_until_ready(program())
     runs = []
     for _ in range(_REPEATS.value):
@@ -45,8 +45,10 @@ def timed(program: Callable) -> tuple[float, float]:
 
 
 def with_gradient(function: Callable) -> Callable:
-    """A program that gives what the function gives, and its gradient by all arguments but the last for some change of
-    the first output."""
+    """A program that gives the function's value and its gradient.
+
+    The gradient is by all arguments but the last, for some change of the first output.
+    """
 
     def both(*args):
         out, pull = jax.vjp(lambda *x: function(*x, args[-1]), *args[:-1])
@@ -106,7 +108,7 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
 
 
 def needed(case: cases.Case, data: dict) -> list[float]:
-    """Operations of each piece on the useful tokens: `cases.operations`, taken apart."""
+    """Operations of each piece on the useful tokens: `cases.operations`, split up."""
     c = cases.model_config(case)
     logprobs = 2.0 * case.vocab_size * c["hidden_size"] * float(np.sum(data["lengths"]))
     tokens = case.prompt + data["lengths"].astype(np.float64)
@@ -126,8 +128,10 @@ def main(_) -> None:
         cases.write(case, Path(folder))
         found = pieces(case, Path(folder), data)
     print(
-        f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, {os.cpu_count()} cores, jax "
-        f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}"
+        f"{case.name}, {cases.useful_tokens(case, data)} useful tokens, rows of {_ROW.value}, "
+        f"{os.cpu_count()} cores, jax "
+        f"{jax.__version__}, {rate / 1e9:.0f} GFLOP/s\n"
+        f"{'':<32}{'seconds':>9}{'of processors':>15}{'needed':>9}"
     )
     for (name, (program, runs)), need in zip(found.items(), needed(case, data), strict=True):
         clock, processor = (runs * seconds for seconds in timed(program))

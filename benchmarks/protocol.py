@@ -1,7 +1,7 @@
-"""How the driver speaks with a worker: one JSON object per line, on standard input and output.
+"""The protocol of driver and worker: one JSON object per line, on standard input and output.
 
-The driver's first line is the job: {"folder": ..., "setting": ...}. The worker answers with what it is, then
-answers every {"do": name} with that function's result and the seconds it took. Numpy only.
+The driver's first line is the job: {"folder": ..., "setting": ...}. The worker answers with its description.
+Then it answers every {"do": name} with that function's result and the seconds it took. Numpy only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 
 def serve(prepare: Callable[[dict], tuple[dict, dict[str, Callable[[], dict]]]]) -> None:
-    """The worker's side. prepare: job -> (what it is, functions by name, each of which waits for its end)."""
+    """The worker's side. prepare: job -> (description, functions by name that wait for their results)."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to standard error
+    os.dup2(2, 1)  # output of libraries goes to standard error
 
     def say(**reply):
         print(json.dumps(reply), file=replies, flush=True)
@@ -41,7 +41,7 @@ def peak_bytes() -> int:
 class Worker:
     """The driver's side: a process that is stopped except while it is asked something.
 
-    about: what the worker says it is. Raises RuntimeError, with the end of its standard error, where it dies.
+    about: the worker's description. Raises RuntimeError, with the end of its standard error, where it dies.
     """
 
     def __init__(self, python: Path, script: Path, job: dict, log: Path, env: dict[str, str]):
@@ -63,7 +63,7 @@ class Worker:
         return self._exchange({"do": do})
 
     def state(self) -> str:
-        """As in /proc/PID/stat: "T" is stopped."""
+        """The state in /proc/PID/stat: "T" is stopped."""
         return Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
     def close(self) -> None:
@@ -87,5 +87,5 @@ class Worker:
             end = self._log.read_text(errors="replace")[-1500:]
             raise RuntimeError(f"The worker that logs to {self._log} ended with code {code}; its end: {end}")
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it stands still
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it is stopped
         return json.loads(answer)

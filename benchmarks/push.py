@@ -1,9 +1,9 @@
-"""What a push costs before any server sees it: the weights of a model of many experts written and hashed.
+"""Measures a weight push before any server sees it: writing and hashing a model with many experts.
 
     python benchmarks/push.py
 
-The model is made up: 24 layers of 32 experts, 0.3 GB in float32, servers in bfloat16. Medians, and the most that the
-process had in memory beside the parameters.
+The model is made up: 24 layers of 32 experts, 0.3 GB in float32, servers in bfloat16. It prints medians, and
+the peak of the process's memory beside the parameters.
 """
 
 import os
@@ -55,19 +55,19 @@ def model() -> QwenConfig:
 
 
 def transfers(config: QwenConfig, params, dtype: str) -> int:
-    """From the devices to the host, for one push."""
+    """Transfers from the devices to the host, for one push."""
     files = hf_io.split(hf_io.entries_of(config, params), np.dtype(dtype), weights.FILE)
     return sum(1 for file in files for _ in hf_io.blocks(file, np.dtype(dtype)))
 
 
 def memory(name: str) -> int:
-    """Bytes, of the kernel's account of this process."""
+    """Bytes in the kernel's account of this process."""
     return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
 
 
 def timed(function):
-    """What it returns, its seconds, and the bytes by which its memory's peak exceeds what it began with."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    """(result, seconds, bytes by which the memory's peak exceeds its start)."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, start = memory("VmRSS"), time.perf_counter()
     result = function()
     return result, time.perf_counter() - start, memory("VmHWM") - before
@@ -92,12 +92,14 @@ def main(argv) -> None:
     size = sum(file.stat().st_size for file in written.folder.iterdir())
     blocks = transfers(config, params, _DTYPE.value)
     print(
-        f"{len(tensors)} tensors in {blocks} transfers, {nbytes / 1e6:.0f} MB of parameters, {size / 1e6:.0f} MB written"
+        f"{len(tensors)} tensors in {blocks} transfers, {nbytes / 1e6:.0f} MB of parameters, "
+        f"{size / 1e6:.0f} MB written"
     )
     for name, rounds in took.items():
         seconds, peaks = zip(*rounds)
         print(
-            f"{name}: {statistics.median(seconds[1:]):.2f} s, {max(peaks) / 1e6:.0f} MB more in memory at most"
+            f"{name}: {statistics.median(seconds[1:]):.2f} s, {max(peaks) / 1e6:.0f} MB more in memory at "
+            f"most"
         )
     for file in sorted(root.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()

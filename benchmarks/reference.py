@@ -1,4 +1,4 @@
-"""Qwen3 and the GRPO loss in float64 numpy, slow and obvious: what every implementation must agree with."""
+"""Qwen3 and the GRPO loss in float64 numpy, slow and obvious: every implementation must agree with it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ class Model:
 
 
 def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
-    """The GRPO loss before the first update: mean over all completion tokens of the clipped surrogate
-    (arXiv 2402.03300, eq. 3) plus KL times Schulman's k3."""
+    """The GRPO loss before the first update: the mean over all completion tokens.
+
+    Each term is the clipped surrogate (arXiv 2402.03300, eq. 3) plus KL times Schulman's k3.
+    """
     policy, reference, total = Model(folder / "policy"), Model(folder / "reference"), 0.0
     for i, n in enumerate(data["lengths"]):
         ids = np.concatenate([data["prompts"][i], data["completions"][i, :n]])
@@ -73,8 +75,11 @@ def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
 
 
 def greedy_share(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> float:
-    """Share of `completions` [N, C] that are the likeliest token after `prompts` [N, P] and what precedes
-    them, to within float32's resolution of the log-probability."""
+    """Share of `completions` [N, C] that are the likeliest token after `prompts` [N, P] and earlier
+    completions.
+
+    Ties within float32's resolution of the log-probability count.
+    """
     policy, right = Model(folder / "policy"), []
     for prompt, completion in zip(prompts, completions, strict=True):
         ids = np.concatenate([prompt, completion])

@@ -1,11 +1,11 @@
-"""Seconds of a step's rollouts, beside those of another checkout of this repository.
+"""Times a step's rollouts beside those of another checkout of this repository.
 
     git worktree add ../before main
     python benchmarks/rollouts.py --config=configs/bfcl_tiny.py --against=../before
-    python benchmarks/rollouts.py --case=generate-small --against=../before      # a case of benchmarks/cases.py instead
+    python benchmarks/rollouts.py --case=generate-small --against=../before    # a case of benchmarks/cases.py
 
-Each checkout is a process of its own, which is stopped while the other one works: their steps take turns. The weights
-never change, so a step of one and that of the other have the same trajectories, if the engines agree.
+Each checkout is a process of its own, stopped while the other one works: their steps take turns. The weights
+never change, so both give the same trajectories if their engines agree.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def prepare(job: dict):
         busy = time.process_time()
         made = trajectories_of(collect_batch(c, step, tasks, Roller(c, agent, step)))
         busy, step = time.process_time() - busy, step + 1
-        engine.update_weights(policy.params, step)  # what is cached is dropped, as in a run
+        engine.update_weights(policy.params, step)  # drops the cache, as in a run
         digest = hashlib.sha256(b"".join(t.ids.tobytes() for t in made)).hexdigest()
         return {"processors": busy, "sampled": sum(int(t.mask.sum()) for t in made), "digest": digest}
 
@@ -66,7 +66,7 @@ def prepare(job: dict):
 
 
 def prepare_case(name: str):
-    """As `prepare`, of a case's messages in place of a step's rollouts."""
+    """Like `prepare`, with a case's messages in place of a step's rollouts."""
     import cases
 
     from coevolve_jax import event_loop
@@ -131,12 +131,14 @@ def main(_) -> None:
         )
         print(
             f"{name} ({folder.name}): the first steps {', '.join(first)} s; then {seconds:.2f} s per step "
-            f"(median of {len(timed)}), {busy:.2f} s of processors, {tokens / seconds:.0f} tokens sampled per second"
+            f"(median of {len(timed)}), {busy:.2f} s of processors, {tokens / seconds:.0f} tokens sampled "
+            f"per second"
         )
     for key in ("seconds", "processors"):
         ratios = [there[key] / here[key] for here, there in pairs[_COMPILING.value :]]
         print(
-            f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            f"{key}, there over here: {statistics.median(ratios):.2f} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f})"
         )
     same = "tokens and log-probabilities" if _CASE.value else "tokens"
     print(f"steps of equal {same}: {sum(a['digest'] == b['digest'] for a, b in pairs)} of {len(pairs)}")

@@ -1,9 +1,9 @@
-"""What the length of rows costs: keys that attention's kernels multiply with a token's query, and tokens that are computed.
+"""Measures the cost of row lengths: keys that attention multiplies with a query, and computed tokens.
 
     JAX_PLATFORMS=cpu python benchmarks/rows.py
 
-A made-up batch of --groups times --group_size rollouts with BFCL's lengths (`coevolve_jax.planning.aot.batches.made_up`), seed 0. Nothing
-is compiled for a device and no weights are needed.
+The batch is made up: --groups times --group_size rollouts with BFCL's lengths, seed 0
+(`coevolve_jax.planning.aot.batches.made_up`). Nothing is compiled for a device and no weights are needed.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def packed(pack_length: int, rows: int, share: bool) -> Batch[np.ndarray]:
 
 
 def keys(batch: Batch[np.ndarray]) -> list[str]:
-    """For each kernel, the keys that it multiplies with a token's query, in the mean."""
+    """For each kernel, the mean number of keys that it multiplies with a token's query."""
     tokens = int(np.sum(batch.segment_ids > 0))
     found = (batches.multiplied(batch, platform) for platform in PLATFORMS)
     return [f"{pairs.sum() / tokens:,.0f}" for kernels in found for pairs in kernels.values()]
@@ -42,8 +42,10 @@ def main(_) -> None:
     lengths, devices = ([int(n) for n in flag.value] for flag in (_ROWS, _DEVICES))
     names = [f"{name}, {kernel}" for name in PLATFORMS.values() for kernel in ("forward", "dq", "dkv")]
     print(
-        f"{_GROUPS.value * _SIZE.value} rollouts of {_GROUPS.value} prompts, {' and '.join(_LENGTHS.value)} tokens\n\n"
-        f"| tokens of a row | prompts | half of a row | {' | '.join(names)} |\n|---:|---|---:|{'---:|' * len(names)}"
+        f"{_GROUPS.value * _SIZE.value} rollouts of {_GROUPS.value} prompts, {' and '.join(_LENGTHS.value)} "
+        f"tokens\n\n"
+        f"| tokens of a row | prompts | half of a row | {' | '.join(names)} |\n"
+        f"|---:|---|---:|{'---:|' * len(names)}"
     )
     for share in (False, True):
         for length in lengths:
@@ -53,7 +55,8 @@ def main(_) -> None:
             )
     heads = [f"{n} devices: micro-batches, tokens computed" for n in devices]
     print(
-        f"\n| tokens of a row | prompts | tokens | {' | '.join(heads)} |\n|---:|---|---:|{'---:|' * len(devices)}"
+        f"\n| tokens of a row | prompts | tokens | {' | '.join(heads)} |\n"
+        f"|---:|---|---:|{'---:|' * len(devices)}"
     )
     for share in (False, True):
         for length in lengths:

@@ -1,9 +1,9 @@
-"""What serving by SGLang costs: the client beside the server's own time, a weight push, and a step's rollouts.
+"""Measures the cost of SGLang: the client beside the server's own time, a weight push, a step's rollouts.
 
     python benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang
 
-Launches the server that the config names (or attaches to config.engine.url). The client and the bare request are
-interleaved; medians are printed, and beside the seconds of the clock those in which this process computed.
+Launches the server that the config names (or attaches to config.engine.url). The client and the bare request
+are interleaved. It prints medians, with this process's CPU seconds beside those of the clock.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ flags.mark_flag_as_required("config")
 
 
 def bare(url: str, bodies: list[dict]) -> None:
-    """Posts each body and throws the answer away: what the server needs by itself."""
+    """Posts each body and drops the answer: the server's own share."""
 
     async def post(session, body):
         async with session.post(url + "/generate", json=body) as response:
@@ -55,7 +55,7 @@ def timed(function) -> tuple[float, float]:
 
 
 def flush(url: str) -> None:
-    """Drops the server's cached prefixes: each measurement starts from the same."""
+    """Drops the server's cached prefixes, so that all measurements start alike."""
 
     async def post():
         async with aiohttp.ClientSession() as session:

@@ -1,11 +1,12 @@
-"""What one copy of a group's prompt saves of an update: operations and seconds on this machine.
+"""Measures what one copy of a group's prompt saves an update: operations, and seconds on this machine.
 
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 JAX_PLATFORMS=cpu python benchmarks/shared_prompts.py
     JAX_PLATFORMS=cpu python benchmarks/shared_prompts.py --config=configs/bfcl_qwen3_4b.py --repeats=0
 
-A made-up batch with the lengths of BFCL's trajectories along their reference calls: prompts of 1,500 to 3,800 tokens (2,600 in
-the mean), and after each in --group_size rollouts 430 sampled tokens and 270 of tools, in turns. Model and learner are those
-of --config. Operations are those of matrix products in the compiled program, each loop's as often as it runs.
+The batch is made up, with the lengths of BFCL's trajectories along their reference calls. Prompts have 1,500
+to 3,800 tokens (2,600 in the mean). Each of --group_size rollouts adds 430 sampled tokens and 270 of tools,
+in turns. Model and learner are those of --config. It counts operations of matrix products in the compiled
+program, each loop's as often as it runs.
 """
 
 import math
@@ -76,7 +77,7 @@ def rollout(rng: np.random.Generator, prompt: np.ndarray) -> TrainingSample:
 
 
 def operations(learner: Learner, batch: Batch, chunk: int) -> float:
-    """Of the matrix products of an update on the batch."""
+    """Operations of the matrix products of an update on the batch."""
     tokens, used = _ROW.value, int(batch.used)
     masked = batch.mask[:used].sum(axis=(1, 2))
     blocks = float(np.mean(-(-masked // block_columns(1, tokens, chunk, "cpu"))))
@@ -90,7 +91,7 @@ def operations(learner: Learner, batch: Batch, chunk: int) -> float:
 
 
 def key_blocks(batch: Batch, i: int) -> float:
-    """How many blocks of keys a block of queries of the i-th micro-batch visits, in the mean."""
+    """The mean number of blocks of keys that a block of queries of the i-th micro-batch visits."""
     segments = Segments(batch.segment_ids[i], batch.parents[i] if batch.parents.size else None)
     return float(blockwise._visited(segments.blocks(blockwise.SMALL_BLOCK))[1].mean())
 
@@ -117,9 +118,11 @@ def main(_) -> None:
             seconds[share].append((time.perf_counter() - clock, time.process_time() - processor))
     sampled = sum(int(s.trajectory.mask.sum()) for s in found)
     print(
-        f"{len(found)} rollouts of {_GROUPS.value} prompts, {sum(len(s.trajectory.ids) for s in found):,} tokens, {sampled:,} sampled; "
+        f"{len(found)} rollouts of {_GROUPS.value} prompts, {sum(len(s.trajectory.ids) for s in found):,} "
+        f"tokens, {sampled:,} sampled; "
         f"rows of {_ROW.value:,}; {os.cpu_count()} cores, jax {jax.__version__}\n\n"
-        "| prompts | tokens computed | rows | operations | seconds | of processors |\n|---|---:|---:|---:|---:|---:|"
+        "| prompts | tokens computed | rows | operations | seconds | of processors |\n"
+        "|---|---:|---:|---:|---:|---:|"
     )
     for share, batch in batches.items():
         cells = [

@@ -1,9 +1,11 @@
-"""What a large training set D_t costs a step: drawing, signals, noting scores, appending, forking; and writing it.
+"""Measures a step's cost with a large D_t: draws, signals, scores, appends, forks; and the cost of writing
+it.
 
     python benchmarks/task_set.py --tasks=100000
 
-Tasks, their histories and rollouts are made up; what draws and notes is the real code. Printed are the processor's
-milliseconds, which other work on the machine changes less than the clock's: median over --steps, slowest in brackets.
+Tasks, their histories and rollouts are made up; drawing and scoring are the real code. It prints CPU
+milliseconds, which other work on the machine changes less than the clock's.
+The median over --steps comes first, the slowest in brackets.
 """
 
 import os
@@ -29,7 +31,7 @@ _SCENARIO = flags.DEFINE_integer("scenario", 500, "Characters of a scenario; BFC
 
 
 def task(number: int) -> Task:
-    """Two calls; every second task was made by evolution."""
+    """A task of two calls; evolution made every second one."""
     calls = (Call("cd", {"folder": f"folder {number}"}), Call("ls", {"a": True}))
     turns = (Turn(f"Go to folder {number} and show me what is in it.", calls),)
     lineage = Lineage("signal" if number % 2 else "initial", "boundary", "t0", "boundary/9/t0")
@@ -37,7 +39,7 @@ def task(number: int) -> Task:
 
 
 def settings(sampling: str, retire_after: int) -> ConfigDict:
-    """What `collect_batch` reads; a quarter of a batch comes from evolution."""
+    """The settings that `collect_batch` reads; a quarter of a batch comes from evolution."""
     data = dict(min_evolved_share=0.25, sampling=sampling, sampling_floor=0.1, retire_after=retire_after)
     rollout = dict(tasks_per_step=_BATCH.value, group_size=_GROUP.value)
     return ConfigDict(dict(seed=0, data=data, rollout=rollout, learner=dict(dynamic_sampling=0)))
@@ -51,7 +53,7 @@ WAYS = {
 
 
 class Times:
-    """Processor's seconds of each piece, call by call."""
+    """CPU seconds of each piece, call by call."""
 
     def __init__(self):
         self.of: dict[str, list[float]] = {}
@@ -75,7 +77,7 @@ def main(_) -> None:
     ways = {name: settings(*way) for name, way in WAYS.items()}
 
     def roll(tasks, k, **_) -> list[Group]:
-        return [Group(t, ()) for t in tasks]  # what it takes is not D_t's
+        return [Group(t, ()) for t in tasks]  # its time is not D_t's
 
     for step in range(_STEPS.value):
         drawn = [times(name, lambda: collect_batch(c, step, pool, roll)) for name, c in ways.items()]

@@ -1,10 +1,10 @@
-"""How the report stands up to a long run: its size, how long it takes to write, to open, to search and to scroll.
+"""Measures the report of a long run: its size, and the time to write, open, search and scroll it.
 
     CHROMIUM=/usr/bin/chromium python benchmarks/viewer.py --run=runs/demo --trajectories=10000
 
-The logged trajectories of a real run are repeated, under other numbers, with their digits and log-probabilities redrawn
-so that they do not compress better than new ones. Chromium then scrolls through all of them, 600 pixels a frame, and the
-time between two frames is measured by the browser itself. docs/report.png is the first screens of a run's report:
+It repeats a real run's logged trajectories under other numbers. Digits and log-probabilities are redrawn, so
+that they compress like new ones. Chromium then scrolls through all of them, 600 pixels a frame, and times the
+frames. The file docs/report.png shows the first screens of a run's report:
 
     python benchmarks/viewer.py --run=runs/demo --trajectories=0 --screenshot=docs/report.png
 """

@@ -69,7 +69,7 @@ def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]
             }
         )
     model_config, params = hf_io.load(folder / "policy")
-    # Where its log-probabilities are given it is not run, and the policy stands in for its shapes.
+    # With given log-probabilities the reference does not run, and the policy stands in for its shapes.
     reference = params if cases.read(folder)[0].given else hf_io.load(folder / "reference")[1]
     learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
     return learner, params, c.learner

@@ -1,8 +1,8 @@
-"""TRL's GRPO update and transformers' generate, as a worker of benchmarks/compare.py: run by the Python that
-TRL is installed in.
+"""TRL's GRPO update and transformers' generate, as a worker of benchmarks/compare.py.
 
-The trainer is the real one. Only the method that samples and scores is replaced, by one that returns the
-case's completions with the log-probabilities of the reference, computed as the replaced method does.
+The Python with TRL runs it. The trainer is the real one, but for the method that samples and scores. Its
+replacement returns the case's completions with the log-probabilities of the reference, computed like the
+original does.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """The trainer wants one; no text passes through it."""
+    """A tokenizer for the trainer, which demands one; no text passes through it."""
     words = Tokenizer(WordLevel({"<pad>": cases.PAD, "<eos>": cases.EOS}, unk_token="<eos>"))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
 class Trainer(GRPOTrainer):
-    """GRPOTrainer whose rollouts are there already: tensors [N, ...] by name."""
+    """GRPOTrainer with ready rollouts: tensors [N, ...] by name."""
 
     rollouts: dict[str, torch.Tensor]
 
@@ -84,7 +84,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         processing_class=tokenizer(),
     )
     if case.given:
-        trainer.ref_model = None  # so that nobody has its memory
+        trainer.ref_model = None  # frees its memory
     else:
         reference = load_file(folder / "reference" / "model.safetensors")
         trainer.ref_model.load_state_dict(reference, strict=not case.tied)
@@ -122,7 +122,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
     """setting: further options of generate."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # so that all completions have their full length
+    model.generation_config.eos_token_id = None  # all completions have their full length
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
 
     def generate(**sampling) -> np.ndarray:

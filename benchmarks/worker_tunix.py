@@ -1,9 +1,9 @@
-"""Tunix's GRPO update and sampler, as a worker of benchmarks/compare.py: run by the Python that Tunix is
-installed in.
+"""Tunix's GRPO update and sampler, as a worker of benchmarks/compare.py.
 
-The update is what GRPOLearner does once the rollouts are there: log-probabilities of the reference, then the
-trainer over micro-batches, whose mean losses it averages: on ragged data another loss than the mean over all
-tokens. Its sequence packing is not used: without the TPU's flash attention its Qwen3 does not mask such rows.
+The Python with Tunix runs it. The update is GRPOLearner's, once the rollouts are there: log-probabilities of
+the reference, then the trainer over micro-batches. It averages their mean losses: on ragged data this differs
+from the mean over all tokens. Its sequence packing is off: without the TPU's flash attention its Qwen3 does
+not mask such rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         kl_loss_mode="low_var_kl",
         loss_agg_mode="token-mean",
     )
-    algorithm.temperature = 1.0  # GRPOLearner sets it like this
+    algorithm.temperature = 1.0  # as GRPOLearner sets it
     actor, micro = load(folder / "policy", case), setting["micro"]
     trainer = Trainer(
         actor,
@@ -95,7 +95,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
             )
         trainer.train(examples)
         jax.block_until_ready(nnx.state(actor))
-        # It reports losses one step late; this is where it keeps the newest.
+        # It reports losses one step late, and keeps the newest here.
         return {"loss": float(trainer._prev_buffered_train_metrics.loss)}
 
     scored = ["tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps"]
@@ -116,7 +116,7 @@ class Tokens:
         return " ".join(map(str, ids))
 
     def bos_id(self) -> int:
-        return 0  # none is put before the prompt
+        return 0  # none precedes the prompt
 
     def eos_id(self) -> int:
         return cases.EOS

@@ -1,10 +1,10 @@
-"""How many tool calls in isolated worlds the worker processes answer per second.
+"""Measures how many tool calls in isolated worlds the worker processes answer per second.
 
     make bench, or GLIBC_TUNABLES=glibc.malloc.hugetlb=1 python benchmarks/workers.py --workers=2
 
-The reference calls of BFCL's 200 base tasks, each task in a world of its own, in the ways in which they are asked for:
-a user turn at a time (replays), a call at a time for all worlds at once (rollouts), and with a fingerprint of the state
-after every call (exploration and shortening).
+The calls are the references of BFCL's 200 base tasks, each task in a world of its own. There are three ways:
+a user turn at a time (replays), a call at a time for all worlds at once (rollouts), and with a fingerprint of
+the state after every call (exploration and shortening).
 """
 
 import os
@@ -26,7 +26,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed rounds of each way.", lower
 
 
 def processors(pids: Sequence[int]) -> float:
-    """Seconds that these processes have computed."""
+    """CPU seconds of these processes."""
     words = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(w[11]) + int(w[12]) for w in words) / os.sysconf("SC_CLK_TCK")
 
@@ -55,7 +55,8 @@ def main(argv) -> None:
     tasks = benchmark.load()
     calls = sum(len(task.calls) for task in tasks)
     print(
-        f"{len(tasks)} worlds, {calls} calls, {_WORKERS.value} workers, {_BACKEND.value}; medians of {_REPEATS.value}"
+        f"{len(tasks)} worlds, {calls} calls, {_WORKERS.value} workers, {_BACKEND.value}; medians of "
+        f"{_REPEATS.value}"
     )
     with ProcessPool("bfcl", workers=_WORKERS.value, timeout=60.0, backend=_BACKEND.value) as pool:
         for way in (by_turn, by_call, with_fingerprints):
@@ -68,7 +69,8 @@ def main(argv) -> None:
                 seconds.append(time.perf_counter() - start)
             computed = (processors(pids) - computed) / _REPEATS.value
             print(
-                f"{way.__name__:>18} {calls / statistics.median(seconds):8,.0f} calls/s, {calls / computed:8,.0f} for "
+                f"{way.__name__:>18} {calls / statistics.median(seconds):8,.0f} calls/s, "
+                f"{calls / computed:8,.0f} for "
                 "each second that a processor computed; worlds made and freed included"
             )
 

@@ -11,19 +11,19 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of the time goes into compiling programs that run once, so they are not optimised; XLA_FLAGS="" and
-# JAX_DISABLE_MOST_OPTIMIZATIONS=0 optimise them. Files of whole runs optimise (`optimised`); what a user starts is compiled as
-# for a user (`environ`).
+# Most of the time goes into compiling programs that run once, so XLA does not optimise them.
+# XLA_FLAGS="" and JAX_DISABLE_MOST_OPTIMIZATIONS=0 turn optimisation on.
+# Files of whole runs optimise (`optimised`); programs that a user starts compile as for a user (`environ`).
 os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# All tests, and all processes that they start, share what was compiled, also with the next run: the key of a program
-# holds the versions, the flags and the processor. `pytest --cache-clear` forgets it.
+# All tests and all their processes share the compiled programs, also with the next session.
+# A program's key holds the versions, the flags and the processor. `pytest --cache-clear` forgets them.
 COMPILED = ROOT / ".pytest_cache" / "d" / "compiled"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-KEPT = 14 * 24 * 3600.0  # seconds until a program is forgotten, so that the folder does not grow for ever
+KEPT = 14 * 24 * 3600.0  # seconds until an unused program is deleted, so that the folder stays small
 
 import hypothesis
 import jax
@@ -34,33 +34,33 @@ from coevolve_jax.rollout.sglang.server import Server
 
 TINY = ROOT / "models" / "tiny_qwen3"
 
-# How long an example takes depends on what else the machine does.
+# An example's duration depends on the machine's load.
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
 
-# One process runs all of these, in this order, since they share the servers.
+# One process runs all of these, in this order: they share the servers.
 SERVER = (
     "test_server.py",
     "test_words.py",  # before test_faults.py, which ends the second server
     "test_faults.py",
     "test_push_served.py",
     "test_engines.py",
-    "test_served.py",  # test_train.py, in another process, has compiled its programs by then
+    "test_served.py",  # after test_train.py, in another process, has compiled its programs
 )
 SERVER_TOO = "test_hosts.py::test_a_server_gets_the_weights_of_two_processes"
 # Fixture -> the marker of every test that asks for it.
 MARKED = {"sglang_server": "server", "to_be_struck": "server", "browser": "browser"}
 MARKERS = ("slow", "server", "browser")
-GUESS = 30.0  # seconds of a test with such a marker, before it was measured
-SECONDS = pytest.StashKey[dict[str, float]]()  # of each test, as measured when it last ran
+GUESS = 30.0  # seconds, for a test with such a marker that has never been timed
+SECONDS = pytest.StashKey[dict[str, float]]()  # seconds of each test, as last measured
 IN_CACHE = "coevolve_jax/seconds"
 measured: dict[str, float] = {}
 
 
 def scope(nodeid: str) -> str:
-    """The tests of a scope run in one process."""
+    """Returns the scope of a test. One process runs all tests of a scope."""
     file = nodeid.split("::", 1)[0]
     return "server" if Path(file).name in SERVER or nodeid.endswith(SERVER_TOO) else file
 
@@ -79,18 +79,18 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_addoption(parser):
-    # Files in random order, and the tests of a file in random order: no test may need another one to have run before,
-    # or not to have run. The seed stands at the end of the output, and names the order:
+    # Random order of files, and of tests within a file: no test may depend on another one.
+    # The end of the output names the seed, which repeats the order:
     #     pytest tests -n 3 --dist loadfile --no-loadscope-reorder --order-seed=random
     #     pytest tests/rollout/test_push_served.py --order-seed=17
     parser.addoption("--order-seed", help="run tests in random order: a number, or random", metavar="SEED")
 
 
 def pytest_configure(config):
-    if hasattr(config, "workerinput"):  # one of several processes, which got the options of the first
+    if hasattr(config, "workerinput"):  # a worker process, which receives the options of the first one
         config.stash[SECONDS] = config.workerinput["seconds"]
         return
-    cache = getattr(config, "cache", None)  # none with -p no:cacheprovider
+    cache = getattr(config, "cache", None)  # None with -p no:cacheprovider
     config.stash[SECONDS] = cache.get(IN_CACHE, {}) if cache else {}
     if config.option.order_seed == "random":
         config.option.order_seed = str(random.SystemRandom().randrange(10**6))
@@ -105,7 +105,10 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Does not import a file whose tests -m "not slow and not ..." leaves out: it may need what is not installed."""
+    """Skips the import of a file whose tests -m "not slow and not ..." excludes.
+
+    Its imports may not be installed.
+    """
     chosen = config.option.markexpr
     if collection_path.suffix != ".py" or not re.fullmatch(r"not \w+( and not \w+)*", chosen):
         return None
@@ -128,7 +131,7 @@ def pytest_sessionfinish(session):
         config.cache.set(IN_CACHE, config.stash[SECONDS] | measured)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a fixture of a module
+@pytest.hookimpl(tryfirst=True)  # before pytest groups the tests that share a module's fixture
 def pytest_collection_modifyitems(config, items):
     for item in items:
         for marker in {MARKED[name] for name in MARKED.keys() & set(item.fixturenames)}:
@@ -143,7 +146,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> None:
-    """Sorts scopes by the seconds of their tests: the short ones then fill the gaps that the long ones leave."""
+    """Sorts scopes by seconds, longest first: short ones then fill the gaps at the end."""
     whole: dict[str, float] = {}
     for item in items:
         guess = GUESS if any(map(item.get_closest_marker, MARKERS)) else 0.0
@@ -154,13 +157,15 @@ def longest_first(items: list[pytest.Item], seconds: dict[str, float]) -> None:
 
 
 def pytest_collection_finish(session):
-    gc.freeze()  # what is imported by now stays: it is not searched for garbage while programs are traced
-    gc.set_threshold(20_000, 20, 20)  # nor is every seventh second of a test of the update spent in search
+    # Imported objects stay: the collector need not search them while programs are traced.
+    gc.freeze()
+    # By default collections took every seventh second of an update's test.
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
 def tiny_config() -> QwenConfig:
-    """A Qwen3 whose sizes are all different, so that a transposed or swapped axis cannot go unseen."""
+    """A Qwen3 whose sizes all differ, so that a transposed or swapped axis shows."""
     return QwenConfig(
         model_type="qwen3",
         vocab_size=88,
@@ -178,7 +183,7 @@ def tiny_config() -> QwenConfig:
 
 @pytest.fixture(scope="session")
 def environ() -> dict[str, str]:
-    """What a user starts runs as installed for a user, and optimised (see above)."""
+    """Runs a user's program as installed for a user (without PyTorch) and optimised."""
     path = os.pathsep.join(
         (str(ROOT / "tests" / "support" / "as_installed"), os.environ.get("PYTHONPATH", ""))
     )
@@ -187,13 +192,13 @@ def environ() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def quick(environ) -> dict[str, str]:
-    """`environ`, but not optimised: for programs that no other test's run has, and that run a few times."""
+    """`environ` without optimisation, for programs of one test that run a few times."""
     return {**environ, **{name: os.environ[name] for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")}}
 
 
 @pytest.fixture(scope="module")
 def optimised() -> Iterator[None]:
-    """For files that run whole runs in this process, whose programs sample some thousand tokens."""
+    """Optimises in files of whole in-process runs, whose programs sample thousands of tokens."""
 
     def optimise(wanted: bool) -> None:
         jax.config.update("jax_disable_most_optimizations", not wanted)
@@ -208,18 +213,22 @@ def optimised() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory) -> Server:
     """A real SGLang server with models/tiny_qwen3 in float32 as version "0", started once for all tests.
-    Nobody may rely on the weights that it holds: whoever needs certain ones pushes them first.
-    Without `make sglang-cpu`, whatever wants it fails and says so."""
+
+    A test that needs certain weights pushes them first: the server may hold any.
+    Without `make sglang-cpu` the start fails and says so.
+    """
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    told = ("--enable-metrics",)  # how long requests waited
+    told = ("--enable-metrics",)  # metrics of the time that requests wait
     with Server(TINY, context_length=2048, max_running_requests=64, log_path=log, arguments=told) as server:
         yield server.wait_until_ready()
 
 
 @pytest.fixture(scope="session")
 def to_be_struck(tmp_path_factory) -> Iterator[Callable[[], Server]]:
-    """Gives a second real server, which also speaks in words, and which tests may kill, stop and start anew: the last
-    one, while it is alive. Its weights too may be any."""
+    """Gives a second real server, which also handles text. Tests may kill, stop and restart it.
+
+    Returns the last one while it is alive. It may hold any weights.
+    """
     started, log = [], tmp_path_factory.mktemp("struck") / "server.log"
 
     def server() -> Server:

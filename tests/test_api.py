@@ -1,4 +1,4 @@
-"""What `import coevolve_jax` offers: every name resolves, and nothing heavy is imported before it is asked for."""
+"""The exports of `import coevolve_jax`: every name resolves, and heavy imports wait for their first use."""
 
 import ast
 import importlib
@@ -36,12 +36,12 @@ def test_every_name_resolves_to_what_it_says(name):
 
 @pytest.mark.slow
 def test_what_type_checkers_are_told_is_what_is_there():
-    """The stub names exactly what the package offers, from the same modules."""
+    """The stub names exactly the package's exports, from the same modules."""
     tree = ast.parse(Path(coevolve_jax.__file__).with_suffix(".pyi").read_text())
     told = {}
     for node in (n for n in tree.body if isinstance(n, ast.ImportFrom)):
         for alias in node.names:
-            assert alias.asname == alias.name  # else checkers take it for private
+            assert alias.asname == alias.name  # otherwise type checkers take it for private
             told[alias.name] = importlib.import_module(node.module), alias.name
     assert told.keys() == set(coevolve_jax.__all__) - {"__version__"}
     for name, (module, there) in told.items():

@@ -16,7 +16,8 @@ GUIDES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/guides/*
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
 MARKER = re.compile(r"^ *(?:[*-]|\d+\.) +|^ *> ?")
-# A program, by its folder and its name, in code and in commands. What holds a capital or a * is a placeholder.
+# A program, by its folder and its name, in code and in commands. Names with a capital or a * are
+# placeholders.
 NAMED = re.compile(r"(?<![\w/.:~-])((?:[a-z0-9_.]+/)+[a-z0-9_.]+\.(?:py|sh|js|ipynb))(?![\w/])")
 
 
@@ -56,7 +57,7 @@ def test_every_page_can_be_reached_from_the_first():
 
 @pytest.mark.parametrize("name", ["README.md", "docs/STATUS.md", *GUIDES])
 def test_files_named_are_there(name):
-    """From the root, or within the package; a folder of neither is a user's, or of another project."""
+    """Paths are relative to the root or the package; other folders are a user's, or another project's."""
     for file in NAMED.findall((ROOT / name).read_text()):
         homes = [home for home in (ROOT, ROOT / "coevolve_jax") if (home / file.partition("/")[0]).exists()]
         assert not homes or any((home / file).exists() for home in homes), f"{name} names {file}"
@@ -64,7 +65,7 @@ def test_files_named_are_there(name):
 
 @pytest.mark.parametrize("name", ["README.md", *GUIDES])
 def test_keys_named_are_in_the_config(name):
-    """strategy and explorer aside, whose keys are their own."""
+    """Keys of strategy and explorer are their own, and do not count."""
     c = config.load_file(ROOT / "configs" / "bfcl_tiny.py")
     sections = "|".join(key for key in c if hasattr(c[key], "keys") and key not in ("strategy", "explorer"))
     named = re.compile(rf"(?:`|config\.)((?:{sections})\.(?!jsonl)[a-z0-9_]+)(?![\w./])")
@@ -84,7 +85,8 @@ def test_the_picture_names_the_methods_of_a_strategy():
 def paragraphs(text: str) -> Iterator[str]:
     """The paragraphs and list items of a page's prose, each in one line.
 
-    Code, tables, headings and pictures are no prose. A link counts as its words, code within a line as one word.
+    Code, tables, headings and pictures are no prose. A link counts as its words, code within a line as one
+    word.
     """
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", FENCED.sub("", text))
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`\n]+`", "code", text))
@@ -103,7 +105,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> list[int]:
-    """How many words each sentence of a page's prose has."""
+    """The number of words of each sentence in a page's prose."""
     found = (s for p in paragraphs(text) for s in re.split(r"(?<=[.!?])[)*\"]*\s+", p))
     return [n for n in (len(words(s)) for s in found) if n]
 
@@ -113,12 +115,12 @@ def words(prose: str) -> list[str]:
 
 
 def numbers(prose: str) -> list[str]:
-    """Figures: words that begin with a digit, a sign or a bracket before it left out; Qwen2.5 is a name."""
+    """Numbers: words that begin with a digit, after an optional sign or bracket. Qwen2.5 is a name."""
     return [word for word in words(prose) if re.match(r"[(\[+\-*~]*\d", word)]
 
 
 def problems(text: str) -> list[str]:
-    """What a guide of this text breaks, one sentence each; [] is a guide."""
+    """The rules that a guide with this text breaks, one sentence each; [] is a valid guide."""
     prose = list(paragraphs(text))
     count = sum(len(words(p)) for p in prose)
     share = 100 * sum(len(numbers(p)) for p in prose) / max(count, 1)
@@ -208,14 +210,15 @@ def test_the_first_page_is_one_screen_and_its_commands_are_the_makefiles():
 
 
 SMALL = {
-    "steps": 2, "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2, "evaluation.tasks": 4,
+    "steps": 2, "data.initial_tasks": 4, "rollout.tasks_per_step": 2, "rollout.group_size": 2,
+    "evaluation.tasks": 4,
     "environment.workers": 1,
 }  # fmt: skip
 
 
 @pytest.mark.slow
 def test_the_first_pages_python_runs(monkeypatch, tmp_path, capsys):
-    """With sizes that take seconds."""
+    """The sizes are small, so that it takes seconds."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     for folder in ("configs", "models"):
         (tmp_path / folder).symlink_to(ROOT / folder)

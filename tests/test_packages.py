@@ -1,4 +1,4 @@
-"""Who may import whom: a table, held against every import of coevolve_jax and experiments."""
+"""Import rules: a table, held against every import of coevolve_jax and experiments."""
 
 import ast
 import subprocess
@@ -12,8 +12,8 @@ from tests.support.paths import ROOT
 
 PACKAGE = "coevolve_jax"
 ALL = ("",)
-# Package -> what its files may import of ours, besides each other. A module belongs to the longest name that fits it;
-# "envs.*" is one package for each family.
+# Package -> what its files may import of ours, besides each other. A module belongs to the longest matching
+# name; "envs.*" is one package for each family.
 MAY_IMPORT = {
     "types": (),
     "config": ("names", "config.schedule"),
@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "testing": ALL,
 }
 NOBODY_IMPORTS = ("train", "testing")
-# Violations that are still there, as (file, module); one that is gone must be taken out here.
+# Known violations, as (file, module); delete an entry whose violation is gone.
 NOT_YET: set[tuple[str, str]] = set()
 WITHOUT_JAX = ("types", "envs", "synthesis", "explorers", "strategies")
 JAX = ("jax", "jaxlib", "flax", "optax", "orbax")
@@ -73,7 +73,7 @@ OF_NAMEDTUPLES = ("_replace", "_asdict", "_fields", "_make")
 
 
 class Import(NamedTuple):
-    """file imports module, both relative to the root; name: a private name that it takes from there, or ""."""
+    """file imports module, both relative to the root; name: a private name that it takes, or ""."""
 
     file: str
     line: int
@@ -89,7 +89,8 @@ def imports(root: Path, folders: tuple[str, ...] = (PACKAGE, "experiments")) -> 
     for file in sorted(files):
         tree = ast.parse((root / file).read_text())
         here = file.with_suffix("").parts
-        beside = "experiments" if here[0] == "experiments" else ""  # a program finds what lies in its folder
+        # A program finds the modules of its own folder
+        beside = "experiments" if here[0] == "experiments" else ""
         bound: dict[str, str] = {}  # name in this file -> module or module.name of ours
 
         def add(line: int, base: str, name: str, file: Path = file) -> None:
@@ -128,7 +129,7 @@ def imports(root: Path, folders: tuple[str, ...] = (PACKAGE, "experiments")) -> 
 
 
 def _dotted(node: ast.expr) -> str:
-    """a.b.c of an expression that is just that."""
+    """The text a.b.c of an expression that is just that; "" otherwise."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
@@ -153,7 +154,7 @@ def within(name: str, allowed: str) -> bool:
 
 
 def violations(found: list[Import]) -> list[str]:
-    """Sentences, each with file and line; and one for each entry of NOT_YET that is not needed any more."""
+    """Sentences, each with file and line; and one for each obsolete entry of NOT_YET."""
     wrong, late = [], set(NOT_YET)
     for i in found:
         at = f"{i.file}:{i.line}"
@@ -181,7 +182,7 @@ def violations(found: list[Import]) -> list[str]:
 
 
 def cycles(arrows: set[tuple[str, str]]) -> set[str]:
-    """The nodes of cycles, and those on a way from one to another."""
+    """The nodes of cycles, and those on a path from one to another."""
     arrows = {(a, b) for a, b in arrows if a != b}
     while True:
         starts, ends = {a for a, _ in arrows}, {b for _, b in arrows}
@@ -192,7 +193,7 @@ def cycles(arrows: set[tuple[str, str]]) -> set[str]:
 
 
 def refused(modules: tuple[str, ...], blocked: tuple[str, ...]) -> list[str]:
-    """What fails to import where the blocked packages are not installed: the modules and all below them."""
+    """The modules, at any level below these, that fail to import without the blocked packages."""
     code = """
 import importlib, pkgutil, sys
 modules, blocked = (text.split(",") for text in sys.argv[1:])
@@ -249,7 +250,7 @@ def test_a_worker_imports_with_neither_jax_nor_numpy():
     assert refused(("types", "envs.base", "envs.worker"), (*JAX, "numpy")) == []
 
 
-# ---- That the tests above can fail ---------------------------------------------------------------------
+# ---- The tests above can fail --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,15 +258,20 @@ def test_a_worker_imports_with_neither_jax_nor_numpy():
     [
         ("coevolve_jax/types.py", "\nfrom coevolve_jax import config", ":2 imports coevolve_jax.config"),
         ("coevolve_jax/types.py", "from . import config", ":1 imports coevolve_jax.config"),
-        ("coevolve_jax/types.py", "from coevolve_jax.grpo.losses import kl", ":1 imports coevolve_jax.grpo.losses"),
+        ("coevolve_jax/types.py", "from coevolve_jax.grpo.losses import kl",
+            ":1 imports coevolve_jax.grpo.losses"),
         ("coevolve_jax/rollout/a.py", "def f():\n  import coevolve_jax.envs.toy.world", ":2 imports"),
-        ("coevolve_jax/rollout/a.py", "import coevolve_jax\ncoevolve_jax.build", ":2 imports coevolve_jax.build"),
-        ("coevolve_jax/envs/other/a.py", "from coevolve_jax.envs.toy import world", "envs.other may import types"),
+        ("coevolve_jax/rollout/a.py", "import coevolve_jax\ncoevolve_jax.build",
+            ":2 imports coevolve_jax.build"),
+        ("coevolve_jax/envs/other/a.py", "from coevolve_jax.envs.toy import world",
+            "envs.other may import types"),
         ("coevolve_jax/envs/worker.py", "import_module('coevolve_jax.envs.toy')", "envs.worker may import"),
         ("coevolve_jax/build.py", "from coevolve_jax import train", "build may import"),
         ("coevolve_jax/grpo/a.py", "from coevolve_jax.grpo.losses import _kl", "private name _kl"),
-        ("coevolve_jax/grpo/a.py", "from coevolve_jax.grpo import losses as l\nl._kl()", ":2 takes the private name"),
-        ("coevolve_jax/grpo/a.py", "from ..grpo.losses import Loss\nLoss._kl", ":2 takes the private name _kl"),
+        ("coevolve_jax/grpo/a.py", "from coevolve_jax.grpo import losses as l\nl._kl()",
+            ":2 takes the private name"),
+        ("coevolve_jax/grpo/a.py", "from ..grpo.losses import Loss\nLoss._kl",
+            ":2 takes the private name _kl"),
         ("coevolve_jax/build.py", "from experiments import main", "experiments/ are programs"),
         ("experiments/plan.py", "from main import main", "experiments/ are programs"),
         ("coevolve_jax/attic/a.py", "from coevolve_jax import types", "in no package"),

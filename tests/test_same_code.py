@@ -1,4 +1,4 @@
-"""The check that a pass over docstrings changes no code sees code, and lets words be."""
+"""The check of wording changes notices changed code and lets words be."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Randomness by (seed, purpose, step): what is drawn for one purpose says nothing of another."""
+"""Randomness by (seed, purpose, step): draws for one purpose say nothing about another."""
 
 import hashlib
 import itertools

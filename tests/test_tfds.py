@@ -1,4 +1,4 @@
-"""The training set as a TFDS data set: what goes in comes out, in memory for any task and on disk for a run's."""
+"""The training set as a TFDS data set: round trips in memory for any task, on disk for a run's."""
 
 import json
 import math
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(tfds_tasks.__file__).parents[1]
 
-# Text as JSON reads it: any character, halves of surrogate pairs too.
+# Text as JSON reads it: any character, also unpaired surrogates.
 text = st.text(st.characters(), max_size=8) | st.sampled_from(["\ud800", "a\0b", "é"])
 value = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text,
@@ -80,7 +80,7 @@ def test_any_task_comes_back_equal_and_its_columns_say_the_same(task, record):
 
 @pytest.fixture
 def workdir(tmp_path) -> Path:
-    """Of a run with a training set of twelve tasks, half of them visited."""
+    """The workdir of a run with a training set of twelve tasks, half of them visited."""
     pool = TaskPool()
     for i in range(12):
         lineage = Lineage("signal", "boundary", f"t{i - 1}", step=i) if i > 5 else Lineage("initial")
@@ -136,7 +136,8 @@ def test_the_command_writes_it_without_tensorflow_and_names_what_is_missing(work
         "import runpy, sys; sys.argv = sys.argv[1:]; {}; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     blocked = {
-        "": "import atexit; atexit.register(lambda: print('tensorflow' in sys.modules, 'jax' in sys.modules))",
+        "": "import atexit; atexit.register("
+        "lambda: print('tensorflow' in sys.modules, 'jax' in sys.modules))",
         "tensorflow_datasets": "sys.modules['tensorflow_datasets'] = None",
     }
     done = {

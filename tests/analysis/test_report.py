@@ -1,4 +1,4 @@
-"""The report of a synthetic workdir: complete, self-contained, safe, and usable in the middle of a run."""
+"""The report of a synthetic workdir: complete, self-contained, safe, and usable in mid-run."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ EVIL = '<script>alert("x")</script>'
 
 
 class Page(HTMLParser):
-    """Text, tags and attributes of a page, and its packed data; fails on tags that do not nest."""
+    """Text, tags and attributes of a page, and its packed data. Fails on tags that do not nest."""
 
     def __init__(self, text):
         super().__init__()
@@ -209,7 +209,7 @@ def test_what_files_say_is_never_markup(tmp_path):
 def test_report_in_the_middle_of_a_run_says_what_is_missing(tmp_path):
     path = fake_workdir(tmp_path / "run", steps=2, finished=False)
     with open(path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 3, "rewa')  # being written
+        file.write('{"step": 3, "rewa')  # a row in mid-write
     found = build(path)
     assert "not finished" in found.text and "2 of 2 steps" in found.text and "strategy coevolve" in found.text
     assert found.view["held_out"] is None and found.view["trajectories"] == {}
@@ -272,7 +272,7 @@ def test_evaluations_on_the_way_become_curves_with_intervals_over_tasks(tmp_path
         for step in (0, 2)
         for name in ("iid", "balanced")
     ]
-    rows[1]["scenarios"] = dict.fromkeys(by_task, "x")  # nothing is known of other scenarios than this
+    rows[1]["scenarios"] = dict.fromkeys(by_task, "x")  # the row knows of this one scenario only
     rows.append(
         {"step": 1, "set": "iid", "split": "test", "success": 0.25, "by_task": {}, "macro_weak": 0.125}
     )
@@ -465,7 +465,7 @@ def test_the_map_shows_no_more_than_there_is_and_the_same_every_time(counts):
 
 
 def test_the_map_is_the_scaling_of_cosine_distances():
-    """Compared with the textbook's way: double centring of the matrix of squared distances (Torgerson 1952)."""
+    """Compares with the textbook: double centring of the squared distances (Torgerson 1952)."""
     rng = np.random.default_rng(0)
     counts = [
         Counter({f"f{i}": int(n) for i, n in enumerate(row) if n}) for row in rng.integers(0, 3, (15, 9))

@@ -1,4 +1,4 @@
-"""What the report reads back from the files of a run: seconds and fates, costs by role, and what is behind a task."""
+"""Reading a run's files for the report: seconds and fates, costs by role, and the origins of tasks."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from coevolve_jax.records.llm_calls import Packer, all_lines, whole
 
 
 def a_run(**files):
-    """A run of these files, and of no others."""
+    """A run with these files and no others."""
     with tempfile.TemporaryDirectory() as empty:
         return dataclasses.replace(load_run(empty), **files)
 
@@ -25,7 +25,7 @@ def a_run(**files):
 
 
 def test_the_seconds_of_a_run_under_way_are_those_of_its_steps():
-    """The environment's are a part of the rollouts', and "step" is the whole."""
+    """The environment's seconds are part of the rollouts'; "step" is their total."""
     rows = [
         {"seconds": {"rollout": 2.0, "environment": 0.5, "update": 1.0, "step": 3.0}, "evolution": None},
         {"seconds": {"rollout": 1.0, "environment": None, "evolution": 4.0, "step": 5.0}, "evolution": None},
@@ -132,7 +132,7 @@ def questions(*contexts):
 
 
 def explored(context, *tasks, step=3):
-    """tasks: ids, or reasons why there is none in a tuple with the verdict."""
+    """A row of explorations.jsonl. tasks: ids, or (reason, verdict) where there is none."""
     rows = [
         {"task": t, "verdict": "accept", "reason": "", "description": ""}
         if isinstance(t, str)
@@ -144,13 +144,10 @@ def explored(context, *tasks, step=3):
 
 def test_a_new_time_begins_with_the_first_step_of_the_first_round_only():
     times = by_exploration(questions("c", "d", "c"))
-    assert (
-        [[row["role"] for row in own] for own in times["c"]]
-        == [
-            ["reflect", "explore", "explore", "explore", "explore", "abstract", "reflect"],
-            ["explore", "explore", "explore", "explore", "abstract"],
-        ]
-    )  # what is asked between two times belongs to the first, since only a context's own reflection precedes it
+    assert [[row["role"] for row in own] for own in times["c"]] == [
+        ["reflect", "explore", "explore", "explore", "explore", "abstract", "reflect"],
+        ["explore", "explore", "explore", "explore", "abstract"],
+    ]  # calls between two times belong to the first: only a context's own reflection starts the next
     assert len(times["d"]) == 1 and len(times["d"][0]) == len(ONCE)
 
 
@@ -177,7 +174,7 @@ def test_what_is_behind_tasks_and_behind_what_became_none():
         "t2": 1,
         "i1": 3,
         "t3": 0,
-    }  # of a task in no proposal: its context's first time
+    }  # no proposal holds t3: its context's first time counts
     rows = refused(found, places)
     assert [(r["id"], r["reason"], r["step"], r["row"], r["proposal"], r["signal"]) for r in rows] == [
         ("c · 1", "too_short", 3, 0, 1, "rare"),

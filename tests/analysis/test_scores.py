@@ -17,7 +17,7 @@ from coevolve_jax.types import Group, Outcome, Task, Trajectory
     st.lists(st.lists(st.none() | st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12), st.data()
 )
 def test_scores_are_means_of_what_each_rollout_came_to(rolled, data):
-    """None is a rollout that is invalid."""
+    """None stands for an invalid rollout."""
     parts = data.draw(st.lists(st.sampled_from("ab"), min_size=len(rolled), max_size=len(rolled)))
     by_task = {
         f"t{i}": [sum(x is True for x in r), sum(x is not None for x in r)] for i, r in enumerate(rolled)
@@ -55,7 +55,7 @@ def test_tasks_that_are_alike_count_as_one_in_the_interval():
 
 
 def test_an_interval_of_nothing_but_failures_is_not_empty():
-    """Clopper and Pearson: 1 - 0.025 ** (1 / n) for none of n."""
+    """Clopper and Pearson: the upper bound for 0 of n is 1 - 0.025 ** (1 / n)."""
     none, all_ = stats.share([0] * 100, [4] * 100), stats.share([4] * 100, [4] * 100)
     bound = 1 - 0.025**0.01
     assert (none.value, none.low) == (0, 0) and none.high == pytest.approx(bound)
@@ -75,7 +75,7 @@ def test_a_table_of_no_valid_rollout_says_so():
 
 
 def test_a_table_counts_what_was_lost_and_bounds_the_score():
-    """Of 4 tasks x 5 rollouts 2 are invalid: 9 of 18 are right, or 9 of 20."""
+    """Two of 4 x 5 rollouts are invalid: 9 of 18 are right, or 9 of 20."""
     rows = scores({"a": [5, 5], "b": [0, 5], "c": [3, 4], "d": [1, 4]}, 5, {}, {})
     header, found, worst = table(rows, 5).splitlines()
     assert found.split()[:3] == ["all", "4", "50.0%"] and worst.split()[:4] == [
@@ -84,7 +84,7 @@ def test_a_table_counts_what_was_lost_and_bounds_the_score():
         "invalid",
         "45.0%",
     ]
-    assert "75.0%" in worst and "50.0%" in found  # best@5: 3 of 4 tasks, 1 of the 2 that are whole
+    assert "75.0%" in worst and "50.0%" in found  # best@5: 3 of 4 tasks, 1 of the 2 complete ones
 
 
 def test_where_no_rollout_is_valid_success_is_unknown_and_not_nought():

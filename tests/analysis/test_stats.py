@@ -27,7 +27,7 @@ def test_bootstrap_agrees_with_the_normal_interval_on_many_values():
 
 
 def test_samples_of_one_task_do_not_count_as_independent():
-    """30 tasks, each all right or all wrong on 8 samples: the evidence is 30 trials, not 240."""
+    """30 tasks are each all right or all wrong on 8 samples: this is evidence of 30 trials, not 240."""
     successes = [8] * 15 + [0] * 15
     clustered = stats.clustered_ratio(successes, [8] * 30)
     assert clustered.value == 0.5
@@ -76,7 +76,7 @@ def test_no_change_is_no_evidence():
 
 
 def test_data_without_spread_give_no_interval_of_width_zero():
-    """0 of 40 in 5 scenarios: as much as 0 of 5 independent trials says."""
+    """0 of 40 in 5 scenarios weighs as much as 0 of 5 independent trials."""
     tasks = {f"t{i}": [0, 1] for i in range(40)}
     scenarios = {f"t{i}": i // 8 for i in range(40)}
     side = {"by_task": tasks, "scenarios": scenarios}
@@ -86,7 +86,7 @@ def test_data_without_spread_give_no_interval_of_width_zero():
     assert (found.before.low, found.before.high) == pytest.approx((exact.low, exact.high))
     assert (found.after.low, found.after.high) == pytest.approx((1 - exact.high, 1.0))
     assert found.paired.difference == stats.Estimate(1.0, None, None) and found.paired.p == 2 / 2**5
-    # Alike but for rounding, and half a success of each of two scenarios or of one.
+    # Equal but for rounding, and half a success in each of two scenarios or in one.
     assert stats.clustered_ratio([0.1 + 0.2, 0.3], [1, 1]).low is None
     half = stats.share([1, 1], [2, 2])
     assert (half.low, half.high) == pytest.approx(tuple(binomtest(1, 2).proportion_ci(0.95)))
@@ -98,7 +98,8 @@ def test_lost_trials_of_a_run_are_counted_and_may_count_as_failures():
     before = {"by_task": {"a": [1, 2], "b": [1, 2], "c": [0, 2]}, "samples": 2}
     after = {"by_task": {"a": [1, 1], "b": [1, 2], "c": [0, 0]}, "samples": 2}
     assert stats.lost_trials(before) == (0, 6) and stats.lost_trials(after) == (3, 6)
-    assert stats.lost_trials({"by_task": {"a": [0, 1], "b": [0, 4]}}) == (3, 8)  # a row that does not say
+    # A row without the number of trials asked for
+    assert stats.lost_trials({"by_task": {"a": [0, 1], "b": [0, 4]}}) == (3, 8)
     assert stats.lost_trials({"by_task": {"a": [0, 0]}, "samples": 4}) == (4, 4)
     assert stats.lost_trials({}) == (0, 0)
     summary = {"held_out": {"before": before, "after": after}}
@@ -145,11 +146,11 @@ def test_held_out_uses_tasks_where_they_are_listed():
     assert stats.held_out({**summary, "held_out": {}}) is stats.held_out({}) is None
     other = {"before": {"by_task": tasks}, "after": {"by_task": {"x": [1, 1]}}}
     assert stats.held_out({**summary, "held_out": other}) is None
-    # Tasks of four scenarios are four pieces of evidence.
+    # The tasks of four scenarios are four pieces of evidence.
     where = {"before": {"by_task": tasks, "scenarios": {name: f"s{int(name[1:]) % 4}" for name in tasks}}}
     clustered = stats.held_out({**summary, "held_out": {**summary["held_out"], **where}})
     assert clustered.paired.clusters == 4 and clustered.paired.p == 2 / 2**4
-    # t0 had no valid rollout afterwards: it is out of the comparison and out of the rate.
+    # t0 had no valid rollout afterwards: the comparison and the rate leave it out.
     invalid = {"before": {"by_task": tasks}, "after": {"by_task": {**better, "t0": [0, 0]}}}
     result = stats.held_out({**summary, "held_out": invalid})
     assert result.paired.tasks == 11 and result.after.value == pytest.approx(29 / 44)

@@ -1,4 +1,4 @@
-"""Progress that does not spam, and a table that says what happened."""
+"""Progress lines that do not flood the terminal, and a table of the outcome."""
 
 import io
 

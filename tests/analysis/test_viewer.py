@@ -1,4 +1,4 @@
-"""The report in a real browser: every view draws, leads on by links and keys, follows a run, and runs nothing foreign."""
+"""The report in a real browser: views draw, links and keys work, runs are followed, no foreign code runs."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from coevolve_jax.analysis import live, page, report
-from tests.support.browsing import PATIENCE, PHONE, address, browser, needs_browser, visit  # noqa: F401 (fixtures)
+from tests.support.browsing import PATIENCE, PHONE, address, browser, needs_browser, visit  # noqa: F401
 from tests.support.report_cases import fake_comparison, fake_workdir, poisoned
 
 playwright = pytest.importorskip(
@@ -40,10 +40,11 @@ def where(found):
 
 
 def pixels(found, selector):
-    """How many pixels of a canvas are painted."""
+    """Counts the painted pixels of a canvas."""
     return found.eval_on_selector(
         selector,
-        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && x).length",
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter((x, i) => i % 4 === 3 && "
+        "x).length",
     )
 
 
@@ -58,7 +59,7 @@ def test_every_panel_of_a_finished_run_is_drawn(visit, workdir):
     assert (
         "zero variance groups, 3 steps in a row, the last at step 6" in found.locator(".alerts").inner_text()
     )
-    # What the cursor points at stands in the legend, with its interval.
+    # The legend shows the point under the cursor, with its interval.
     plot = found.locator("figure", has_text="Held-out success by number of calls")
     plot.scroll_into_view_if_needed()
     box = plot.locator(".u-over").bounding_box()
@@ -89,7 +90,10 @@ def test_a_run_of_one_step_shows_it(visit, tmp_path):
     plots = found.locator("#panels canvas")
     assert plots.count() == 29
     blue = "c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-    blue += " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
+    blue += (
+        " let n = 0; for (let i = 0; i < d.length; i += 4)"
+        " n += d[i + 3] > 200 && d[i + 2] > d[i] + 60; return n; }"
+    )
     assert found.locator("figure", has_text="Gradient norm").locator("canvas").evaluate(blue) > 10
 
 
@@ -168,7 +172,7 @@ def test_what_a_model_was_asked_is_read_from_the_lineage_of_a_task(visit, workdi
     talk.locator(".question").first.wait_for()
     judged = f"Judge the proposal of steps {', '.join(map(str, task['lineage']['triplets']))}"
     roles = ["Reflect", "Explore, round 1", "Abstract", judged, "Solve it from the words of turn 1"]
-    assert talk.locator("h3").all_inner_texts() == roles  # and not of the other proposal
+    assert talk.locator("h3").all_inner_texts() == roles  # and no call of the other proposal
     assert "14 questions, 1,400 tokens in, 280 out" in talk.inner_text()
     assert talk.locator(".question summary").nth(3).inner_text() == 'step 2 {"tool": "mv"}'
     open_question(talk, "Explore", 2)
@@ -241,7 +245,7 @@ def test_tasks_are_filtered_and_searched(visit, workdir):
     found.keyboard.press("/")
     found.keyboard.type("held_01 ")
     expect(found.locator("#tasks .count")).to_have_text("10 of 44")
-    again = visit(found.url)  # the address says it all
+    again = visit(found.url)  # the address holds the whole view
     assert again.locator("#tasks .count").inner_text() == "10 of 44"
 
 
@@ -267,13 +271,13 @@ def test_trajectories_by_keys_filters_and_full_text(visit, workdir):
     expect(found.locator("#trajectories .count")).to_have_text(f"{len(failures)} of {len(rows)}")
     found.select_option("select[name=at]", str(rows[-1]["step"]))
     found.keyboard.press("/")
-    found.keyboard.type("NO SUCH file")  # in an observation, whatever its case
+    found.keyboard.type("NO SUCH file")  # an observation holds it, in other case
     late = [row for row in failures if row["step"] == rows[-1]["step"]]
     expect(found.locator("#trajectories .count")).to_have_text(f"{len(late)} of {len(rows)}")
     found.keyboard.type(" nowhere to be found")
     expect(count).to_have_text(re.compile("^0 of"))
     assert count.is_visible() and found.locator("#trajectories .row").count() == 0
-    found.keyboard.press("Escape")  # out of the box
+    found.keyboard.press("Escape")  # leaves the search box
     found.keyboard.press("?")
     assert found.get_by_role("dialog").is_visible()
 
@@ -360,7 +364,7 @@ def test_a_comparison_of_hostile_names_is_text(visit, tmp_path):
 
 
 def test_markup_that_got_in_would_run_nothing(browser, workdir, tmp_path):
-    """The page's own policy is a second wall: here someone puts markup into the page."""
+    """The page's own policy is a second barrier: this test injects markup into the page."""
     text = (workdir / "report.html").read_text()
     markup = "<script>hacked = 1</script><b onclick='hacked = 1'>b</b><img src='x' onerror='hacked = 1'>"
     (tmp_path / "report.html").write_text(text.replace("<main>", f"<main>{markup}"))
@@ -461,7 +465,7 @@ def test_a_live_page_follows_the_run_and_stays_where_one_reads(visit, tmp_path):
         expect(found.locator("#headline")).to_contain_text("7 of 8 steps", timeout=30_000)
         assert found.url == before and found.locator("#tasks .detail h2").is_visible()
         found.goto("about:blank")
-    found = visit(address(path))  # from disk, once the server has gone
+    found = visit(address(path))  # from disk, after the server has gone
     assert found.locator(".live").count() == 0
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's own arithmetic: its float64 reference, its count of operations, its talk with workers."""
+"""The benchmark's own arithmetic: its float64 reference, its operation counts, its talk with workers."""
 
 import dataclasses
 import sys
@@ -36,7 +36,7 @@ def tiny(kind="update", **changes) -> cases.Case:
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", (False, True))
 def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
-    import torch  # here, since who collects the tests would wait two seconds for it
+    import torch  # here, since test collection would wait two seconds for it
     import transformers
 
     case = tiny(tied=tied)
@@ -46,7 +46,7 @@ def test_reference_is_transformers_qwen3_in_float64(tmp_path, tied):
     with torch.no_grad():
         logits = theirs(input_ids=torch.tensor(ids)[None]).logits[0]
     expected = torch.log_softmax(logits, -1).numpy()
-    # transformers keeps its norms and its softmax in float32 whatever the model's type is.
+    # transformers keeps norms and softmax in float32 for a model of any type.
     np.testing.assert_allclose(reference.Model(tmp_path / "policy")(ids), expected, atol=2e-5)
 
 
@@ -108,7 +108,7 @@ def test_operations_are_those_of_the_products_written_out():
     assert cases.operations(given, cases.random_data(given, 0)) == forward * (1 + 2)
     assert {**data, **cases.random_data(given, 0)}.keys() - data.keys() == {"reference_logprobs"}
     for name, x in data.items():
-        np.testing.assert_array_equal(x, cases.random_data(given, 0)[name])  # and nothing else is another
+        np.testing.assert_array_equal(x, cases.random_data(given, 0)[name])  # nothing else differs
     assert cases.operations(tiny(kind="generate", rows=1, prompt=3, completion=2, layers=1), {}) == forward
 
 

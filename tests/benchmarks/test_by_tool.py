@@ -1,4 +1,4 @@
-"""Which tool is blamed for a failure: that of the first reference call that was not made."""
+"""Blame for a failure goes to the tool of the first reference call that was missed."""
 
 import sys
 
@@ -38,11 +38,12 @@ def trajectory(*turns: list[Call | None], success=False, stop="done") -> Traject
     "rolled, expected",
     [
         (trajectory([A, B], [C], success=True), [("a", True), ("b", True), ("c", True)]),
-        (trajectory([B, A], [C], success=True), [("a", True), ("b", True), ("c", True)]),  # its own way
+        # Solved in its own way
+        (trajectory([B, A], [C], success=True), [("a", True), ("b", True), ("c", True)]),
         (trajectory([Call("a", {"x": 1.0}), B], [C]), [("a", True), ("b", True), ("c", True)]),
         (trajectory([Call("a", {"x": 2}), B], [C]), [("a", False)]),  # another argument
         (trajectory([A], [C]), [("a", True), ("b", False)]),  # skipped, or given up
-        (trajectory([A, None, B], [C]), [("a", True), ("b", False)]),  # no call that can be read
+        (trajectory([A, None, B], [C]), [("a", True), ("b", False)]),  # no readable call
         (trajectory([A, B], [B]), [("a", True), ("b", True), ("c", False)]),
         (trajectory([A, B, C], []), [("a", True), ("b", True), ("c", False)]),  # in the wrong turn
         (trajectory([A], stop="context_limit"), [("a", True)]),  # no room for b: not its fault

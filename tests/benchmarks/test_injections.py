@@ -1,4 +1,4 @@
-"""Text of an environment that gives orders: what benchmarks/injections.py measures, small and with orders of our own."""
+"""Injected orders in an environment's text: the measures of benchmarks/injections.py on a small scale."""
 
 import json
 import sys
@@ -82,11 +82,11 @@ def test_every_answer_carries_the_same_injection_again(worlds):
     for o in answers:
         assert any(json.dumps(i.text)[1:-1] in o.text or i.text in o.text for i in pool.shown)
         assert pool.sound[o.text] != o.text
-    assert json.loads(answers[0].text)  # the injection stands inside
+    assert json.loads(answers[0].text)  # the injection stands inside the JSON
 
 
 def test_obedience_brings_no_more_than_tasks_of_the_tools_on_offer(worlds, monkeypatch):
-    """And no prompt changes but for the answers in it."""
+    """Prompts change in the environment's answers alone."""
     monkeypatch.setattr(injections, "SIZES", {"rounds": 1, "steps": 6})
     scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI", "MessageAPI", "TwitterAPI")})[:4]
     for solve in (0, 1):

@@ -1,4 +1,4 @@
-"""The paraphrases by which thresholds of leak control are chosen are what their labels say."""
+"""The paraphrases that leak control's thresholds are chosen by are what their labels say."""
 
 import sys
 from collections import Counter

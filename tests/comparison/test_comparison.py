@@ -1,4 +1,4 @@
-"""Comparisons: the plan, the statistics against other code, and cells that run, fail and go on for real."""
+"""Comparisons: the plan, the statistics against other code, and real cells that run, fail and resume."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     assert settings[1] == {"evolution.every": 5, "data.sampling": "variance"} and len(settings) == 4
     found = plan.cells(["static", "random"], plan.parse_seeds("3:5"), settings)
     assert len(found) == 16 == len({c.workdir(tmp_path) for c in found})
-    assert len({c.start(tmp_path) for c in found}) == 8  # the arms share it
+    assert len({c.start(tmp_path) for c in found}) == 8  # the arms share a start
     assert found[0].column == "static+evolution.every=5+data.sampling=uniform"
     assert plan.cells(["static"], [7]) == [Cell("static", 7)]
     start = plan.start_config(TINY, found[2])
@@ -106,7 +106,7 @@ def test_cells_of_another_config_are_not_taken_for_this_plans(tmp_path):
     plan.check(tmp_path, TINY, [mine])
     edited = override(
         plan.cell_config(TINY, mine), {"strategy.shuffled": True}
-    )  # as an arm that was edited since
+    )  # like an arm that was edited since
     path.write_text(to_json(edited))
     why = "cells/coevolve.*seed_0 holds a run of another config .config.strategy.shuffled is True there"
     with pytest.raises(ValueError, match=why):
@@ -129,7 +129,7 @@ def test_settings_of_a_strategy_reach_the_cells_that_have_them(tmp_path):
     assert settled["coevolve"]["probe"] == 4 and settled["coevolve"]["unsolved"] is True
     only = override(TINY, {"strategy.signals": "rare"})
     (cell,) = plan.cells(["only_boundary"], [0])
-    assert plan.cell_config(only, cell).strategy.signals == "boundary"  # what the arm is
+    assert plan.cell_config(only, cell).strategy.signals == "boundary"  # the definition of the arm
     with pytest.raises(ValueError, match="strategy.unsolved is True, which none of the arms random has"):
         plan.check(tmp_path, config, plan.cells(["random"], [0]))
     found = plan.cells(["coevolve"], [0], plan.grid(TINY, ["strategy.probe=0,4"]))
@@ -146,7 +146,7 @@ def test_a_search_spreads_over_its_ranges_and_is_seeded():
     rates = sorted(s["learner.learning_rate"] for s in found)
     assert rates[0] < 2e-4 and rates[-1] > 5e-3 and sum(r < 1e-3 for r in rates) == 10
     assert all(isinstance(s["evolution.every"], int) and 2 <= s["evolution.every"] <= 20 for s in found)
-    few = plan.search(TINY, ["evolution.every=2:4"], 8, seed=0)  # rounded to the same values
+    few = plan.search(TINY, ["evolution.every=2:4"], 8, seed=0)  # rounding makes values equal
     assert sorted(s["evolution.every"] for s in few) == [2, 3, 4]
     assert found == plan.search(TINY, texts, 20, seed=1) != plan.search(TINY, texts, 20, seed=2)
 
@@ -181,7 +181,7 @@ def test_estimates_against_known_values():
     assert stats.interquartile_mean([0, 1, 2, 3, 4, 5, 6, 100]) == 3.5
     assert stats.probability_of_improvement([3, 4], [1, 3]) == (1 + 0.5 + 1 + 1) / 4
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    # TrainingSample sizes of the two-sided paired t test at 80% power, as in Cohen (1988), table 2.4.1 and G*Power.
+    # Sample sizes of the two-sided paired t test at 80% power: Cohen (1988), table 2.4.1, and G*Power.
     assert [stats.seeds_needed(1.0, d) for d in (1.0, 0.5, 0.2)] == [10, 34, 199]
     e = stats.over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])  # t(4) quantile 2.7764451
     assert (e.low, e.high) == pytest.approx((3 - 2.7764451 * 0.70710678, 3 + 2.7764451 * 0.70710678))
@@ -208,7 +208,7 @@ def test_tasks_of_a_scenario_stand_or_fall_together():
 
 
 def made_up(effect: float, seeds=8, arms=("static", "random"), scenarios=12, tools=("a", "b")):
-    """Rows of outcomes.csv: the second arm succeeds more often on tasks with weak tools."""
+    """Rows of outcomes.csv in which the second arm succeeds more often on tasks with weak tools."""
     rng, rows = np.random.default_rng(0), []
     for arm_index, name in enumerate(arms):
         for seed in range(seeds):
@@ -232,7 +232,7 @@ def made_up(effect: float, seeds=8, arms=("static", "random"), scenarios=12, too
 
 
 def by_hand(rows, arm, seed):
-    """Macro success on weak tools, once more."""
+    """Computes the macro success on weak tools once more."""
     rates = []
     for tool in "ab":
         own = [r for r in rows if (r["arm"], r["seed"]) == (arm, seed) and tool in r["weak"].split(";")]
@@ -260,11 +260,11 @@ def test_the_table_is_what_other_code_computes():
     assert abs(others["planned"][0]["difference"]) < 0.05
     assert (
         others["planned"][0]["boot_low"] < 0 < others["planned"][0]["boot_high"]
-    )  # some samples hold none of these
+    )  # some samples hold no such task
 
 
 def slow_bootstrap(rows, times=400):
-    """Over seeds and scenarios, drawn anew for each sample."""
+    """The 95% interval from resampling both seeds and scenarios."""
     chance, found = random.Random(0), []
     by_cell = {}
     for r in rows:
@@ -300,13 +300,16 @@ def test_the_published_table_follows_from_the_published_numbers(name):
     assert table(said)
     page = HEADROOM.with_suffix(".md").read_text()
     for d in again["planned"]:
-        shown = f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | {100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
+        shown = (
+            f"| {d['a']} - {d['b']} | {100 * d['difference']:+.1f} | "
+            f"{100 * d['low']:+.1f} to {100 * d['high']:+.1f} |"
+        )
         tested = "not testable" if d["p"] is None else f"({d['p_holm']:.{2 if name == 'first' else 3}f})"
         assert any(line.startswith(shown) and tested in line for line in page.splitlines()), d
 
 
 def assert_close(a, b):
-    """The same JSON values, but for rounding."""
+    """Asserts equal JSON values, up to rounding."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for key in a:
@@ -338,7 +341,7 @@ def test_what_the_page_says_of_secondary_metrics_is_corrected_over_all_of_them()
 
 
 def holm_by_hand(values):
-    """The least level at which the step-down procedure rejects each of them."""
+    """The smallest level at which the step-down procedure rejects each of them."""
     order, least, found = sorted(values), 0.0, {}
     for k, p in enumerate(order):
         least = max(least, min(1.0, p * (len(values) - k)))
@@ -347,7 +350,7 @@ def holm_by_hand(values):
 
 
 def runs_of(*names: str, seeds: int) -> list[dict]:
-    """The outcomes of all of them, whose first evaluations are the same, count for count."""
+    """The outcomes of all of them; first evaluations are equal, count for count."""
     rows = [r for name in names for r in results.read_csv(HEADROOM / name / "outcomes.csv.gz")]
     begun: dict[tuple, set] = {}
     for r in rows:
@@ -409,7 +412,7 @@ def test_probes_against_as_many_rollouts(heading, seeds, planned, first, longer)
 
 
 def test_what_was_run_later_is_compared_with_the_same_seeds():
-    """The ends of the scale in the second test: how much there was to gain."""
+    """The second test shows the ends of the scale: how much there was to gain."""
     rows = runs_of("test_spread", "test_spread_ends", seeds=8)
     pairs = [("random", "static"), ("oracle", "random"), ("oracle", "blame")]
     arms = ["static", "random", "blame", "oracle"]
@@ -421,7 +424,10 @@ def test_what_was_run_later_is_compared_with_the_same_seeds():
     free, oracle, blame = found["planned"]
     told = lambda d: f"({100 * d['low']:.1f} to {100 * d['high']:.1f}"
     assert f"free exploration {100 * free['difference']:.1f} over no new tasks {told(free)}" in page
-    known = f"the oracle is {100 * oracle['difference']:.1f} points over free exploration (t interval {told(oracle)[1:]}"
+    known = (
+        f"the oracle is {100 * oracle['difference']:.1f} points over free exploration "
+        f"(t interval {told(oracle)[1:]}"
+    )
     assert (
         known in page and f"the oracle is {100 * blame['difference']:.1f} over blame {told(blame)})" in page
     )
@@ -434,7 +440,8 @@ def test_no_effect_is_mostly_not_found():
 
 
 PLAN = {
-    "arms": ["static", "random"], "seeds": [0], "reads": "development", "machine": "m", "date": "d", "command": "c",
+    "arms": ["static", "random"], "seeds": [0], "reads": "development", "machine": "m", "date": "d",
+    "command": "c",
     "settings": [{}], "planned": [],
 }  # fmt: skip
 
@@ -481,7 +488,10 @@ def test_tasks_that_differ_between_columns_are_said():
     rows[3] = budget(columns[3], 0, iid_digest="y", initial_digest="z")
     said = notes.notes(PLAN, rows, [])
     assert "The arms with data.initial_tasks=8 do not start from the same D_0 in seed 0." in said
-    tasks = "The iid held-out tasks are not the same in seed 0: those of random and coevolve+data.initial_tasks=8 differ"
+    tasks = (
+        "The iid held-out tasks are not the same in seed 0: "
+        "those of random and coevolve+data.initial_tasks=8 differ"
+    )
     assert sum(n.startswith(tasks) for n in said) == 1
 
 
@@ -509,7 +519,7 @@ def test_a_run_without_a_valid_rollout_is_left_out_and_named():
     assert found["arms"][0]["n"] == 3 and found["arms"][1]["n"] == 4
     assert any("macro success" in n and "left out of it: static, seed 2." in n for n in found["notes"])
     json.dumps(found, allow_nan=False)
-    # Every balanced task calls a weak tool: there are no others to speak of.
+    # Every balanced task calls a weak tool: the other group is empty.
     rows = [r for r in rows if r["weak"]]
     found = results.summarise(rows, budgets, PLAN)
     assert found["metric"]["group"] == "weak" and not found["secondary"]
@@ -574,9 +584,9 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
     boundary, rare = quality(tmp_path, cells, rows)
     assert (boundary["signal"], boundary["new_tasks"], rare["signal"]) == ("boundary", 2, "rare")
     assert boundary["precision"] == pytest.approx((0.75 + 0.25) / 2)
-    assert boundary["matched_precision"] == 0.75  # of a alone: nothing matches b
+    assert boundary["matched_precision"] == 0.75  # task a's alone: nothing matches b
     assert boundary["against_precision"] == pytest.approx(0.25)  # x and y match a
-    # a: cp from step 0; b, born after step 25: cp and ls from step 20.
+    # Task a: cp from step 0. Task b, born after step 25: cp and ls from step 20.
     assert boundary["gain"] == pytest.approx((0.8 + 0.4 - 0.1) / 3)
     assert boundary["against_gain"] == pytest.approx((0.3 + 0.2 + 0.0) / 3)
     assert rare["precision"] is None and rare["gain"] is None
@@ -600,10 +610,13 @@ def test_in_a_grid_signals_are_compared_with_free_exploration_of_their_own_setti
 # Cells
 
 
-SMALL = [  # of the shapes of test_train.py's, whose compiled programs serve here too
-    "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4", "evolution.every=1",
-    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1", "environment.workers=1",
-    "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2", "evaluation.every=1",
+SMALL = [  # the shapes of tests/loop/test_train.py, whose compiled programs serve here too
+    "steps=2", "data.initial_tasks=4", "rollout.tasks_per_step=2", "rollout.group_size=4",
+    "evolution.every=1",
+    "evolution.freeze_last_steps=1", "evolution.tasks=2", "evaluation.tasks=4", "evaluation.num_rollouts=1",
+    "environment.workers=1",
+    "engine.max_concurrency=8", "learner.rows_per_microbatch=2", "evaluation.balanced_tasks=2",
+    "evaluation.every=1",
     "evaluation.balanced_candidates=4", f"model={ROOT / 'models' / 'tiny_qwen3'}",
 ]  # fmt: skip
 
@@ -615,7 +628,8 @@ def command(workdir, *flags, small=SMALL):
 
 def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
     code = (
-        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not asked.exists();"
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); asked = folder / 'asked'; first = not "
+        "asked.exists();"
         f"asked.touch(); first and sys.exit({preemption.STATUS}); (folder / 'summary.json').touch()"
     )
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
@@ -652,8 +666,8 @@ time.sleep(60)
             cells.run_all(tmp_path, TINY, chosen, 2)
         asking.join()
     started = [f for f in folders if (f / "running").exists()]
-    assert len(started) == 2  # none was begun after
-    assert all((f / "saved").exists() for f in started)  # they were waited for
+    assert len(started) == 2  # no other one began
+    assert all((f / "saved").exists() for f in started)  # it waited for them
 
 
 def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
@@ -662,7 +676,7 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     folder = tmp_path / "comparison"
     changes = dict(text.split("=", 1) for text in SMALL)
     config = override(TINY, {k: plan.parse_value(TINY, k, v) for k, v in changes.items()})
-    # A run that does not come to its end: named, not counted, and gone on with below.
+    # A run that fails is named and not counted; it resumes below.
     monkeypatch.setattr(cells, "MAIN", ROOT / "experiments" / "main.py")
     whole = cells.command
     nothing = [sys.executable, "-c", ""]
@@ -671,7 +685,7 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     (failure,) = cells.run_all(folder, config, [cell], 1)
     assert failure.name == "cells/random/seed_0" and failure.why.startswith("exit status 0")
     program = whole(cell.workdir(folder), "--until=1")[1:]
-    # On one core, as each of two cells at once: they find its programs compiled.
+    # On one core, like each of two cells at once: they find compiled programs.
     assert forked.run(program, {**environ, "NPROC": "1"}).returncode == 0
     first = (cell.workdir(folder) / "metrics.jsonl").read_text()
     assert first.count("\n") == 1 and not cells.finished(cell.workdir(folder))
@@ -682,16 +696,14 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     assert done.returncode == 1, done.stderr
     assert "1 of the runs failed" in done.stderr and "config.testbed.weak_tools names no tools" in done.stderr
     again = (cell.workdir(folder) / "metrics.jsonl").read_text()
-    assert again.startswith(first) and again.count("\n") == 2  # it went on, and began nothing again
+    assert again.startswith(first) and again.count("\n") == 2  # it resumed and restarted nothing
     with open(folder / "outcomes.csv") as f:
         rows = list(csv.DictReader(f))
     assert {(r["arm"], r["set"], r["step"]) for r in rows} == {
         (a, s, n) for a in ("random", "static") for s in ("iid", "balanced") for n in ("0", "1", "2")
     }
     sides = {a: [r for r in rows if r["arm"] == a and r["step"] == "0"] for a in ("random", "static")}
-    for a, b in zip(
-        *sides.values(), strict=True
-    ):  # one beginning: the same tasks and the same first evaluation
+    for a, b in zip(*sides.values(), strict=True):  # one start: the same tasks and the same first evaluation
         assert {k: v for k, v in a.items() if k != "arm"} == {k: v for k, v in b.items() if k != "arm"}
     tasks = {a: (folder / "cells" / a / "seed_0" / "tasks.jsonl").read_text() for a in ("random", "static")}
     born = {
@@ -722,7 +734,7 @@ def test_cells_run_fail_by_name_and_go_on(tmp_path, monkeypatch, environ):
     assert late["planned"] == [["static", "random"]] and "--planned=static-random" in late["command"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", late["date"]) and kept.pop("planned_later") == []
     assert again == kept and kept["planned"] == [["random", "static"]] and kept["primary"] == "iid"
-    assert "random - static: 1 seeds in common" in read.stdout  # what was planned first stands
+    assert "random - static: 1 seeds in common" in read.stdout  # the original plan stands first
     assert f"Planned after the run began, on {late['date']}: static - random." in read.stdout
     other = forked.run(command(folder, "--arms=static", "--seeds=0", "--set=learner.kl_coef=0.5"), environ)
     assert other.returncode == 1 and "comparison of another config (config.learner.kl_coef" in other.stderr
@@ -748,7 +760,7 @@ def test_a_sweep_prints_commands_that_a_shell_reads_and_together_run_every_seed(
     if on == "slurm":
         assert "#SBATCH --array=0-2\n" in text
         jobs = [text.replace('"$SLURM_ARRAY_TASK_ID/3"', f"{i}/3").splitlines()[-4] for i in range(3)]
-        assert all(job.startswith("exec python ") for job in jobs)  # signals reach it, not a shell
+        assert all(job.startswith("exec python ") for job in jobs)  # signals reach python, not a shell
         jobs = [job.removeprefix("exec ") for job in jobs]
         text = "\n".join([*jobs, text.splitlines()[-1]])
     lines = [shlex.split(line.removesuffix("&")) for line in text.splitlines() if not line.startswith("#")]

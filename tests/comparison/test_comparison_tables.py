@@ -1,4 +1,4 @@
-"""What a comparison tells of its cells, computed once more from made-up run folders by loops that a reader can check."""
+"""The tables of a comparison, recomputed from made-up run folders by loops that a reader can check."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.comparison.table import table
 
 WEAK = ("cp", "du", "mv")
-RATES = {"cp": 0.1, "du": 0.5, "mv": 0.8, "": 0.9}  # of success on a task with this weak tool
+RATES = {"cp": 0.1, "du": 0.5, "mv": 0.8, "": 0.9}  # success rates on a task with this weak tool
 STEPS, SAMPLES = (0, 2, 4), 4
 T = {2: 12.7062047, 3: 4.3026527}  # quantiles 0.975 of Student's t with n - 1 degrees of freedom
 CELLS = [Cell(arm, seed) for seed in (0, 1, 2) for arm in ("static", "random", "coevolve")]
@@ -31,7 +31,7 @@ PLAN = {
 
 
 def held_out():
-    """id -> (set, scenario, tools): one weak tool, two of them or none; du comes in one task only."""
+    """id -> (set, scenario, tools): one weak tool, two or none; du comes in one task only."""
     found = {}
     for i in range(12):
         tools = (
@@ -44,7 +44,7 @@ def held_out():
 
 
 def made(cell):
-    """All that one run has written, as values."""
+    """All files of one run, as values."""
     rng = random.Random(f"{cell.arm} {cell.seed}")
     evaluations = {}  # (step, set) -> {task: [successes, trials]}
     for step in STEPS:
@@ -78,7 +78,8 @@ def made(cell):
         "groups": [(rng.randint(2, 4), 4 + 2 * k, rng.choice([1.0, 0.75, 0.5])) for k in range(4)],
         "costs": {
             "rollouts/policy": 100 + cell.seed, "rollouts/probe": rng.randint(1, 40), "rollout_other": 5000,
-            "sampled_tokens/policy": 700, "sampled_tokens/probe": rng.randint(1, 90), "learned_trajectories": 31,
+            "sampled_tokens/policy": 700, "sampled_tokens/probe": rng.randint(1, 90),
+            "learned_trajectories": 31,
             "learned_tokens": 47, "environment_steps/explorer": 60, "environment_steps/initial": 8,
         },
         "llm_tokens": 11 * cell.seed,
@@ -156,7 +157,7 @@ def found(folder):
 
 
 def rate(cell, metric, step=4, lost_failed=False):
-    """Of one run: successes over trials, by weak tool where the metric is about these."""
+    """Successes over trials of one run, by weak tool where the metric concerns these."""
     counts = {}
     for task, (name, _, tools) in held_out().items():
         weak = [tool for tool in WEAK if tool in tools]
@@ -172,7 +173,7 @@ def rate(cell, metric, step=4, lost_failed=False):
 
 
 def lost(cell, metric, step=4):
-    """Lost trials, and those asked for, of the tasks that a metric reads."""
+    """(lost trials, requested trials) of the tasks that a metric reads."""
     gone = asked = 0
     for task, (name, _, tools) in held_out().items():
         weak = any(tool in WEAK for tool in tools)
@@ -188,7 +189,7 @@ def lost(cell, metric, step=4):
 
 
 def interval(values):
-    """Mean and t interval, which values that are all alike do not have."""
+    """Mean and t interval; equal values have no interval."""
     mean = sum(values) / len(values)
     if max(values) - min(values) < 1e-9:
         return (pytest.approx(mean), None, None)
@@ -348,7 +349,7 @@ def test_digests_are_of_what_tasks_are(folder):
     rows = results.budgets(folder, DONE)
     initial = {r["arm"]: r["initial_digest"] for r in rows if r["seed"] == 0}
     assert len({r["iid_digest"] for r in rows}) == len({r["balanced_digest"] for r in rows}) == 1
-    # Of equal names, but the first scenario of random is another; turns are drawn for each.
+    # All names are equal, but random's first scenario differs; turns are drawn for each.
     assert len(set(initial.values())) == 3
     a, b = (made(Cell("static", 0)), made(Cell("random", 0)))
     assert [t["scenario"] for t in a["tasks"][:3]] != [t["scenario"] for t in b["tasks"][:3]]
@@ -387,12 +388,15 @@ def test_notes_say_all_that_is_unequal_lost_diverged_missing_or_late(found):
     said = found["notes"]
     assert said[:5] == [
         "Read on the development set.",
-        "Planned after the run began, on 2026-11-24: coevolve - static. Holm's correction of these is over those planned "
+        "Planned after the run began, on 2026-11-24: coevolve - static. Holm's correction of these is over "
+        "those planned "
         "before as well.",
         "1 cells are not finished: static, seed 2.",
-        'Diverged, which is a result: coevolve, seed 2 (step 3). The means leave these runs out; the rows "diverged as '
-        "0\" count each as success 0, and an arm's lost trials as failures where they are many. They are not run again, for they would end alike; --retry_diverged runs them.",
-        "2 seeds (static): how far seeds differ is itself a guess, and with it the t intervals and p. Few that happen to agree give a "
+        "Diverged, which is a result: coevolve, seed 2 (step 3). The means leave these runs out; the rows "
+        '"diverged as 0" count each as success 0, and an arm\'s lost trials as failures where they are many. '
+        "They are not run again, for they would end alike; --retry_diverged runs them.",
+        "2 seeds (static): how far seeds differ is itself a guess, and with it the t intervals and p. Few "
+        "that happen to agree give a "
         "narrow interval, and two give no p; 5 or more are needed.",
     ]
     assert (
@@ -405,7 +409,8 @@ def test_notes_say_all_that_is_unequal_lost_diverged_missing_or_late(found):
         assert f"{arm} lost {share:.1%} of its training rollouts: nothing is learned from these." in said
     n = sum(costs(c)["balanced_trials_lost"] for c in of("coevolve"))
     assert (
-        "Lost trials of the balanced held-out set, neither success nor failure: random 1 of 144 (0.7%) at step 4; "
+        "Lost trials of the balanced held-out set, neither success nor failure: random 1 of 144 (0.7%) at "
+        "step 4; "
         f"coevolve {n} of 96 ({n / 96:.1%}) at step 4; static none."
     ) in said
     gone, asked = (sum(lost(c, "iid")[k] for c in of("coevolve")) for k in (0, 1))
@@ -446,7 +451,7 @@ def test_signals_task_by_task(folder, found):
     gains = {}
     for cell in DONE:
         for (step, _), by_task in made(cell)["evaluations"].items():
-            for task, (solved, _) in by_task.items():  # lost trials are failures here
+            for task, (solved, _) in by_task.items():  # lost trials count as failures here
                 for tool in set(held_out()[task][2]):
                     count = gains.setdefault((cell.arm, cell.seed, tool), {}).setdefault(step, [0, 0])
                     count[0], count[1] = count[0] + solved, count[1] + SAMPLES
@@ -498,16 +503,17 @@ def test_the_page_of_a_comparison_says_the_same(folder, found):
     assert cards[2] == (
         "coevolve − random",
         f"{100 * d['difference']:+.1f} points",
-        f"95% interval {100 * d['low']:+.1f} to {100 * d['high']:+.1f}, 2 seeds; {100 * at_worst[0]:+.1f} with lost trials as "
+        f"95% interval {100 * d['low']:+.1f} to {100 * d['high']:+.1f}, 2 seeds; {100 * at_worst[0]:+.1f} "
+        f"with lost trials as "
         f"failures; {100 * at_worst[1]:+.1f} with diverged seeds as failures",
     )
 
 
-# Rules, each by rows made for it
+# Rules, each with rows made for it
 
 
 def rows_of(arm, seed, tasks, name="iid", step=40, weak=""):
-    """tasks: of (scenario, successes, trials, samples)."""
+    """Rows of outcomes.csv. tasks: (scenario, successes, trials, samples) each."""
     return [
         dict(
             zip(
@@ -524,7 +530,7 @@ def budget(arm, seed, **more):
 
 
 def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
-    """The random arm solves 50%, the other 45% and loses 80% of its failures."""
+    """The random arm solves 50%; the other solves 45% and loses 80% of its failures."""
     rng, rows = random.Random(0), []
     for seed in range(5):
         for arm, skill, hidden in (("random", 0.5, 0.0), ("coevolve", 0.45, 0.8)):
@@ -538,7 +544,7 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
     budgets = [budget(arm, seed) for arm in ("random", "coevolve") for seed in range(5)]
     asked = {**PLAN, "planned": [["coevolve", "random"]], "planned_later": [], "primary": "iid"}
     bare = [{key: value for key, value in r.items() if key != "samples"} for r in rows]
-    for given in (rows, bare):  # also as published before there was the column
+    for given in (rows, bare):  # also as published before the column existed
         found = results.summarise(given, budgets, asked)
         (d,) = found["planned"]
         worst = d["if_lost_failed"]
@@ -552,9 +558,12 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
                 for key in ("difference", "low", "high", "boot_low", "boot_high")
             }
             line = (
-                f"{before}coevolve - random: {points['difference']} points, 5 seeds, t interval {points['low']} to "
-                f"{points['high']}, bootstrap {points['boot_low']} to {points['boot_high']}, p {told_p(row['p'])} (Holm "
-                f"{told_p(row['p_holm'])}), P(better) {row['p_improvement']:.2f}; 3 points need {row['seeds_for_effect']} seeds"
+                f"{before}coevolve - random: {points['difference']} points, 5 seeds, "
+                f"t interval {points['low']} to {points['high']}, "
+                f"bootstrap {points['boot_low']} to {points['boot_high']}, "
+                f"p {told_p(row['p'])} (Holm {told_p(row['p_holm'])}), "
+                f"P(better) {row['p_improvement']:.2f}; 3 points need "
+                f"{row['seeds_for_effect']} seeds"
             )
             assert line in text.splitlines()
         assert "if_lost_failed" in found["arms"][1] and "if_lost_failed" not in found["arms"][0]
@@ -582,7 +591,7 @@ def test_few_lost_trials_are_counted_and_a_task_without_any_is_named():
 
 
 def test_a_weak_tool_whose_few_trials_are_lost_moves_the_macro_mean():
-    """0.7% of the trials, but half of the tools."""
+    """0.7% of the trials are lost, but half of one tool's."""
     rows = rows_of("static", 0, [("s", 4, 4, 4)] * 150, "balanced", weak="mv")
     rows += rows_of("static", 0, [("s", 0, 0, 4)], "balanced", weak="cp")
     found = results.compare(rows, results.METRICS["weak"], ["static"], [])["arms"][0]
@@ -649,7 +658,7 @@ def test_holm_has_one_family_for_the_primary_metric_and_one_for_all_others():
 
 
 def adjusted(p, family):
-    """Holm: the largest over all p up to this one, of p times the number of those that are no smaller."""
+    """Holm: the maximum over all p up to this one of p times the number of values that are no smaller."""
     return min(1.0, max(q * sum(r >= q for r in family) for q in family if q <= p))
 
 
@@ -667,7 +676,7 @@ def test_the_first_plan_stands_and_later_ones_are_dated():
     entry = {"planned": [["b", "a"]], "date": "2026-11-03", "command": "c3"}
     assert late == {"planned": [["a", "b"]], "planned_later": [entry]}
     assert plan.fixed({**begun, **late}, made_(("b", "a"), ("a", "b"), day=4), True) == late
-    # Without --planned only the usual ones of arms that were not there are new.
+    # Without --planned only the usual contrasts of new arms are new.
     usual = made_(("random", "static"), day=5)
     assert plan.fixed(begun, usual, False)["planned_later"] == []
     wider = plan.fixed(begun, made_(("random", "static"), ("blame", "random"), day=6), False)

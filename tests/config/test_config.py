@@ -1,4 +1,4 @@
-"""What a config is told before anything is computed: mistyped values, settings without effect, a training set that never grows."""
+"""Config checks before any computation: mistyped values, idle settings, a training set that never grows."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,8 @@ LLM = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=llm")
 POLICY = load_file(ROOT / "configs" / "bfcl_tiny.py", "explorer=policy")
 OURS = ("coevolve", "random", "static", "blame", "oracle")
 NASTY = (
-    float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",), [None],
+    float("nan"), float("inf"), -float("inf"), -1, 0, -0.5, 1e9, 10**30, "", "nasty", "\0", (), (0,), ("x",),
+    [None],
     None, True, False, {}, {"a": 1}, b"x", 1j,
 )  # fmt: skip
 
@@ -30,7 +31,7 @@ def value(config: ConfigDict, key: str):
 
 
 def with_any(config: ConfigDict, key: str, value) -> ConfigDict:
-    """A copy that holds the value there, of whatever type, as a file of one's own might."""
+    """A copy with this value there, of any type, like a user's file might have it."""
     made = config.to_dict()
     section, _, name = key.rpartition(".")
     (made[section] if section else made)[name] = value
@@ -63,7 +64,7 @@ def test_any_value_is_taken_or_refused_by_name(config, key):
         if kind is tuple
         else (kind,)
     )
-    for nasty in taken:  # nothing of another kind
+    for nasty in taken:  # a taken value has the default's kind
         assert isinstance(nasty, alike) and (kind is bool or not isinstance(nasty, bool)), (key, nasty)
 
 
@@ -96,7 +97,8 @@ def test_every_key_of_a_config_file_has_a_kind(path):
 def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, ahead, first):
     config = override(
         TINY,
-        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle, "evolution.async_steps": min(async_steps, every),
+        {"steps": steps, "evolution.every": every, "evolution.freeze_last_steps": settle,
+            "evolution.async_steps": min(async_steps, every),
          "rollout.max_staleness": ahead},
     )  # fmt: skip
     due = [
@@ -108,15 +110,15 @@ def test_a_run_that_never_evolves_is_refused(steps, every, settle, async_steps, 
     assert schedule.still_evolves(config, first) == bool(due)
     if settle > ahead and due:
         configs.check_evolution(config, first)
-        # The batch of a step is drawn max_staleness steps before: what is born last is still in one.
+        # A step's batch is drawn max_staleness steps earlier: the last born tasks still join one.
         assert max(due) + 1 + min(async_steps, every) + ahead < steps
         return
     with pytest.raises(ValueError) as refused:
         configs.check_evolution(config, first)
     if settle <= ahead:
         assert (
-            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness ({ahead})"
-            in str(refused.value)
+            f"config.evolution.freeze_last_steps is {settle}: it must be above config.rollout.max_staleness "
+            f"({ahead})" in str(refused.value)
         )
         return
     least = int(str(refused.value).partition("a run of ")[2].partition(" ")[0])
@@ -157,10 +159,11 @@ def test_a_fork_with_another_strategy_must_come_to_evolve(tmp_path):
 
 # Settings that have no effect
 
-# key, another value than the default, what makes it idle, and what of it has to be otherwise for it to act (None: as shipped).
+# key, a value other than the default, settings that make it idle, and changes with which it acts.
 IDLE = (
     ("learner.clip_low", 0.3, {"learner.tis_cap": 2.0}, [{}, {"learner.tis_cap": 2.0, "learner.epochs": 2}]),
-    ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0}, [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
+    ("learner.clip_high", 0.28, {"learner.tis_cap": 2.0},
+        [{"learner.tis_cap": 2.0, "rollout.max_staleness": 1}]),
     ("learner.constant_length", 9, {}, [{"learner.aggregate": "constant"}]),
     ("learner.kl_bound", 5.0, {"learner.kl": "none"}, [{}]),
     ("learner.kl_bound", 5.0, {"learner.kl_coef": 0.0}, [{}]),
@@ -178,10 +181,12 @@ IDLE = (
     ("data.sampling_floor", 0.2, {}, [{"data.sampling": "variance"}]),
     ("data.leak_embedding_threshold", 0.5, {}, [{"data.leak_embedding": "os.path.join"}]),
     ("data.initial_tasks", 50, {"data.initial_file": "tasks.jsonl"}, [{}]),
-    ("data.max_tasks", 200, {"strategy.name": "static"}, [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
+    ("data.max_tasks", 200, {"strategy.name": "static"},
+        [{}, {"strategy.name": "static", "data.initial_file": "f"}]),
     ("learner.learning_rate", 1e-4, {"learner.warmup_steps": 60}, [{"learner.warmup_steps": 59}]),
     ("data.min_evolved_share", 0.25, {"strategy.name": "static"}, [{}, {"strategy.name": "random"}]),
-    ("evolution.every", 5, {"strategy.name": "static"}, [{}, {"strategy.name": "tests.support.strategies.memory"}]),
+    ("evolution.every", 5, {"strategy.name": "static"},
+        [{}, {"strategy.name": "tests.support.strategies.memory"}]),
     ("evolution.async_steps", 2, {"strategy.name": "static"}, [{}]),
     ("evolution.freeze_last_steps", 5, {"strategy.name": "static"}, [{"strategy.name": "blame"}]),
     ("evolution.tasks", 5, {"strategy.name": "static"}, [{"strategy.name": "random"}]),
@@ -193,9 +198,12 @@ IDLE = (
     ("engine.cache_tokens", 4096, {"engine.name": "sglang"}, [{}]),
     ("engine.attempts", 3, {}, [{"engine.name": "sglang"}]),
     ("engine.arguments", "--dp-size=2", {}, [{"engine.name": "sglang"}]),
-    ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"}, [{"engine.name": "sglang"}]),
-    ("engine.push_folder", "here", {"engine.name": "sglang", "engine.push": "distributed"}, [{"engine.name": "sglang"}]),
-    ("environment.toolsets", ("MathAPI",), {"environment.name": "tau2"}, [{}, {"environment.name": "my.own"}]),
+    ("engine.servers", 2, {"engine.name": "sglang", "engine.url": "http://host:1"},
+        [{"engine.name": "sglang"}]),
+    ("engine.push_folder", "here", {"engine.name": "sglang", "engine.push": "distributed"},
+        [{"engine.name": "sglang"}]),
+    ("environment.toolsets", ("MathAPI",), {"environment.name": "tau2"},
+        [{}, {"environment.name": "my.own"}]),
 )  # fmt: skip
 
 
@@ -241,7 +249,7 @@ def test_a_share_of_new_tasks_acts_where_a_fork_has_some():
 def test_no_config_file_has_a_setting_without_effect(path):
     config = load_file(path)
     configs.check_evolution(config)
-    # The test's settings are frozen, and another of its arms reads this one.
+    # The test's settings are frozen; another arm of it reads this one.
     frozen = ["config.evolution.contexts"] if path.stem == "bfcl_headroom_test" else []
     assert [note.split()[0] for note in idle.notes(config)] == frozen
     if path.stem not in ("bfcl_headroom", "bfcl_headroom_test"):  # for either engine
@@ -255,7 +263,7 @@ def test_our_strategies_name_keys_that_there_are(name):
 
 
 def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
-    """At the start, before it is known that the model's folder holds none."""
+    """The notes come at the start, before the run looks for a model in the empty folder."""
     config = override(TINY, {"learner.tis_cap": 2.0, "learner.clip_high": 0.28, "model": str(tmp_path)})
     with pytest.raises(ValueError, match="config.json"):
         train(config, tmp_path / "run")
@@ -265,15 +273,21 @@ def test_a_run_says_it_and_keeps_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arms, grid, given, why",
     [
-        (["static"], ["evolution.every=5,10"], {}, "config.evolution.every has no effect in any arm .the strategy static does"),
-        (["static", "coevolve"], ["evolution.every=5,10"], {}, ""),  # static is what each setting is compared with
-        (["static", "random"], ["evolution.contexts=5,10"], {}, "config.evolution.contexts has no effect in any arm"),
-        (["coevolve"], ["learner.clip_high=0.2,0.28", "learner.tis_cap=0,2"], {}, "clip_high has no effect .* at learner.tis_cap=2"),
+        (["static"], ["evolution.every=5,10"], {},
+            "config.evolution.every has no effect in any arm .the strategy static does"),
+        # The arm `static` is what each setting is compared with
+        (["static", "coevolve"], ["evolution.every=5,10"], {}, ""),
+        (["static", "random"], ["evolution.contexts=5,10"], {},
+            "config.evolution.contexts has no effect in any arm"),
+        (["coevolve"], ["learner.clip_high=0.2,0.28", "learner.tis_cap=0,2"], {},
+            "clip_high has no effect .* at learner.tis_cap=2"),
         (["coevolve"], ["learner.clip_high=0.2,0.28"], {}, ""),
         (["static", "prioritised"], ["data.sampling_floor=0.1,0.2"], {}, ""),
-        (["coevolve"], [], {"learner.lora_alpha": 8.0}, "config.learner.lora_alpha has no effect in any arm .config.learner.lora"),
-        (["coevolve", "static"], ["evolution.every=10,60"], {}, "coevolve.evolution.every=60 cannot run: config.steps is 60"),
-        (["static"], ["steps=5"], {}, ""),  # the config's own strategy is no arm
+        (["coevolve"], [], {"learner.lora_alpha": 8.0},
+            "config.learner.lora_alpha has no effect in any arm .config.learner.lora"),
+        (["coevolve", "static"], ["evolution.every=10,60"], {},
+            "coevolve.evolution.every=60 cannot run: config.steps is 60"),
+        (["static"], ["steps=5"], {}, ""),  # no arm has the config's own strategy
         (["static", "random"], ["steps=5"], {}, "random.steps=5 cannot run: config.steps is 5"),
     ],
 )  # fmt: skip
@@ -286,7 +300,7 @@ def test_a_comparison_of_equal_runs_is_refused(arms, grid, given, why):
         plan.check_configs(config, cells, given)
 
 
-# What counts as the same run
+# Sameness of runs
 
 
 def test_what_servers_are_told_is_part_of_the_digest():
@@ -334,7 +348,7 @@ def test_a_key_that_a_config_file_invents_or_forgets_is_refused_by_name():
     with pytest.raises(ValueError, match="lacks the key rollout.group_size: start a config file from"):
         configs.check(ConfigDict(made))
     own = override(TINY, {"environment.name": "my.own"}).to_dict()
-    own["environment"]["shelves"] = 3  # a family of somebody else's has settings of its own
+    own["environment"]["shelves"] = 3  # a user's own family has settings of its own
     configs.check(ConfigDict(own))
 
 

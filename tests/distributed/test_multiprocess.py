@@ -1,4 +1,4 @@
-"""Two processes train one policy, write one checkpoint and one model, which other meshes read, and sample from it together."""
+"""Two processes train one policy, write one checkpoint and one model for other meshes, and sample from it."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ STEPS = 3
 
 
 def learner_on(mesh, folder):
-    """The learner, and the policy's parameters read from the folder's checkpoint onto the mesh."""
+    """The learner, and the policy's parameters from the folder, placed on the mesh."""
     config, params = hf_io.load(Path(folder) / "start", mesh=mesh)
     return Learner(config, settings(config), params, temperature=1.0, mesh=mesh), params
 
@@ -50,7 +50,7 @@ def updates(learner, params):
 
 
 def one_of_two(folder, address, index):
-    """What each process runs: two of the mesh's four devices are its own."""
+    """The program of each process, which owns two of the mesh's four devices."""
     sharding.start_processes(f"{address},2,{index}")
     assert jax.process_count() == 2 and len(jax.local_devices()) == 2
     mesh = sharding.make_mesh(fsdp=2, tensor=2)
@@ -76,8 +76,10 @@ def named(tree):
 
 
 def learn_beside(folder, address, index):
-    """What each process runs, with one device: it samples, and samples the same while updates are made, as where rollouts
-    run ahead."""
+    """The program of each process, with one device: updates beside sampling change no sample.
+
+    Rollouts that run ahead of the update work like this.
+    """
     sharding.start_processes(f"{address},2,{index}")
     learner, params = learner_on(sharding.make_mesh(fsdp=2), folder)
     policy, config = Policy(QWEN3, params, None, None), engine_config(**{"rollout.max_staleness": 1})
@@ -114,7 +116,7 @@ def engine_config(**changes):
 
 
 def sampled_together(folder, mesh):
-    """What the leader's engine says, when both processes compute it: of a model with experts, whose routing is told."""
+    """Saves the leader's samples, computed by both processes, of a model with experts and their routing."""
     model, config = MODELS["qwen3_moe"], engine_config(**{"learner.replay_routing": True})
     place = lambda params: jax.device_put(params, sharding.param_shardings(mesh, params))
     params = random_params(model, seed=2)
@@ -133,8 +135,12 @@ def sampled_together(folder, mesh):
 
 
 def converse(engine, updated, between=lambda turn: None):
-    """Turns of seven conversations, some of one prompt, in five slots, the last with other weights; one more is refused in
-    each, and one is released and comes again. -> what was sampled, by name."""
+    """Three turns of seven conversations in five slots; the last turn has other weights. Returns samples by
+    name.
+
+    Some conversations share a prompt. Each turn also asks a request that is refused, and releases one
+    conversation, which comes back.
+    """
     rng, said = np.random.default_rng(0), {}
     prompts = [rng.integers(5, 60, n).astype(np.int32) for n in (20, 20, 3, 34, 9, 9, 20)]
     prompts[1] = prompts[6] = prompts[0]
@@ -151,7 +157,7 @@ def converse(engine, updated, between=lambda turn: None):
         with pytest.raises(ValueError, match="does not constrain"):
             event_loop.run(engine.generate([refused]))
         between(turn)
-        engine.release([turn])  # it comes again with all it has said
+        engine.release([turn])  # it comes back with all its tokens
         if turn == 1:
             engine.update_weights(updated(), 1)
     engine.release(range(7))
@@ -160,14 +166,14 @@ def converse(engine, updated, between=lambda turn: None):
 
 
 def check_what_is_kept(leader):
-    """When all conversations are over there is no cache, and the service keeps nothing that all have received."""
+    """After all conversations there is no cache, and the service drops what all processes have received."""
     lockstep = leader._part._lockstep
     assert lockstep.engine._store.cache is None and not lockstep._requests
     assert len(rendezvous._service().key_value_dir_get("coevolve/turn/")) <= 2
 
 
 def afterwards(folder):
-    """Another process with eight devices: restores on one of them and on another mesh, and trains alone."""
+    """The program of a process with eight devices: restores on one device and on a mesh, trains alone."""
     alone = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape([1] * len(sharding.AXES)), sharding.AXES)
     learner, params = learner_on(alone, folder)
     step, state, python = checkpoint.restore(Path(folder) / "checkpoints", learner.abstract_state)
@@ -210,7 +216,7 @@ def folder(tmp_path_factory):
 
 
 def both(command, folder, devices):
-    """Runs it in two processes of so many devices."""
+    """Runs a command in two processes with this many devices each."""
     address = free_address()
     processes = [start([__file__, command, str(folder), address, str(i)], devices) for i in range(2)]
     try:
@@ -230,13 +236,13 @@ def test_two_processes_write_one_checkpoint_and_one_model(folder):
 
 @pytest.fixture(scope="module")
 def again(folder):
-    """The folder, when another process has read it."""
+    """The folder, after another process has read it."""
     assert start([__file__, "afterwards", str(folder)], devices=8).wait(timeout=300) == 0
     return folder
 
 
 def test_the_checkpoint_is_read_on_one_device_and_on_another_mesh(again):
-    assert (again / "one.npz").exists()  # which came last
+    assert (again / "one.npz").exists()  # the program writes it last
 
 
 def test_the_engine_of_two_processes_says_what_that_of_one_device_does(again):

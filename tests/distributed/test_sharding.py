@@ -1,7 +1,7 @@
 """Every mesh gives the update of one device; parameters and optimiser state are born sharded.
 
-The meshes run in a process of their own, this file as a program, for the number of devices is fixed when
-JAX starts.
+The meshes run in a process of their own, with this file as its program: JAX fixes the number of devices at
+its start.
 """
 
 import dataclasses
@@ -69,8 +69,11 @@ MESHES = {
 
 
 def settings(config):
-    """The demo's `learner` section for short rows; no clipping, so that gradients can be read, and KL for one
-    of the models only, since it doubles the time to compile."""
+    """The demo's `learner` section for short rows.
+
+    Without clipping, so that gradients can be read; with KL for one model only, since it doubles the compile
+    time.
+    """
     sys.path.insert(0, str(ROOT / "configs"))
     from bfcl_tiny import get_config
 
@@ -78,7 +81,7 @@ def settings(config):
     c.pack_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
     c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
     c.router_balance = 0.1
-    # Adam turns the rounding of a gradient that is nearly zero into a good part of a step.
+    # Adam turns the rounding of a gradient near zero into a large part of a step.
     c.learning_rate = 2e-5
     return c
 
@@ -110,7 +113,7 @@ def trajectories(rng, count=12):
 
 
 def batches(c, imitate=False):
-    """imitate: every third rollout is learned from by cross-entropy instead."""
+    """imitate: every third rollout learns by cross-entropy instead."""
     rng = np.random.default_rng(1)
     for _ in range(STEPS):
         found = trajectories(rng)
@@ -128,7 +131,7 @@ def batches(c, imitate=False):
 
 
 def train(config, mesh):
-    """Ten updates on a mesh; what they gave, by name, and the state at the end."""
+    """Ten updates on a mesh. Returns their results by name, and the final state."""
     c = settings(config)
     params = random_params(config)
     place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree))
@@ -159,7 +162,7 @@ def named(results, prefix, tree, scale=1):
 
 
 def check_shards(state, learner, mesh):
-    """Each device holds its part and no more, of the parameters and of both moments."""
+    """Each device holds its part, and no more, of the parameters and of both moments."""
     for leaf, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(learner.abstract_state), strict=True):
         assert leaf.sharding == wanted.sharding, (leaf.sharding, wanted.sharding)
     parts = mesh.size // mesh.shape["data"]
@@ -185,18 +188,18 @@ def results(tmp_path_factory):
     return lambda name: dict(np.load(folder / f"{name}.npz"))
 
 
-# Otherwise XLA's CPU runtime starts collectives that do not depend on each other in any order, another one on each device or in
-# each process, and those wait for each other, or gloo mixes them up.
+# Otherwise XLA's CPU runtime starts independent collectives in any order, which differs between devices and
+# processes: then they wait for each other, or gloo mixes them up.
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 
 
 def start(args, devices):
-    """A Python process with that many CPU devices."""
+    """Starts a Python process with this many CPU devices."""
     env = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {IN_ORDER} --xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "NPROC": "16",  # threads, for collectives that wait
+        "NPROC": "16",  # threads, so that waiting collectives do not take all
     }
     return subprocess.Popen([sys.executable, *args], cwd=ROOT, env=env)
 
@@ -211,7 +214,7 @@ def test_a_mesh_gives_losses_gradients_and_ten_steps_of_one_device(results, name
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_updates_that_are_compared_do_something(results, model):
-    """Else equal results would show nothing."""
+    """Otherwise equal results would show nothing."""
     found = results(model)
     assert np.ptp(found["losses"]) > 1e-2
     gradients = {k: np.abs(v).max() for k, v in found.items() if k.startswith("gradient")}
@@ -248,7 +251,7 @@ def test_rows_that_the_mesh_does_not_divide_are_named():
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Stands in for one that is not there, with what JAX asks of it for a mesh."""
+    """Stands in for a missing device, with the attributes that JAX reads for a mesh."""
 
     id: int
     platform: str
@@ -269,14 +272,14 @@ def devices(platform, kind, hosts=1, grid=(8, 1)) -> list[Any]:
 
 @pytest.mark.parametrize("platform, kind", [("gpu", "NVIDIA H100 80GB HBM3"), ("cpu", "cpu")])
 def test_a_mesh_lies_on_devices_of_several_hosts(platform, kind):
-    """JAX counts hosts of GPUs as slices: jax.make_mesh has none of several."""
+    """JAX counts hosts of GPUs as slices; jax.make_mesh builds none of several slices."""
     mesh = sharding.make_mesh(fsdp=8, tensor=2, devices=devices(platform, kind, hosts=2))
     assert [d.id for d in mesh.devices.flat] == list(range(16)) and mesh.shape["fsdp"] == 8
 
 
 @pytest.mark.parametrize("sizes", [dict(fsdp=8, tensor=2), dict(fsdp=8, context=2), dict(data=2, fsdp=8)])
 def test_axes_of_a_mesh_may_share_one_of_a_tpus_torus(sizes):
-    """Of the meshes of a v6e-16, 4 x 4 chips, jax.make_mesh has those alone whose axes are 4 or 16."""
+    """On a v6e-16 (4 x 4 chips), jax.make_mesh builds only meshes whose axes are 4 or 16."""
     mesh = sharding.make_mesh(**sizes, devices=devices("tpu", "TPU v6 lite", grid=(4, 4)))
     assert sorted(d.id for d in mesh.devices.flat) == list(range(16))
     assert {axis: size for axis, size in mesh.shape.items() if size > 1} == sizes

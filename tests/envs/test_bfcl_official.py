@@ -54,7 +54,7 @@ def functions_of(file: str, names: list[str], known: dict) -> dict:
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    """bfcl_eval.utils, whose folders do not come to lie beside the package."""
+    """bfcl_eval.utils, with its folders kept away from the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BFCL_PROJECT_ROOT", str(tmp_path_factory.mktemp("bfcl")))
         from bfcl_eval import utils
@@ -63,7 +63,7 @@ def official(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def handler(official):
-    """The Qwen handler and its inference loop; `messages` is what its model says, `prompts` what it was asked."""
+    """The Qwen handler and its inference loop. messages: its model's answers; prompts: its requests."""
     same = lambda f: f
     known = {
         **vars(default_prompts),
@@ -101,7 +101,7 @@ def handler(official):
 
 
 def official_conversation(handler, entry: dict, messages: list[str]):
-    """The prompts of the official loop and, by turn, the calls of each message that it could read."""
+    """The official loop's prompts and, by turn, the calls of each message that it could parse."""
     played = handler()
     played.messages, played.prompts = messages, []
     said, _ = played.inference_multi_turn_prompting(copy.deepcopy(entry), False, True)
@@ -132,7 +132,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def qwen(policy):
-    """Qwen3's chat template, as it stands in the official handler, without thoughts: that of the Instruct models."""
+    """Qwen3's chat template from the official handler, without thoughts, as for the Instruct models."""
     source = importlib.resources.files("bfcl_eval").joinpath(HANDLERS + "qwen_fc.py").read_text()
     template = source.split('"chat_template":\n')[1].split('"""')[0]
     head, rest = template.split("{%- set reasoning_content = '' %}")
@@ -144,7 +144,7 @@ def qwen(policy):
 
 
 class Script:
-    """An engine that says given messages."""
+    """An engine that gives scripted messages."""
 
     batches = True
 
@@ -177,7 +177,7 @@ def play(chat, policy, env_pool, task, messages, protocol="official"):
 
 
 def as_messages(task) -> list[str]:
-    """The reference, all calls of a turn in one message, and a message that ends the turn."""
+    """The reference as messages: all calls of a turn in one, then one that ends the turn."""
     return [
         m for t in task.turns for m in [*(["\n".join(map(render_call, t.calls))] if t.calls else []), "Done."]
     ]
@@ -200,7 +200,7 @@ def test_a_conversation_is_that_of_the_official_harness(official, handler, polic
 
 
 GOOD = render_call(Call("pwd", {}))
-# A block that is JSON and no call makes the official loop itself fail, so that there is nothing to compare with.
+# A block of JSON that is no call makes the official loop itself fail: there is nothing to compare.
 MALFORMED = {
     "unclosed": GOOD.removesuffix("\n</tool_call>"),
     "not JSON": GOOD.replace("{", ""),
@@ -243,7 +243,7 @@ def test_limits_of_the_two_protocols(official, handler, policy, qwen, env_pool):
     for calls, stop in (
         (26, "done"),
         (27, "step_limit"),
-    ):  # with the four that end a turn: 30 and 31 messages
+    ):  # with the four messages that end a turn: 30 and 31
         trajectory, seen = play(qwen, policy, env_pool, task, [*ends, *[GOOD] * calls, "Done."], "steps_30")
         assert trajectory.stop == stop and len(seen) == 30
 
@@ -252,7 +252,7 @@ def test_limits_of_the_two_protocols(official, handler, policy, qwen, env_pool):
 
 
 def test_late_functions_are_not_offered_and_callable_as_in_the_official_executor():
-    """The official executor has them from the start: one reference calls its function before it is announced."""
+    """The official executor has them from the start: one reference calls one before its announcement."""
     early = 0
     for task in LATE:
         late = task.scenario["announced"]
@@ -260,7 +260,7 @@ def test_late_functions_are_not_offered_and_callable_as_in_the_official_executor
         told = next(
             i for i, turn in enumerate(task.turns) if "I have updated some more functions" in turn.query
         )
-        assert not task.turns[told - 1].calls  # what the user asks for there cannot be done yet
+        assert not task.turns[told - 1].calls  # the request is impossible until the announcement
         assert all(f"'name': '{name}'" in task.turns[told].query for name in late)
         early += any(call.name in late for turn in task.turns[:told] for call in turn.calls)
         world = environment.Environment()
@@ -273,7 +273,7 @@ def test_late_functions_are_not_offered_and_callable_as_in_the_official_executor
 
 
 def replay(task, change=lambda world, turn: None):
-    """Outcome of the reference calls. change: called before each turn ends."""
+    """The outcome of the reference calls. change: called before each turn ends."""
     world = environment.Environment()
     world.reset(task)
     for i, turn in enumerate(task.turns):
@@ -286,7 +286,7 @@ def replay(task, change=lambda world, turn: None):
 
 @pytest.mark.parametrize("category", benchmark.CATEGORIES)
 def test_the_reference_passes_and_any_other_state_fails(category):
-    """Before the last turn with calls ends, one attribute of one instance, whichever, is made another."""
+    """Changes one random attribute of one instance before the last turn with calls ends."""
     rng = np.random.default_rng(0)
     spoiled = set()
 
@@ -314,7 +314,7 @@ def test_the_reference_passes_and_any_other_state_fails(category):
 
 
 def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool):
-    """Of each category the reference, and the reference without its calls; one rollout is invalid, one too long."""
+    """Each category has the reference and a rollout without calls; one rollout is invalid, one too long."""
     tasks = [benchmark.load(f"multi_turn_{name}", "official")[7] for name in bfcl.CATEGORIES]
     rolled = []
     for task in tasks:

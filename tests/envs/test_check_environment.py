@@ -1,4 +1,4 @@
-"""The conformance suite of environment families: what it passes, and the faults that it finds."""
+"""The conformance suite of environment families: sound families pass, and faults are found."""
 
 import re
 
@@ -35,7 +35,8 @@ FAULTS = {
     ),
     "shared_state": (
         'self.shelves, self.goal = (dict.fromkeys(task.scenario["thing"], "top") for _ in range(2))',
-        "self.shelves, self.goal = SHARED.setdefault(task.id, {thing: 'top' for thing in task.scenario['thing']}), "
+        "self.shelves, self.goal = SHARED.setdefault(task.id, {thing: 'top' for thing in "
+        "task.scenario['thing']}), "
         "{thing: 'top' for thing in task.scenario['thing']}",
         "start in different states",
     ),
@@ -129,7 +130,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_family_is_caught(fault, tmp_path, monkeypatch):
-    """Each differs from the cupboard in one place."""
+    """Each broken family differs from the cupboard in one place."""
     good, bad, sentence = FAULTS[fault]
     assert CUPBOARD.count(good) == 1
     source = "SHARED = {}\n" + CUPBOARD.replace(good, bad)

@@ -1,4 +1,4 @@
-"""AppWorld: what code is, real worlds in its own virtual environment on tasks of our own, code that wants out."""
+"""AppWorld: parsing code, real worlds in their own virtual environment, code that tries to escape."""
 
 import dataclasses
 import os
@@ -43,7 +43,8 @@ SETTINGS = {"train_split": "own_train", "eval_split": "own_development"}
 SECRET = "f7a1c0ffee"  # in the environment variables of the process that starts the workers
 NOTES = (
     "words = {a['account_name']: a['password'] for a in apis.supervisor.show_account_passwords()}\n"
-    "token = apis.simple_note.login(username='ada@example.com', password=words['simple_note'])['access_token']"
+    "token = apis.simple_note.login(username='ada@example.com', "
+    "password=words['simple_note'])['access_token']"
 )
 ADD = "print(apis.simple_note.create_note(access_token=token, title={0!r}, content='Rest.'))"
 installed = pytest.mark.skipif(
@@ -104,7 +105,7 @@ def test_tasks_and_scenarios_are_counted_as_the_benchmark_does():
 
     found = appworld.report([Group(t, (played(t, 0), played(t, 1))) for t in tasks], None)
     assert found["task_goal_completion"] == found["success"] == 5 / 7
-    assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then nobody knows
+    assert found["scenario_goal_completion"] == 1 / 3  # a1: both, then one; b2: one, then an invalid one
     assert (found["scenario_trials"], found["scenario_trials_invalid"]) == (3, 1)
     assert (found["trials"], found["invalid"], found["success_if_invalid_failed"]) == (7, 1, 5 / 8)
     assert (found["tasks"], found["scenarios"], found["benchmark"]) == (4, 2, "AppWorld")
@@ -161,7 +162,7 @@ def test_data_that_is_not_there_is_missed_in_one_sentence(family, tmp_path, monk
 
 @installed
 def test_the_benchmarks_own_evaluation_grades_its_tasks(family, pool):
-    """The end of the task ends the turn, a wrong answer and a database touched in passing fail."""
+    """Completing the task ends the turn; a wrong answer or a stray database change fails."""
     tasks = {t.id: t for s in ("own_train", "own_development") for t in family.tasks(s, SETTINGS)}
     assert len(tasks) == 6 and not any(t.calls for t in tasks.values())
     for id, task in tasks.items():
@@ -195,7 +196,7 @@ def test_a_turn_is_passed_by_what_it_changes_and_tells(family, pool):
     _, outcome = play(pool, task, other_words, code("print('Ada')"))
     assert (outcome.progress, outcome.reason) == (0.5, "answer_missing")
     asked, _ = play(pool, task, code("print(apis.supervisor.show_active_task()['instruction'])"), ())
-    assert asked[0].text.strip() == "Add a note."  # not the task that the scenario is taken from
+    assert asked[0].text.strip() == "Add a note."  # not the task that the scenario comes from
 
 
 @installed
@@ -209,7 +210,8 @@ def test_code_keeps_its_variables_and_is_told_of_its_errors(family, pool):
     assert said[2].endswith("Message: '(' was never closed")
     assert (
         said[3]
-        == 'Execution failed. Traceback:\nFile "<python-input>", line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero'
+        == 'Execution failed. Traceback:\nFile "<python-input>", line 1, in <module>\n    1 / 0\n    ~~^~~\n'
+        "ZeroDivisionError: division by zero"
     )
     assert said[4].endswith("Usage of the following module is not allowed: shutil.")
     assert [o.error for o in run.observations] == [False, False, True, True, True]
@@ -218,7 +220,7 @@ def test_code_keeps_its_variables_and_is_told_of_its_errors(family, pool):
 
 @installed
 def test_code_is_judged_by_the_processor_time_that_it_takes(tmp_path):
-    """It may take a second. It is right after a stop of two, and ended where it computes for ever."""
+    """Its limit is one second. A pause of two costs nothing; an endless loop ends."""
     script = f"""
 import os, signal, socket, subprocess, sys, threading
 from coevolve_jax.envs.appworld import interpreter
@@ -329,7 +331,10 @@ SEEK = (
     "    if any(n in t for n in needles): print('ESCA' + 'PED', t[:50])"
 )
 HIDDEN = [s[::-1] for s in (SECRET, "assert the answer is", "ground_truth/", "own_develop")]
-CHANNEL = "channel = [c.cell_contents for c in apis.phone.login.__closure__ if callable(c.cell_contents)][0].__closure__[0].cell_contents\n"
+CHANNEL = (
+    "channel = [c.cell_contents for c in apis.phone.login.__closure__ if callable(c.cell_contents)]"
+    "[0].__closure__[0].cell_contents\n"
+)
 FILE = "/etc/passwd"
 ESCAPES = {
     "open": OUT.format(f"open({FILE!r}).read()"),
@@ -342,11 +347,14 @@ ESCAPES = {
     "os.listdir": "import os\n" + OUT.format("os.listdir('/')"),
     "os.scandir": "import os\n" + OUT.format("list(os.scandir('.'))"),
     "os.mkdir": "import os\n" + OUT.format("os.mkdir('/tmp/coevolve_escape')"),
-    "os.remove": "import os\n" + OUT.format("os.remove('/tmp/coevolve_nothing_there')").replace("print", "try: os.remove('/tmp/x')\nexcept FileNotFoundError: print"),
+    "os.remove": "import os\n"
+    + OUT.format("os.remove('/tmp/coevolve_nothing_there')").replace(
+        "print", "try: os.remove('/tmp/x')\nexcept FileNotFoundError: print"),
     "shutil.rmtree": "import os\n" + OUT.format("__import__('shutil').rmtree('/tmp/coevolve_none')"),
     "tempfile": OUT.format("__import__('tempfile').mkdtemp()"),
     "chdir": "import os\n" + OUT.format("os.chdir('/')"),
-    "ground truth by path": "import pathlib\n" + OUT.format(f"list(pathlib.Path({str(ROOT)!r}).glob('.appworld/own/data/tasks/*/*'))[0]"),
+    "ground truth by path": "import pathlib\n"
+    + OUT.format(f"list(pathlib.Path({str(ROOT)!r}).glob('.appworld/own/data/tasks/*/*'))[0]"),
     "Task of AppWorld": "from appworld.task import Task\n" + OUT.format("Task.load('own1_1').ground_truth"),
     "import by name": OUT.format("__import__('appworld')"),
     "importlib": OUT.format("__import__('importlib').import_module('appworld.task')"),
@@ -362,8 +370,11 @@ ESCAPES = {
     "socket": OUT.format("__import__('_socket').socket()"),
     "socketpair": OUT.format("__import__('_socket').socketpair()"),
     "urlopen": OUT.format("__import__('urllib.request').request.urlopen('http://127.0.0.1:1').read()"),
-    "the socket it has": OUT.format("__import__('_socket').socket(fileno=0).sendmsg([b'x'], [], 0, '/tmp/x')"),
-    "other descriptors": "import os\nfor n in range(1, 300):\n    try: " + OUT.format("os.read(n, 1)") + "\n    except OSError: pass",
+    "the socket it has": OUT.format(
+        "__import__('_socket').socket(fileno=0).sendmsg([b'x'], [], 0, '/tmp/x')"
+    ),
+    "other descriptors": "import os\nfor n in range(1, 300):\n    try: "
+    + OUT.format("os.read(n, 1)") + "\n    except OSError: pass",
     "dup": "import os\n" + OUT.format("os.dup(0)"),
     "pipe": "import os\n" + OUT.format("os.pipe()"),
     "kill the parent": "import os\nos.kill(os.getppid(), 9)\n" + OUT.format("1"),
@@ -382,31 +393,45 @@ ESCAPES = {
     "io_uring": LIBC + OUT.format("1 / (libc.syscall(425, 1, bytes(120)) >= 0)"),
     "taking the filter off": LIBC + OUT.format("1 / (libc.prctl(22, 0, 0, 0, 0) >= 0)"),
     "user namespace": LIBC + OUT.format("1 / (libc.unshare(0x10000000) >= 0)"),
-    "subclasses": "found = [c for c in ().__class__.__base__.__subclasses__() if c.__name__ == '_RawIOBase'][0].__subclasses__()\n"
+    "subclasses": "found = [c for c in ().__class__.__base__.__subclasses__() "
+    "if c.__name__ == '_RawIOBase'][0].__subclasses__()\n"
     + OUT.format(f"[c for c in found if c.__name__ == 'FileIO'][0]({FILE!r})"),
     "builtins by a frame": OUT.format(f"(lambda: 0).__globals__['__builtins__']['open']({FILE!r})"),
-    "frames": "import sys\nf = sys._getframe()\nstack = []\nwhile f: stack += [f.f_globals, f.f_locals]; f = f.f_back\n"
+    "frames": "import sys\nf = sys._getframe()\nstack = []\n"
+    "while f: stack += [f.f_globals, f.f_locals]; f = f.f_back\n"
     + SEEK.format(needles=HIDDEN, where="[dict(s) for s in stack]").removeprefix("import sys\n"),
     "memory": SEEK.format(needles=HIDDEN, where="__import__('gc').get_objects()"),
     "environment variables": SEEK.format(needles=HIDDEN[:1], where="dict(__import__('os').environ)"),
     "/proc": OUT.format("open('/proc/1/environ').read()"),
-    "sqlite file": OUT.format("__import__('sqlite3').connect('/tmp/coevolve.db').execute('create table t (x)')"),
-    "sqlite attach": OUT.format("__import__('sqlite3').connect(':memory:').execute(\"attach '/tmp/coevolve.db' as a\")"),
-    "another database in memory": OUT.format(
-        "__import__('sqlite3').connect('file:task_output-own1_1/spotify.db?mode=memory&cache=shared', uri=True).execute('select * from users')"
+    "sqlite file": OUT.format(
+        "__import__('sqlite3').connect('/tmp/coevolve.db').execute('create table t (x)')"
     ),
-    "yaml": "import yaml\n" + OUT.format("1 / (yaml.unsafe_load(\"!!python/object/apply:os.system ['true']\") == 0)"),
+    "sqlite attach": OUT.format(
+        "__import__('sqlite3').connect(':memory:').execute(\"attach '/tmp/coevolve.db' as a\")"
+    ),
+    "another database in memory": OUT.format(
+        "__import__('sqlite3').connect('file:task_output-own1_1/spotify.db?mode=memory&cache=shared', "
+        "uri=True).execute('select * from users')"
+    ),
+    "yaml": "import yaml\n"
+    + OUT.format("1 / (yaml.unsafe_load(\"!!python/object/apply:os.system ['true']\") == 0)"),
     "pickle": OUT.format("1 / (__import__('pickle').loads(b'cposix\\nsystem\\n(Vtrue\\ntR.') == 0)"),
     "breakpoint": "breakpoint()",
     "input": OUT.format("input()"),
-    "standard output": "import sys\nsys.__stdout__.write('x' * 9999)\nsys.__stdout__.flush()\n" + OUT.format("1"),
+    "standard output": "import sys\nsys.__stdout__.write('x' * 9999)\nsys.__stdout__.flush()\n"
+    + OUT.format("1"),
     "admin's APIs": OUT.format("apis.admin.show_main_users()"),
     "the requester": OUT.format("requester.post('/dbs', data={'to_db_home_path': '/tmp'})"),
-    "a path out of an API": NOTES + "\n" + OUT.format("apis.simple_note.show_note(access_token=token, note_id='../../admin/users')"),
-    "a path with a query": NOTES + "\n" + OUT.format("apis.simple_note.show_note(access_token=token, note_id='1?x=1')"),
-    "a request for a private API": CHANNEL + "channel.write({'call': ['admin', 'show_main_user', {}]})\nr = channel.read()\n1 / ('value' in r)\n" + OUT.format("r"),
+    "a path out of an API": NOTES + "\n"
+    + OUT.format("apis.simple_note.show_note(access_token=token, note_id='../../admin/users')"),
+    "a path with a query": NOTES + "\n"
+    + OUT.format("apis.simple_note.show_note(access_token=token, note_id='1?x=1')"),
+    "a request for a private API": CHANNEL
+    + "channel.write({'call': ['admin', 'show_main_user', {}]})\nr = channel.read()\n1 / ('value' in r)\n"
+    + OUT.format("r"),
     "an argument of the engine's": CHANNEL
-    + "channel.write({'call': ['supervisor', 'show_profile', {'_system_datetime': 1, 'client': 1, 'track': False}]})\nr = channel.read()['value']['email']\n"
+    + "channel.write({'call': ['supervisor', 'show_profile', "
+    "{'_system_datetime': 1, 'client': 1, 'track': False}]})\nr = channel.read()['value']['email']\n"
     + "1 / (r != 'ada@example.com')\n" + OUT.format("r"),
     "a method of the engine's": CHANNEL + "channel.write(['evaluate'])\n" + OUT.format("channel.read()"),
     "what is no JSON": "import os\nos.write(0, b'{]\\n')\nos.read(0, 9)\n" + OUT.format("1"),
@@ -419,7 +444,8 @@ ESCAPES = {
     "memory without end": "x = 'x' * 10**10",
     "recursion without end": "f = lambda: f()\nf()",
     "a nest too deep": "x = " + "(" * 5000 + ")" * 5000,
-    "a cell for the next code": "class X(str):\n    def __contains__(s, o): return True\n__builtins__['print'] = None\napis.supervisor.show_profile()",
+    "a cell for the next code": "class X(str):\n    def __contains__(s, o): return True\n"
+    "__builtins__['print'] = None\napis.supervisor.show_profile()",
 }  # fmt: skip
 
 
@@ -434,7 +460,7 @@ def world(family, pool):
 @installed
 @pytest.mark.parametrize("attempt", ESCAPES)
 def test_code_does_not_get_out(attempt, pool, world):
-    """It learns nothing and changes nothing; its world goes on, with another interpreter where it broke its own."""
+    """The attempt learns and changes nothing; its world goes on, with a new interpreter if need be."""
     ((answer, after),) = pool.step(
         [world], [code(ESCAPES[attempt], "apis.supervisor.show_profile()['email'] + 1")]
     )

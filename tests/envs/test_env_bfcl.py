@@ -29,7 +29,7 @@ def changed(task, **keys):
 
 
 def replay(task, turns=None):
-    """Outcome of ending every turn after the given calls (default: the reference)."""
+    """The outcome after each turn's calls (default: the reference)."""
     world = environment.Environment()
     world.reset(task)
     for calls in turns if turns is not None else [turn.calls for turn in task.turns]:
@@ -84,7 +84,7 @@ def test_observations_equal_those_of_the_official_executor():
 
 
 def test_grading_follows_the_official_checker_turn_by_turn():
-    """Random damage to the reference: both verdicts and both error types agree."""
+    """Under random damage to the reference both verdicts and both error types agree."""
     rng = np.random.default_rng(0)
     seen = set()
     for task in BASE[::2]:
@@ -335,7 +335,7 @@ def test_fingerprint_knows_values_by_equality():
 
 
 def test_fingerprint_ignores_the_way_to_a_directory_tree():
-    """A moved directory keeps children whose parent is the old one: BFCL does not compare parents."""
+    """Children of a moved directory keep their old parent; BFCL does not compare parents."""
 
     def mkdir(name):
         return Call("mkdir", {"dir_name": name})
@@ -455,13 +455,13 @@ def test_official_check_leaves_no_world_behind():
 
 
 def with_arguments(task, name, **arguments):
-    """The reference calls per turn and step, those of the tool `name` with these arguments too."""
+    """The reference calls per turn and step; calls of the tool `name` also get these arguments."""
     change = lambda c: dataclasses.replace(c, arguments={**c.arguments, **arguments}) if c.name == name else c
     return [[list(map(change, turn.calls))] for turn in task.turns]
 
 
 def test_official_check_changes_no_later_verdict():
-    """A tweet that mentions nobody has a default argument, which a tool of BFCL changes, for the process."""
+    """A tool of BFCL changes a default argument for the whole process when a tweet mentions nobody."""
     task = BASE[5]
     mentioning = with_arguments(task, "post_tweet")
     mentioning[2][0].append(Call("mention", {"tweet_id": 0, "mentioned_usernames": ["@eve"]}))
@@ -470,7 +470,7 @@ def test_official_check_changes_no_later_verdict():
 
 
 def test_official_check_changes_no_later_world():
-    """A flight is paid with a card that all long contexts begin with."""
+    """The call pays for a flight with a card that all long contexts start with."""
     task = benchmark.load("multi_turn_long_context")[151]
     before = run(task)[1].fingerprint()
     benchmark.official_check(task.id, with_arguments(task, "book_flight", card_id="1234567812345678"))
@@ -482,10 +482,11 @@ def test_splits_are_fixed_stratified_and_disjoint():
     assert train | test == set(range(200)) and not train & test
     for block in range(4):
         assert sum(block * 50 <= i < block * 50 + 50 for i in train) == 25
-    assert sorted(train)[:10] == [1, 2, 3, 4, 5, 12, 13, 14, 17, 19]  # a new split ends all comparisons
+    # A new split invalidates all comparisons
+    assert sorted(train)[:10] == [1, 2, 3, 4, 5, 12, 13, 14, 17, 19]
     assert benchmark.split("sequential_train") == set(range(100))
     assert benchmark.split("sequential_test") == set(range(100, 200))
-    for category in benchmark.CATEGORIES:  # one index is nearly one task in every category
+    for category in benchmark.CATEGORIES:  # an index is nearly the same task in every category
         sides = {
             name: {int(s.id.rpartition("_")[2]) for s in benchmark.scenarios(name, category=category)}
             for name in ("train", "evaluation")

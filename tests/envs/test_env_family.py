@@ -1,4 +1,4 @@
-"""Environment families: what a worker may import, one in a virtual environment of its own, the conformance suite."""
+"""Environment families: imports of a worker, a family in its own environment, the conformance suite."""
 
 import dataclasses
 import importlib
@@ -63,7 +63,7 @@ def act(*commands):
 
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory):
-    """The interpreter of a virtual environment that has `doorworld`, which this one does not have."""
+    """The interpreter of a virtual environment that has `doorworld`, unlike this one."""
     folder = tmp_path_factory.mktemp("doors") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
@@ -105,7 +105,7 @@ def test_a_family_in_its_own_virtual_environment_runs_there_and_only_there(doors
     assert json.loads(where.text)["said"] == str(Path(doors).parents[1]) != sys.prefix
     assert json.loads(modules.text)["said"] == []
     numpy = subprocess.run([doors, "-c", "import numpy"], capture_output=True)
-    assert numpy.returncode != 0  # workers do without it
+    assert numpy.returncode != 0  # workers do without numpy
 
 
 def test_unknown_families_and_interpreters_are_named_in_one_sentence(tmp_path, monkeypatch):
@@ -134,7 +134,7 @@ def test_what_fails_under_the_other_interpreter_is_said(doors):
     with pytest.raises(ValueError, match="Unknown split 'dev'"):
         envs.load(DOORS, doors).scenarios("dev", {})
     with pytest.raises(ValueError, match="could not be asked for its scenarios under .*venv"):
-        envs.load("bfcl", doors).scenarios("train", {})  # it has no bfcl_eval
+        envs.load("bfcl", doors).scenarios("train", {})  # this interpreter has no bfcl_eval
     with pytest.raises(RuntimeError, match="A worker of the environment 'bfcl' did not start"):
         ProcessPool("bfcl", workers=1, python=doors)
 

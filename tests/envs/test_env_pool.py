@@ -1,5 +1,7 @@
-"""Worker processes: what hangs, dies or tries to escape costs its own world and nothing else. What a call causes is
-the caller's failure, and what befalls the machine or the environment is ours."""
+"""Worker processes: a call that hangs, dies or tries to escape costs its own world and nothing else.
+
+The caller answers for the effects of a call; faults of the machine or the environment are ours.
+"""
 
 import dataclasses
 import json
@@ -35,7 +37,7 @@ def pool():
 
 @pytest.fixture
 def impatient():
-    """A second of processor time: these calls take a millisecond of it."""
+    """A pool with a limit of one second of processor time; these calls take a millisecond."""
     with ProcessPool("bfcl", workers=2, timeout=1.0) as pool:
         yield pool
 
@@ -85,12 +87,12 @@ def test_a_hanging_call_costs_one_world(impatient):
     assert outcomes[2].reason.startswith("timeout: ") and "power" in outcomes[2].reason
     ((again,),) = impatient.step([env_ids[2]], [[ADD[0]]])
     assert again == observations[2][1] and impatient.options([env_ids[2]]) == [[]]
-    assert impatient.restarts == 1  # it would hang again: it is not tried again
+    assert impatient.restarts == 1  # no second try: it would hang again
     impatient.close(env_ids)
 
 
 def test_a_starved_worker_answers_rightly(impatient):
-    """Two loops take the processors, and each worker is stopped for longer than its calls may compute."""
+    """Two loops take the processors; each worker stops for longer than its calls may compute."""
     env_ids = impatient.reset([SUM] * 4)
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
@@ -110,7 +112,10 @@ def test_a_starved_worker_answers_rightly(impatient):
 
 
 def in_fragile(pool, operation, how, **more):
-    """What two calls, of which the second is fragile, and all other operations come to in one world."""
+    """Runs two calls, the second fragile, and every other operation in one world.
+
+    Returns (observations, options, outcome).
+    """
     task = Task("t", "fragile", {"fails_in": operation, "how": how, **more}, (Turn("do it"),))
     env_ids = pool.reset([task])
     (observations,) = pool.step(env_ids, [[Call("safe", {}), fragile.FRAGILE]])
@@ -130,7 +135,7 @@ def test_a_call_that_loses_its_worker_is_the_callers_failure_and_all_else_is_our
         assert (outcome.valid, outcome.reward, outcome.success) == (by_call, 0.0, False)
         assert outcome.reason.startswith("timeout: " if how == "spin" else "crash: ")
         assert f'["{operation}"' in outcome.reason
-        assert pool.restarts == (1 if how == "spin" else 2)  # what may be the machine's doing is tried again
+        assert pool.restarts == (1 if how == "spin" else 2)  # the machine may be at fault: another try
         if by_call:
             assert first == Observation("safe") and options == [[]]
             assert second.valid and second.fatal and second.error
@@ -165,7 +170,7 @@ def test_an_environment_that_says_it_failed_costs_a_world_and_no_worker():
 
 
 def test_a_call_that_dies_once_is_made_again(tmp_path):
-    """As where the kernel, short of memory, has ended the worker."""
+    """The kernel kills a worker like this when memory is short."""
     with ProcessPool("tests.support.families.fragile", workers=1) as pool:
         observations, _, outcome = in_fragile(pool, "step", "once", mark=str(tmp_path / "mark"))
         assert observations == [Observation("safe"), Observation("safe fragile")]
@@ -184,7 +189,7 @@ def test_a_call_that_waits_for_ever_meets_the_clock_and_is_made_again(monkeypatc
 def test_a_worker_lost_in_the_replay_of_the_past_is_our_failure(impatient):
     (env_id,) = impatient.reset([SUM])
     log = impatient._worlds[env_id].log
-    log.append(json.dumps(["step", HANG.to_json()]))  # as if this call had once been quick
+    log.append(json.dumps(["step", HANG.to_json()]))  # pretends that this call was once quick
     for worker in impatient._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
@@ -276,7 +281,7 @@ def test_a_worker_that_died_while_idle_costs_nothing(impatient):
 
 @pytest.mark.slow
 def test_where_one_call_in_twenty_is_fatal_every_world_is_complete_or_a_failure():
-    """And it is known which: those that met a crash, a hang or a lack of memory. Nothing is left behind."""
+    """The failures are exactly those that met a crash, a hang or a lack of memory. Nothing is left behind."""
     tasks = BASE[::5]
     met = [[treacherous.fault(t, n) for n in range(len(t.calls))] for t in tasks]
     assert {fault for each in met for fault in each} == {"", *treacherous.FAULTS}
@@ -413,7 +418,7 @@ def alive(pid):
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "hanging"])
 def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
-    """From another folder, with the parent killed by -9, also while a worker hangs in C code."""
+    """The program runs in another folder and is killed by -9, also while a worker hangs in C code."""
     code = textwrap.dedent(f"""
         from coevolve_jax.envs import worker_process
         from coevolve_jax.envs.worker_pool import ProcessPool
@@ -421,7 +426,8 @@ def test_workers_end_when_the_parent_is_killed(busy, tmp_path):
         import time
         worker_process.WALL_FACTOR, worker_process.WALL_SECONDS = 0.0, 1.0
         pool = ProcessPool("bfcl", workers=1, timeout=1000.0)
-        (env_id,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, "excluded": []}})])
+        (env_id,) = pool.reset([Task("t", "bfcl", {{"toolsets": ["MathAPI"], "initial_state": {{}}, \
+"excluded": []}})])
         print(pool.pids[0], flush=True)
         if {busy}:
             pool.step([env_id], [[Call("power", {{"base": 10, "exponent": 10**9}})]])
@@ -470,7 +476,7 @@ def test_64_rollouts_of_8_calls_are_quick(pool):
 
 
 def test_a_worker_whose_owner_is_gone_ends_without_a_word():
-    """As where Ctrl-C ends the owner while a worker has an answer for it."""
+    """Ctrl-C may end the owner while a worker has an answer for it."""
     command = [sys.executable, "-P", "-m", "coevolve_jax.envs.worker", "bfcl", "0"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, **pipes) as worker:

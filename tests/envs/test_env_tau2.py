@@ -1,4 +1,4 @@
-"""tau2: worlds of its three domains in their own virtual environment, the package's verdicts, the explorer in them."""
+"""tau2: worlds of its three domains in their own virtual environment, the package's verdicts, exploration."""
 
 import dataclasses
 import itertools
@@ -100,7 +100,7 @@ def test_it_is_calculated_as_fractions_are(expression):
 
 
 def eval_fraction(text):
-    """Its value by the brackets that `SUMS` writes; None where something is divided by exactly nothing."""
+    """The value by the brackets that `SUMS` writes; None where it divides by exactly zero."""
     if text[0] != "(":
         return Fraction(text)
     depth = 0
@@ -166,11 +166,11 @@ def test_it_conforms():
     check_environment("tau2", PYTHON, SETTINGS, allowed=("numpy",))
 
 
-# Of the package's train split: tasks; those whose reference writes; of these, those that pass without the last write (an
-# exchange that the package refuses); those that pass with nothing done.
+# For the package's train split: tasks; tasks whose reference writes; of these, tasks that pass without the
+# last write (an exchange that the package refuses); tasks that pass with no call at all.
 FIGURES = {"telecom": (74, 74, 0, 0), "retail": (74, 68, 1, 5), "airline": (30, 16, 0, 13)}
 READS = ("get_", "find_", "list_", "search_", "calculate", "check_", "run_", "can_", "tell_user")
-TRANSFER = "transfer_to_human_agents"  # telecom's tasks that end with it ask for it (the ACTION check)
+TRANSFER = "transfer_to_human_agents"  # some of telecom's tasks demand it (the ACTION check)
 
 
 @installed
@@ -200,7 +200,7 @@ def reference(task):
 
 @installed
 def test_verdicts_are_those_of_the_packages_own_worlds():
-    """Ours copy few records, compare what changed, and number bills: it must make no difference."""
+    """Our worlds copy few records, compare what changed, and number bills: verdicts must stay the same."""
     code = """
 from coevolve_jax.envs.tau2 import PROTOCOLS, benchmark, tasks, world
 from coevolve_jax.envs.tau2.package import load
@@ -234,7 +234,7 @@ def in_its_interpreter(code):
 
 @installed
 def test_importing_tau2_reads_no_env_file(tmp_path):
-    """It would search the folders above its own: here it is led to one."""
+    """The package searches parent folders for .env: this test puts one in its way."""
     (tmp_path / ".env").write_text("TAU2_SECRET=secret\n")
     code = f"""
 import os, dotenv
@@ -287,7 +287,7 @@ def test_a_new_bill_has_the_same_number_in_equal_worlds(family, pool):
     )
 
 
-# Of train, development, test and shared: tasks, and scenarios.
+# Tasks, then scenarios, of train, development, test and shared.
 SIZES = {
     "telecom": ((55, 19, 40, 0), (55, 19, 40, 0)),
     "retail": ((23, 13, 40, 38), (15, 6, 31, 22)),
@@ -298,7 +298,7 @@ SIZES = {
 @installed
 @pytest.mark.parametrize("domain", tau2.PROTOCOLS)
 def test_no_two_splits_have_a_user_or_an_initial_state_in_common(domain, family, pool):
-    """Users by what the references of the package's tasks ask for, initial states by the fingerprints of the worlds."""
+    """Compares users by the ids in the package's references, initial states by the worlds' fingerprints."""
     splits = ("train", "development", "test", "shared")
     tasks = {split: family.tasks(split, of(domain)) for split in splits}
     found = {split: family.scenarios(split, of(domain)) for split in splits}
@@ -315,7 +315,7 @@ def test_no_two_splits_have_a_user_or_an_initial_state_in_common(domain, family,
 
 
 def users(task):
-    """The users whose ids stand in the package's reference of a task of retail or airline."""
+    """The user ids in the package's reference of a task of retail or airline."""
     return set(re.findall(r"[a-z]+_[a-z]+_\d{4}", json.dumps([c.to_json() for c in reference(task)])))
 
 
@@ -332,7 +332,7 @@ def test_a_user_of_retail_has_a_world_without_the_others(family, pool):
 @installed
 @pytest.mark.parametrize("domain", tau2.PROTOCOLS)
 def test_explored_tasks_are_graded_by_the_state_and_by_what_was_told(domain, family, pool):
-    """They pass by their own calls, and not without the last of them."""
+    """Tasks pass with their own calls, and fail without the last of them."""
     roles, train = scripted.make(None, family), family.scenarios("train", of(domain))
     contexts = [unguided(scenario, scenario.id) for scenario in train[:3]]
     settings = Settings(Limits(2, max_calls=4), rounds=1, steps=12)

@@ -1,4 +1,4 @@
-"""TextWorld: what a command may be, real games in their own virtual environment, the explorer in them."""
+"""TextWorld: parsing commands, real games in their own virtual environment, exploration in them."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 PYTHON = str(ROOT / ".textworld" / "bin" / "python")
-# Of the games that `make textworld` makes.
+# The games that `make textworld` makes.
 SETTINGS = {"games": 2, "difficulty": (1, 1), "train_split": "train", "eval_split": "development"}
 SMALL = dict(limits=Limits(1, max_calls=4), rounds=1, steps=6)  # for the suite of explorers
 installed = pytest.mark.skipif(
@@ -138,7 +138,8 @@ def test_a_seed_gives_the_same_house_again_and_the_splits_share_no_seed(family, 
         "import json\nfrom coevolve_jax.envs.textworld import commands, games\nname = games.Name(1, 0)\n"
         "house, kept = games.house(name), json.loads(name.path.with_suffix('.json').read_text())\n"
         "made = json.loads(json.dumps(house.serialize()))\n"
-        "print(made['world'] == kept['world'], made['infos'] == kept['infos'], house.verbs == sorted(commands.VERBS))"
+        "print(made['world'] == kept['world'], made['infos'] == kept['infos'], house.verbs == "
+        "sorted(commands.VERBS))"
     )
     environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([PYTHON, "-P", "-c", code], capture_output=True, text=True, env=environ)
@@ -160,7 +161,7 @@ def test_a_harder_level_is_a_larger_house(family):
 
 @installed
 def test_a_turn_is_passed_by_the_facts_that_it_gains(train, pool):
-    """Whatever else the agent does, and in whatever words; without the last step it is not passed."""
+    """Other actions and other words do not matter; without the last step the turn fails."""
     (first, *_), (second, *_) = (pool.options(pool.reset([s])) for s in train)
     changing = [
         (scenario, call)
@@ -186,7 +187,7 @@ def test_a_turn_is_passed_by_the_facts_that_it_gains(train, pool):
 
 @installed
 def test_all_that_a_game_says_it_would_take_it_takes(train, pool):
-    """The facts that are tracked are those of the game: else its parser would refuse."""
+    """The tracked facts match the game's: otherwise its parser would refuse."""
     rng = np.random.default_rng(0)
     for scenario in train:
         (env_id,) = pool.reset([scenario])

@@ -1,4 +1,4 @@
-"""What a model writes is data: ten thousand hostile messages run nothing, and no worker is lost."""
+"""Model output is data: ten thousand hostile messages execute nothing, and no worker is lost."""
 
 import json
 import random
@@ -11,7 +11,7 @@ MESSAGES = 10_000
 
 
 def hostile(mark: str) -> list[str]:
-    """Texts that would make the file `mark`, or more work than there is memory for, where they are run."""
+    """Texts that, if executed, would create the file `mark` or exhaust the memory."""
     return [
         f"__import__('os').system('touch {mark}')",
         f"open({mark!r}, 'w')",
@@ -49,7 +49,7 @@ def value(rng: random.Random, texts: list[str], depth: int = 0):
 
 
 def message(rng: random.Random, texts: list[str], tools: dict[str, dict]) -> str:
-    """One assistant message: a call of a real or a made-up tool, sometimes cut off or not even JSON."""
+    """One assistant message: a call of a real or a made-up tool, sometimes truncated or no JSON."""
     name = rng.choice(
         [*tools, "__init__", "_load_scenario", "__class__", "os.system", "eval", "exec", "", texts[4]]
     )
@@ -83,6 +83,6 @@ def test_ten_thousand_hostile_messages(tmp_path):
             calls += sum(len(answer) for answer in answers)
             errors += sum(o.error for answer in answers for o in answer)
         assert pool.restarts == 0
-    assert calls > MESSAGES / 4  # the rest is no call at all
-    assert 0 < errors < calls  # most are refused, some are calls that a tool can answer
+    assert calls > MESSAGES / 4  # the rest are no calls at all
+    assert 0 < errors < calls  # most are refused; a tool can answer some
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: three nodes on this machine, of which one is killed in the middle of a run."""
+"""Workers on a Ray cluster of three nodes on this machine, one of which is killed in mid-run."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ NODE = {"num_cpus": 0, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def started():
-    with pytest.MonkeyPatch.context() as patch:  # the nodes find the families of the tests
+    with pytest.MonkeyPatch.context() as patch:  # the nodes find the tests' families
         patch.setenv("PYTHONPATH", os.pathsep.join(os.path.abspath(p) for p in sys.path if p))
         made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **NODE})
         try:
@@ -39,14 +39,14 @@ def started():
 
 @pytest.fixture
 def cluster(started):
-    """With three nodes, also where a test before has killed one."""
+    """The cluster with three nodes, also after a test that killed one."""
     while len(started.list_all_nodes()) < 3:
         started.add_node(**NODE)
     return started
 
 
 def kill(cluster, node):
-    """As if its machine lost power: nothing on it ends in good order."""
+    """Kills a node like a power loss: nothing on it shuts down in order."""
     (victim,) = (n for n in cluster.list_all_nodes() if n.node_id == node)
     cluster.remove_node(victim, allow_graceful=False)
 
@@ -92,7 +92,7 @@ def test_a_call_that_kills_its_worker_on_a_node_is_the_callers_failure(cluster):
 
 
 def test_a_lost_node_costs_no_world(cluster):
-    """Its worlds begin again on another node, and are brought to where they were; the call under way is made again."""
+    """Its worlds restart on another node and replay their calls; the pending call is repeated."""
     with ProcessPool("bfcl", workers=1, timeout=60.0, backend="ray") as pool:
         env_ids = pool.reset([SUM] * 6)
         pool.step(env_ids, [[ADD[0]]] * 6)

@@ -1,4 +1,4 @@
-"""Whom the tiny policies imitate: without habits the reference, with them exactly the errors that were named."""
+"""The demonstrator of the tiny policies: the reference, or with habits exactly the named errors."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_a_habit_spoils_every_call_of_its_tool_and_no_other(turns, error):
         elif error == "swap":
             gone = list(reference)
             for message in messages:
-                gone.remove(message)  # all that is said is of the reference
+                gone.remove(message)  # every message comes from the reference
             assert set(gone) <= {reference[i] for i in weak}
         else:
             assert [i for i, (a, b) in enumerate(zip(messages, reference, strict=True)) if a != b] == weak
@@ -129,7 +129,7 @@ def test_an_error_in_a_text_adventure_is_another_command(lines, seed):
 
 @given(lines=st.lists(command, min_size=1, max_size=5))
 def test_a_retold_adventure_says_the_same_of_other_things(lines):
-    """Each name has become one other name, wherever it stood, and nothing else has changed."""
+    """Each name becomes one other name wherever it stands, and nothing else changes."""
     said = [f'{commands.wording(act(line))} {{"arguments": {{"command": "{line}"}}}}' for line in lines]
     used = {}
     another = lambda name: used.setdefault(name, f"X{len(used)}")

@@ -1,4 +1,4 @@
-"""The notebook, executed from top to bottom in a real kernel with small parameters, and what its cells show."""
+"""The notebook, executed whole in a real kernel with small parameters, and the output of its cells."""
 
 import base64
 import json
@@ -28,13 +28,14 @@ SMALL = {
     "SIZES": {
         "steps": 2,
         "data.initial_tasks": 6,
-        "rollout.tasks_per_step": 2,  # the shapes are test_train.py's, whose compiled programs serve here too
+        # Shapes of tests/loop/test_train.py: its compiled programs serve here too
+        "rollout.tasks_per_step": 2,
         "rollout.group_size": 4,
         "evolution.every": 1,
         "evolution.freeze_last_steps": 1,
         "evolution.tasks": 2,
         "evolution.contexts": 4,
-        "signals.rare_percent": 100.0,  # whoever acts shows a weakness
+        "signals.rare_percent": 100.0,  # any action gives a signal
         "evaluation.tasks": 4,
         "evaluation.num_rollouts": 1,
         "environment.workers": 1,
@@ -54,7 +55,7 @@ def tagged(cell, tag: str) -> bool:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory, environ):
-    """Its cells by id, less those for Colab, and the folder of its comparison."""
+    """Its cells by id, without those for Colab, and the folder of its comparison."""
     folder = tmp_path_factory.mktemp("notebook")
     made, workdir = notebook(), folder / "ablation"
     made.cells = [cell for cell in made.cells if not tagged(cell, "colab-only")]
@@ -176,7 +177,7 @@ def test_it_is_committed_without_outputs():
 
 
 def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
-    """Those cells cannot run here; what they ask for is checked, and that it fits where it is said to."""
+    """The cells cannot run here: the test checks their configs, and that they fit the stated GPU."""
     (cell,) = [cell for cell in notebook().cells if cell.id == "gpu-settings"]
     scope = {}
     exec(cell.source, scope)
@@ -191,6 +192,6 @@ def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
     assert 2 * numbers == 12_288
     cache = 2 * numbers * config.engine.max_concurrency * config.rollout.max_length
     assert need.total + cache <= plan.USABLE * plan.TOPOLOGIES["gpu-1x24"].memory
-    assert need.total + cache > plan.USABLE * plan.TOPOLOGIES["gpu-1x16"].memory  # hence the adapters
+    assert need.total + cache > plan.USABLE * plan.TOPOLOGIES["gpu-1x16"].memory  # too much without adapters
     (text,) = [cell.source for cell in notebook().cells if cell.id == "gpu-text"]
     assert f"{need.total / plan.GB:.1f} GB" in text and f"{cache / plan.GB:.1f} GB" in text

@@ -1,4 +1,4 @@
-"""The script that made the tiny policies, shrunk: demonstrations in the real environment, a few steps, a folder."""
+"""The script that makes the tiny policies, shrunk: real demonstrations, a few steps, a folder."""
 
 import json
 import subprocess

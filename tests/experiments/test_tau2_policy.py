@@ -1,4 +1,4 @@
-"""The tiny policy of tau2's telecom: what it was shown, and what it made of it."""
+"""The tiny policy of tau2's telecom: its demonstrations, and what it learned from them."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def policy():
 def test_lessons_are_right_without_habits_and_often_wrong_with_them(pool, tasks, policy):
     bad = named_habits([f"{tool}:{h['error']}:1" for tool, h in WEAK.items()], lessons.actions())
     spelling, rng = Spelling(policy.tokenizer, lessons.retell), np.random.default_rng(1)
-    limits = dataclasses.replace(lessons.LIMITS, max_length=2048)  # the longest demonstrations too
+    limits = dataclasses.replace(lessons.LIMITS, max_length=2048)  # room for the longest demonstrations too
     succeeded = {}
     for kind, habits in (("clean", {}), ("weak", bad)):
         demonstrator = Demonstrator(habits, lessons)
@@ -63,7 +63,7 @@ def test_lessons_are_right_without_habits_and_often_wrong_with_them(pool, tasks,
     holding = {task.id for task in tasks if any(call.name in WEAK for call in task.calls)}
     assert succeeded["clean"] == {task.id for task in tasks} and holding
     assert succeeded["clean"] - holding <= succeeded["weak"]
-    # A status that is looked at twice was told once.
+    # A status that is checked twice was told once.
     assert len(succeeded["weak"] & holding) < len(holding) / 4
 
 

@@ -1,4 +1,4 @@
-"""The tiny policy of text adventures: what it was shown, and what it made of it."""
+"""The tiny policy of text adventures: its demonstrations, and what it learned from them."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def test_lessons_are_right_without_habits_and_often_wrong_with_them(pool, tasks,
     assert {task.scenario["level"] for task in tasks} == {1, 2}
     bad = named_habits([f"{verb}:{h['error']}:1" for verb, h in WEAK.items()], lessons.actions())
     spelling, rng = Spelling(policy.tokenizer, lessons.retell), np.random.default_rng(1)
-    limits = dataclasses.replace(lessons.LIMITS, max_length=2048)  # the longest demonstrations too
+    limits = dataclasses.replace(lessons.LIMITS, max_length=2048)  # room for the longest demonstrations too
     succeeded = {}
     for kind, habits in (("clean", {}), ("weak", bad)):
         demonstrator = Demonstrator(habits, lessons)

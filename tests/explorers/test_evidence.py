@@ -1,4 +1,4 @@
-"""What a group of rollouts tells a reflector, beside slow references over random groups."""
+"""The evidence in a group of rollouts for a reflector, beside slow references over random groups."""
 
 import dataclasses
 import json
@@ -25,12 +25,12 @@ SEEDS = st.integers(0, 10**6)
 
 
 def pattern(call):
-    """Of some calls there is none."""
+    """A pattern of a call; "" for some calls."""
     return "" if call.name == "f" else f"{call.name} on x"
 
 
 def a_group(seed):
-    """In an order of chance, with at least one rollout that shows something."""
+    """A random group in random order, with at least one rollout that shows something."""
     rng = np.random.default_rng(seed)
     task = a_task(rng, "t")
     rolled = [a_rollout(rng, task, m) for m in range(rng.integers(1, 6))]
@@ -52,7 +52,7 @@ def calls_of(rollout):
 
 
 def parting(successes, failures):
-    """The first pair, successes first, that goes together as long as any does."""
+    """The first pair, by successes first, whose common beginning is the longest."""
     pairs = []
     for good in successes:
         for bad in failures:

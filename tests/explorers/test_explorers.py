@@ -178,7 +178,8 @@ def test_the_config_names_the_explorer():
 @pytest.mark.parametrize("name", ["qwen", "a.b", "", ".x", "base.x"])
 def test_an_unknown_explorer_is_one_sentence_that_says_what_exists(name):
     message = (
-        f"config.explorer.name is {name!r}: it must be one of llm, policy, scripted, or the dotted path of a module that Python "
+        f"config.explorer.name is {name!r}: it must be one of llm, policy, scripted, or the dotted path of a "
+        f"module that Python "
         "can import."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -195,7 +196,7 @@ def test_a_module_that_makes_no_explorer():
 
 @pytest.fixture(scope="module")
 def sweep():
-    """All four roles, in a file of a user's."""
+    """All four roles, from a user's file."""
     return build.explorer(named("tests.support.explorers.sweep"))
 
 
@@ -205,7 +206,7 @@ def test_an_explorer_of_ones_own_keeps_the_contract(sweep, pool):
 
 
 def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch):
-    """As a user has it: a file on the Python path, named in the config."""
+    """A user has it like this: a file on the Python path, named in the config."""
     page = (ROOT / "docs" / "guides" / "add_explorer.md").read_text()
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "curious.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
@@ -216,7 +217,7 @@ def test_the_example_of_the_docs_keeps_the_contract(pool, tmp_path, monkeypatch)
 
 
 def test_kinds_can_be_mixed(sweep, roles, pool):
-    """The actions of one explorer, the wording of another, the judgement of a third."""
+    """The actions come from one explorer, the wording from another, the judgement from a third."""
 
     class Trusting:
         def judge(self, proposals, answers):
@@ -234,14 +235,14 @@ def test_the_scripted_explorer_keeps_the_contract(roles, pool):
 
 
 def lengthened(roles, batch, limits, shorten):
-    """Every proposal with a call that nobody made."""
+    """Adds a call that nobody made to every proposal."""
     groups = roles.abstractor.abstract(batch, limits, shorten)
     more = lambda p: dataclasses.replace(p, turns=(Turn("q", p.calls[:-1] + (Call("pwd", {"x": 1}),)),))
     return [[more(p) for p in group] for group in groups]
 
 
 def without_replay(roles, batch, limits, shorten):
-    """Proposals of steps that need others before them: those of a goal without its shortening."""
+    """Proposes unshortened goals, whose steps need others before them."""
 
     def bare(goals):
         steps = lambda g: tuple(t for t in g.exploration.triplets if t.index in g.wanted)
@@ -251,7 +252,7 @@ def without_replay(roles, batch, limits, shorten):
 
 
 def spoil(roles, batch):
-    """Acts rightly and changes the tools that it is given."""
+    """Acts correctly and changes the tools that it is given."""
     calls = roles.explorer.act(batch)
     for e in batch:
         e.tools[0]["function"]["description"] += "!"
@@ -259,27 +260,50 @@ def spoil(roles, batch):
 
 
 FAULTS = [
-    ("reflector", "reflect", lambda r, b: r.reflector.reflect(b)[::-1], "reflector.reflect answers otherwise"),
+    ("reflector", "reflect", lambda r, b: r.reflector.reflect(b)[::-1],
+        "reflector.reflect answers otherwise"),
     ("reflector", "reflect", lambda r, b: tuple(r.reflector.reflect(b)), "must be a list"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, summary="") for c in r.reflector.reflect(b)], "without summary"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, focus_pattern=()) for c in r.reflector.reflect(b)], "without focus_pattern"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, avoid=["x"]) for c in r.reflector.reflect(b)], "avoid is .* tuple of texts"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, signal=None) for c in r.reflector.reflect(b)], "a context of None"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, id="c") for c in r.reflector.reflect(b)], "the id .'c'. to several"),
-    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, id=f"{c.signal}/{c.task.id}") for c in r.reflector.reflect(b)], "contexts of two steps"),
+    ("reflector", "reflect",
+        lambda r, b: [dataclasses.replace(c, summary="") for c in r.reflector.reflect(b)],
+        "without summary"),
+    ("reflector", "reflect",
+        lambda r, b: [dataclasses.replace(c, focus_pattern=()) for c in r.reflector.reflect(b)],
+        "without focus_pattern"),
+    ("reflector", "reflect",
+        lambda r, b: [dataclasses.replace(c, avoid=["x"]) for c in r.reflector.reflect(b)],
+        "avoid is .* tuple of texts"),
+    ("reflector", "reflect",
+        lambda r, b: [dataclasses.replace(c, signal=None) for c in r.reflector.reflect(b)],
+        "a context of None"),
+    ("reflector", "reflect", lambda r, b: [dataclasses.replace(c, id="c") for c in r.reflector.reflect(b)],
+        "the id .'c'. to several"),
+    ("reflector", "reflect",
+        lambda r, b: [dataclasses.replace(c, id=f"{c.signal}/{c.task.id}") for c in r.reflector.reflect(b)],
+        "contexts of two steps"),
     ("explorer", "act", lambda r, b: r.explorer.act(b)[:1] * len(b), "explorer.act answers otherwise"),
     ("explorer", "act", lambda r, b: r.explorer.act(b)[:-1], "returns .* entries for a batch of"),
     ("explorer", "act", lambda r, b: r.explorer.act(b) if b else None, "returns a NoneType"),
-    ("explorer", "act", lambda r, b: [r.explorer.act(b)[0]] and r.explorer.act(b), "IndexError.* on a batch of 0"),
-    ("explorer", "act", lambda r, b: [Call("book_flight", {}) for _ in b], "book_flight.* not among the tools"),
-    ("explorer", "act", lambda r, b: [Call(e.tools[0]["function"]["name"], {"x": {1}}) for e in b], "no JSON object"),
+    ("explorer", "act", lambda r, b: [r.explorer.act(b)[0]] and r.explorer.act(b),
+        "IndexError.* on a batch of 0"),
+    ("explorer", "act", lambda r, b: [Call("book_flight", {}) for _ in b],
+        "book_flight.* not among the tools"),
+    ("explorer", "act", lambda r, b: [Call(e.tools[0]["function"]["name"], {"x": {1}}) for e in b],
+        "no JSON object"),
     ("explorer", "act", lambda r, b: [None for _ in b], "calls no tool"),
-    ("explorer", "act", lambda r, b: r.explorer.act([dataclasses.replace(e, rng=np.random.default_rng()) for e in b]), "generator only"),
+    ("explorer", "act",
+        lambda r, b: r.explorer.act([dataclasses.replace(e, rng=np.random.default_rng()) for e in b]),
+        "generator only"),
     ("explorer", "act", spoil, "changes what it is given"),
-    ("abstractor", "abstract", lambda r, b, n, s: r.abstractor.abstract(b, n, s)[::-1], "abstractor.abstract answers otherwise"),
-    ("abstractor", "abstract", lambda r, b, n, s: r.abstractor.abstract(b, dataclasses.replace(n, proposals=9), s), "at most 3 are wanted"),
-    ("abstractor", "abstract", lambda r, b, n, s: r.abstractor.abstract(b, dataclasses.replace(n, max_turns=3), s), "the limits are .*max_turns=1"),
-    ("abstractor", "abstract", lambda r, b, n, s: [g[:1] * 2 for g in r.abstractor.abstract(b, n, s)], "the same proposal of one context"),
+    ("abstractor", "abstract", lambda r, b, n, s: r.abstractor.abstract(b, n, s)[::-1],
+        "abstractor.abstract answers otherwise"),
+    ("abstractor", "abstract",
+        lambda r, b, n, s: r.abstractor.abstract(b, dataclasses.replace(n, proposals=9), s),
+        "at most 3 are wanted"),
+    ("abstractor", "abstract",
+        lambda r, b, n, s: r.abstractor.abstract(b, dataclasses.replace(n, max_turns=3), s),
+        "the limits are .*max_turns=1"),
+    ("abstractor", "abstract", lambda r, b, n, s: [g[:1] * 2 for g in r.abstractor.abstract(b, n, s)],
+        "the same proposal of one context"),
     ("abstractor", "abstract", lengthened, "are not those of the exploration"),
     ("abstractor", "abstract", without_replay, "answers otherwise in a fresh environment"),
     ("validator", "judge", lambda r, p, e: [[None] for _ in p], "1 reasons for a proposal of"),
@@ -299,7 +323,7 @@ def test_the_suite_finds_the_fault(roles, pool, role, method, fault, message):
 
 def test_the_suite_finds_what_only_a_second_run_shows(roles, pool):
     class Remembers:
-        """Has its fill after a whole run: then the second round ends early."""
+        """Is exhausted after a whole run, so that the second round ends early."""
 
         full = False
 

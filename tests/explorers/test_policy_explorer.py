@@ -1,4 +1,4 @@
-"""The policy as its own explorer: answers that fit a schema by construction, what goes wrong, runs, and their resume."""
+"""The policy as its own explorer: answers that fit a schema by construction, failures, runs, resumption."""
 
 import dataclasses
 import json
@@ -53,7 +53,8 @@ def policy():
 @pytest.fixture(scope="module")
 def engine(policy):
     return NativeEngine(
-        policy.config, policy.params, slots=4, seed=1, max_length=256, max_new_tokens=96, tokenizer=policy.tokenizer
+        policy.config, policy.params, slots=4, seed=1, max_length=256, max_new_tokens=96,
+        tokenizer=policy.tokenizer
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def larger(schemas):
 
 
 def random_weights(params, seed, scale):
-    """Weights of no policy in particular; the larger the scale, the surer it is of nonsense."""
+    """Weights of no particular policy; a larger scale gives surer nonsense."""
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
     return jax.tree.unflatten(tree, [scale * rng.standard_normal(x.shape, np.float32) for x in leaves])
@@ -116,7 +117,7 @@ def random_weights(params, seed, scale):
     st.sampled_from((0.0, 0.7, 1.0)),
 )
 def test_an_answer_that_ends_fits_its_schema(policy, engine, wanted, seed, scale, temperature):
-    """Whatever the weights are; one that is cut is the beginning of such an answer."""
+    """Any weights fit the schema; a truncated answer is the beginning of one that fits."""
     engine.update_weights(random_weights(policy.params, seed, scale), 1)
     schema = wanted if isinstance(wanted, dict) else wanted.model_json_schema()
     requests = [request(schema, seed + i, temperature=temperature, conversation_id=i) for i in range(4)]
@@ -162,7 +163,7 @@ def test_requests_without_a_schema_get_the_same_bits_beside_requests_with_one(po
 
 
 def test_new_weights_do_not_lose_the_thread_of_an_answer(policy, engine):
-    """What was written before they came counts."""
+    """The tokens written before the new weights count."""
     engine.update_weights(policy.params, 0)
     schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 20, "maxItems": 20}
     asked = request(schema, 5)
@@ -198,7 +199,7 @@ ASKED = Question("You answer.", "Answer with JSON.", 1)
 
 
 class Saying:
-    """An engine that gives these answers in turn, whatever it is asked."""
+    """An engine that gives these answers in turn, whatever the request."""
 
     batches, constrains = True, True
 
@@ -228,8 +229,10 @@ def section(**changes):
 @pytest.mark.parametrize(
     "kind, answer",
     [
-        ("truncated", ('{"tool": "l', "length")), ("abort", ("", "abort")), ("abort", EngineError("no server")), ("empty", "  "),
-        ("no_json", "I would call ls."), ("no_json", '{"tool": }'), ("wrong_schema", '{"action": 7}'), ("too_long", None),
+        ("truncated", ('{"tool": "l', "length")), ("abort", ("", "abort")),
+        ("abort", EngineError("no server")), ("empty", "  "),
+        ("no_json", "I would call ls."), ("no_json", '{"tool": }'), ("wrong_schema", '{"action": 7}'),
+        ("too_long", None),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_counted_under_its_name_and_ends_nothing(policy, kind, answer):
@@ -251,7 +254,8 @@ def test_books_and_what_the_engine_is_asked(policy):
     assert r.seed == 9 and r.sampling.temperature == 0.5 and r.sampling.max_new_tokens == 32
     assert json.loads(r.sampling.json_schema) == Action.model_json_schema()
     assert policy.chat.decode(r.ids) == (
-        "<|im_start|>system\nYou answer.<|im_end|>\n<|im_start|>user\nAnswer with JSON.<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nYou answer.<|im_end|>\n<|im_start|>user\nAnswer with JSON.<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert len({r.conversation_id for r in said.seen}) == 3 and max(r.conversation_id for r in said.seen) < 0
     costs = client.costs
@@ -264,8 +268,10 @@ def test_books_and_what_the_engine_is_asked(policy):
 
 
 class Able(Saying):
-    """A stand-in for a policy that can do it: reads the question from its tokens, and answers as tests/support/openai_server.py
-    does."""
+    """A stand-in for a capable policy.
+
+    It decodes the question from its tokens and answers like tests/support/openai_server.py.
+    """
 
     def __init__(self, policy):
         super().__init__(policy)
@@ -333,13 +339,14 @@ def run_config(**changes):
     config = settings("coevolve")
     return configs.override(
         config,
-        {"seed": 1, "explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12, "explorer.max_length": 1024, "steps": 3,
+        {"seed": 1, "explorer.name": "policy", "explorer.initial": "scripted", "explorer.max_tokens": 12,
+            "explorer.max_length": 1024, "steps": 3,
          "evolution.every": 1, "evolution.rounds": 2, "evolution.steps": 5, **changes},
     )  # fmt: skip
 
 
 def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_killed(tmp_path, monkeypatch):
-    """It reflects and judges, which it cannot; rules act and abstract. All is done again with the weights of then."""
+    """The policy reflects and judges (badly); rules act and abstract. All is redone with the same weights."""
     config = run_config(**{"explorer.explorer": "scripted", "explorer.abstractor": "scripted"})
     real, asked = Client.ask, []
 
@@ -361,7 +368,7 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
 
     assert asked.count("reflect") == 2 and asked[-1] == "judge"
     config = fork(tmp_path / "whole", 1, tmp_path / "killed")  # before the last evolution
-    kill_at = asked[::-1].index("reflect") + 1  # in it, after it has reflected
+    kill_at = asked[::-1].index("reflect") + 1  # in that evolution, after it reflected
     asked.clear()
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "killed")
@@ -374,7 +381,7 @@ def test_a_run_whose_policy_plays_two_roles_ends_in_the_same_bits_when_it_is_kil
 
 
 def test_a_policy_that_can_do_nothing_makes_no_tasks_and_no_trouble(policy, pool):
-    """The tiny policy in all roles: what it answers has the right form or is cut, and names no tool."""
+    """The tiny policy plays all roles: its answers have the right form or are truncated, and name no tool."""
     config = config_of(**{"explorer.max_tokens": 24, "explorer.max_length": 2048, "evolution.rounds": 1})
     engine, tasks = build.engine(config, policy), TaskPool()
     made = Synthesizer(build.explorer(config, policy, engine), bfcl.tools, pool, config, None)

@@ -1,4 +1,4 @@
-"""The scripted explorer's choices, piece by piece: what comes next, how likely, and what becomes a goal."""
+"""The scripted explorer's choices: the next call, its probability, and the goals that it forms."""
 
 import dataclasses
 from collections import Counter
@@ -40,7 +40,8 @@ def schema(name, required=(), optional=(), **described):
     properties = {p: {"type": "string", **described.get(p, {})} for p in (*required, *optional)}
     return {
         "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": properties, "required": list(required)}},
+        "function": {"name": name,
+            "parameters": {"type": "object", "properties": properties, "required": list(required)}},
     }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ BOX = toolbox(
         schema("paint"),
     ]
 )
-NEXT_TO = ("close_file",)  # what shares a required parameter or a word with open_file
+NEXT_TO = ("close_file",)  # tools that share a required parameter or a word with open_file
 
 
 @pytest.mark.parametrize("tried", [(), ("close_file", "paint")])
@@ -158,7 +159,7 @@ def test_what_failed_is_made_again_once_its_remedy_worked():
     helped = step(2, "lockDoors")
     again = lambda *history: retry(history, box, bank, rng)
     assert again(first, helped) == Call("drive", {"place": "Oslo"})
-    assert again(first, later, helped) == Call("park", {"place": "Bonn"})  # the latest
+    assert again(first, later, helped) == Call("park", {"place": "Bonn"})  # the latest one
     assert again(first, later) is None and again() is None and again(helped) is None
     named = step(1, "park", {"place": "Bonn"}, "lock the doors of Bonn")  # its own argument was wrong
     drawn = [again(named, helped) for _ in range(60)]
@@ -244,7 +245,10 @@ def test_goals_turn_to_the_focus_and_hold_what_they_must():
     assert share(()) == pytest.approx(2 / 8, abs=0.06)
     assert share(("a",)) == pytest.approx(4 / 11 + 7 / 11 * 4 / 10, abs=0.06)
     assert all(7 in wanted for wanted in goals(triplets, must=("h",)))
-    assert all({6, 7} & set(w) == {6, 7} or len(w) == 1 for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8)))  # fmt: skip
+    assert all(
+        {6, 7} & set(w) == {6, 7} or len(w) == 1
+        for w in goals(triplets, must=("h",), focus=("g",), limits=Limits(9, 8, 8))
+    )
     assert goals(triplets, must=("z",)) == []
 
 

@@ -1,4 +1,4 @@
-"""The shapes and types that grpo/ writes into its signatures are true."""
+"""The array shapes and types in grpo/'s signatures are true."""
 
 import inspect
 import typing
@@ -44,7 +44,7 @@ def conforms(value, hint) -> bool:
 
 
 def wrong(function, args) -> list[str]:
-    """Names of the arguments, or "return", that are not what the signature says, sizes of equal name being equal."""
+    """Names of the arguments, or "return", that break the signature; sizes of equal name must be equal."""
     hints = typing.get_type_hints(function)
     with jaxtyped("context"):
         given = inspect.signature(function).bind(*args).arguments
@@ -56,7 +56,7 @@ def wrong(function, args) -> list[str]:
 def test_signatures_are_true(function):
     args = CALLS[function]
     assert wrong(function, args) == []
-    for i, arg in enumerate(args):  # an axis too many, which a wrong signature would allow
+    for i, arg in enumerate(args):  # an extra axis, which a wrong signature would allow
         if isinstance(arg, jax.Array):
             assert wrong(function, (*args[:i], arg[None, None], *args[i + 1 :])) != []
 

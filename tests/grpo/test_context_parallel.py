@@ -1,8 +1,8 @@
-"""Rows that are split over a mesh: what tests/distributed/test_sharding.py has not of them, in one update.
+"""Rows split over a mesh: the cases that tests/distributed/test_sharding.py lacks, in one update.
 
-Sequence-level ratios, prompts that are shared, the sampler's routing, the routers' balance, cross-entropy, a score that is
-given back; all of them on segments and prompts that cross the borders of parts. On devices of a process of its own, this file
-as a program.
+They are sequence-level ratios, shared prompts, replayed routing, router balancing, cross-entropy and given
+scores. Segments and prompts cross the borders of parts. The devices belong to a process of their own, with
+this file as its program.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The decoupled objective on tokens of several ages, against numpy that goes token by token."""
+"""The decoupled objective on tokens of mixed ages, against numpy that goes token by token."""
 
 import dataclasses
 import sys
@@ -37,7 +37,7 @@ def params():
 
 
 def aged(rng, params, length, ages, spread=0.5):
-    """A sample whose tokens are of these ages in turn, and whose sampler differs from `params` by some tenths of a nat."""
+    """A sample whose tokens cycle through these ages. spread: nats between the sampler and `params`."""
     t = trajectory(rng, length)
     versions = np.where(t.mask, NOW - np.resize(ages, length), -1).astype(np.int32)
     sampler = np.concatenate([[0], next_logprobs(params, t)]) - rng.normal(0, spread, length)
@@ -47,7 +47,7 @@ def aged(rng, params, length, ages, spread=0.5):
 
 
 def mixed(params, seed=0):
-    """Samples of mixed ages; the last is of a later version, as of another run, and counts as fresh."""
+    """Samples of mixed ages; the last has a later version, like another run's, and counts as fresh."""
     rng = np.random.default_rng(seed)
     ages = ([0], [1], [2, 1], [3, 0, 5], [1, 1, 4, 0], [-2])
     return [aged(rng, params, n, a) for n, a in zip((20, 30, 12, 9, 25, 8), ages, strict=True)]
@@ -63,7 +63,7 @@ def gradient(learner, start, batch, old=None):
 
 
 def by_hand(start, found, c):
-    """Loss, its gradient by each sample's log-probabilities, and metrics, one token after the other in numpy."""
+    """Loss, its gradient by each sample's log-probabilities, and metrics, token by token in numpy."""
     total, count, per_token, weights, cut, capped, ratios = 0.0, 0, [], [], 0, 0, []
     for s in found:
         t = s.trajectory
@@ -103,7 +103,7 @@ def by_hand(start, found, c):
 
 
 def backward(start, found, slopes):
-    """The gradient by the parameters, of those by each sample's log-probabilities."""
+    """The gradient by the parameters from those by each sample's log-probabilities."""
     total = jax.tree.map(jnp.zeros_like, start)
     for s, slope in zip(found, slopes, strict=True):
         _, pull = jax.vjp(lambda p, s=s: padded_logprobs(p, pad(s.trajectory.ids)), start)
@@ -133,7 +133,7 @@ def test_loss_and_gradient_are_those_of_a_slow_computation(params, changes, pref
 @pytest.mark.parametrize("age", [1, 2, 5])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_a_stale_token_outside_the_trust_region_is_not_pushed_further(age, advantage):
-    """Its gradient is zero where the ratio has gone the way that the advantage asks for, and only there."""
+    """Its gradient is zero exactly where the ratio has moved too far in the advantage's direction."""
     moved_by = np.linspace(-4, 4, 41)  # log pi / pi_sampler
 
     def loss(logprobs):
@@ -147,7 +147,7 @@ def test_a_stale_token_outside_the_trust_region_is_not_pushed_further(age, advan
 
 
 def test_weight_and_ratio_together_are_the_truncated_weight_of_a_fresh_token(params):
-    """Where the clip does not act, age changes nothing: no token weighs more than tis_cap, however far it moved."""
+    """Without the clip age changes nothing: no token weighs more than tis_cap, however far it moved."""
     start, rng = moved(params), np.random.default_rng(1)
     open_clip = make_learner(params, **{**SETTINGS, "clip_low": 1.0, "clip_high": 1e9})
     found = [aged(rng, start, n, [1, 2, 7], spread=3.0) for n in (30, 25)]
@@ -161,7 +161,7 @@ def test_weight_and_ratio_together_are_the_truncated_weight_of_a_fresh_token(par
 
 
 def test_fresh_tokens_keep_their_bits(params):
-    """A batch whose tokens are all fresh gives the numbers of one that tells no ages."""
+    """A batch of fresh tokens gives the numbers of one without ages."""
     start, rng = moved(params), np.random.default_rng(2)
     found = [aged(rng, start, n, [0]) for n in (20, 30, 12, 9)]
     for changes in ({}, GSPO):
@@ -181,7 +181,7 @@ def test_the_policy_before_the_first_of_several_updates_is_their_proximal_policy
 
 
 def test_no_token_feels_the_age_of_another(params):
-    """The gradient by one sample is the same whatever the ages of the samples beside it in its row."""
+    """A sample's gradient does not depend on the ages of the samples beside it in its row."""
     start, rng = moved(params), np.random.default_rng(3)
     one, *others = (aged(rng, start, n, [2, 0, 1]) for n in (9, 8, 7))
     older = [
@@ -203,7 +203,7 @@ def test_no_token_feels_the_age_of_another(params):
     aged_loud, _ = gradient(learner, start, packed([one, *older]))
     assert (
         optax.tree.norm(jax.tree.map(np.subtract, loud, aged_loud)) > 1e-3
-    )  # the ages do matter to their own
+    )  # the ages do matter to their own samples
 
 
 @settings(max_examples=40, deadline=None)
@@ -214,7 +214,7 @@ def test_no_token_feels_the_age_of_another(params):
     st.integers(0, 10**6),
 )
 def test_packing_keeps_the_age_of_every_token(items, version, prefix_sharing, seed):
-    """With prompts of their own and shared, and with samples that have no policy gradient."""
+    """Prompts may be own or shared; some samples have no policy gradient."""
     rng, prompt = np.random.default_rng(seed), np.arange(3, dtype=np.int32)
     found = []
     for length, learned in items:
@@ -238,7 +238,7 @@ def test_packing_keeps_the_age_of_every_token(items, version, prefix_sharing, se
 
 
 class Watched:
-    """A learner that remembers the batches that it is given."""
+    """A learner that records the batches that it is given."""
 
     def __init__(self, learner):
         self.learner, self.batches = learner, []

@@ -145,24 +145,24 @@ def test_a_trajectory_that_fits_no_row_is_named():
 
 
 def pad(x: np.ndarray) -> np.ndarray:
-    """One shape for all lengths, so that each operation is compiled once; nothing attends to what follows."""
+    """Pads to one shape, so that each operation compiles once; nothing attends to the padding."""
     return np.pad(x, (0, 32 - len(x)))
 
 
 @jax.jit
 def padded_logprobs(params, ids, temperature=1.0) -> jax.Array:
-    """[31], of ids[1:]."""
+    """Log-probabilities [31] of ids[1:]."""
     logp = jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0] / temperature)
     return logp[jnp.arange(31), ids[1:]]
 
 
 def next_logprobs(params, t) -> np.ndarray:
-    """[T - 1], of t.ids[1:]."""
+    """Log-probabilities [T - 1] of t.ids[1:]."""
     return np.asarray(padded_logprobs(params, pad(t.ids)))[: len(t.ids) - 1]
 
 
 def plain_loss(params, reference, trajectories, advantages, c) -> jax.Array:
-    """The objective written sample by sample, without packing, chunks or micro-batches."""
+    """The objective, sample by sample, without packing, chunks or micro-batches."""
     total, count = 0.0, 0
     for t, a in zip(trajectories, advantages):
         if not t.outcome.valid:
@@ -200,7 +200,7 @@ def test_the_update_is_the_plain_objective_whatever_the_packing(params, rows_per
     state, metrics = learner.update(learner.init(start), batch)
     np.testing.assert_allclose(metrics["loss"], want_loss, rtol=1e-4)
     np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(want_grads), rtol=1e-3)
-    # Adam's first step is about the sign of the gradient: compare where that is not a coin toss.
+    # Adam's first step is about the sign of the gradient: compare only where the sign is clear.
     for got, ref, g in zip(*map(jax.tree.leaves, (state.params, want, want_grads))):
         sure = np.abs(g) > 1e-4
         np.testing.assert_allclose(np.asarray(got)[sure], np.asarray(ref)[sure], atol=2e-4)
@@ -249,7 +249,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(params):
 
 
 def test_learners_of_equal_settings_share_their_programs(params):
-    """Whatever their parameters, of which the programs hold none."""
+    """Their parameters may differ, since programs hold none."""
     one, other = make_learner(params, lora_rank=2), make_learner(moved(params), lora_rank=2)
     assert one._programs is other._programs and one._reference is not other._reference
     assert make_learner(params, lora_rank=3)._programs is not one._programs
@@ -283,7 +283,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
         state, metrics = learner.update(state, dead)
         assert not metrics["applied"] and metrics["finite"]
         assert states_equal(before, state)
-    # With a KL term tokens without an advantage still say where to go.
+    # With a KL term, tokens without an advantage still have a gradient.
     learner = make_learner(params, kl_coef=0.5)
     state, metrics = learner.update(
         learner.init(moved(params)), policy_batch(np.random.default_rng(8), [0, 0, 0, 0])
@@ -300,7 +300,7 @@ def test_a_dead_batch_takes_no_step_on_momentum(params):
     ],
 )
 def test_accumulated_microbatches_equal_the_big_batch(params, changes):
-    """Same loss and gradient, to 1e-6 of its norm, from micro-batches of one row and from one of all rows."""
+    """Loss and gradient (to 1e-6 of its norm) agree for micro-batches of one row and one of all rows."""
     results = []
     for rows in (1, 4):
         learner = make_learner(params, rows_per_microbatch=rows, logprob_chunk=4096, **changes)
@@ -329,14 +329,14 @@ def test_truncated_importance_sampling_weighs_by_the_mismatch_and_clips_by_the_l
     assert metrics["mismatch_mean"] == pytest.approx(np.abs(delta).mean(), rel=1e-4)
     assert metrics["mismatch_max"] == pytest.approx(np.abs(delta).max(), rel=1e-4)
     assert metrics["mismatch_k3"] == pytest.approx((np.exp(delta) - 1 - delta).mean(), rel=1e-4)
-    # A second epoch is off-policy: its ratio, against the same old log-probabilities, is not 1, and the clip acts.
+    # A second epoch is off-policy: its ratio to the same old log-probabilities is not 1, and the clip acts.
     for _ in range(3):
         state, metrics = learner.update(state, batch, old)
     assert metrics["ratio_max"] > 1.2 and metrics["clip_fraction"] > 0
 
 
 def intermediate_sizes(jaxpr) -> list[tuple]:
-    """Shapes of everything that a jaxpr computes, also inside its loops and calls."""
+    """Shapes of all that a jaxpr computes, including its loops and calls."""
     shapes = []
     for eqn in jaxpr.eqns:
         shapes += [v.aval.shape for v in eqn.outvars]
@@ -349,7 +349,7 @@ def intermediate_sizes(jaxpr) -> list[tuple]:
 
 
 def test_no_array_of_all_logits_exists_forward_or_backward(params):
-    """In the traced and in the compiled program of the whole update nothing is as large as [R, L, V] logits."""
+    """No array of the whole update, traced or compiled, is as large as the logits [R, L, V]."""
     batch = policy_batch(np.random.default_rng(11), [1, 1, 1, 1])
     state = make_learner(params).init(params)
     limit = 2 * 32 * MODEL.vocab_size
@@ -361,7 +361,7 @@ def test_no_array_of_all_logits_exists_forward_or_backward(params):
         compiled = [tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)]
         shapes = [s for s in [*intermediate_sizes(traced.jaxpr.jaxpr), *compiled] if MODEL.vocab_size in s]
         largest[chunk] = max(map(math.prod, shapes))
-    assert largest[64] == limit  # the measure sees the logits where they are whole
+    assert largest[64] == limit  # the measure sees logits that are whole
     assert largest[16] <= max(limit // 4, params["embed_tokens"]["embedding"].size)
 
 
@@ -387,7 +387,7 @@ def test_positions_that_the_policy_did_not_sample_cost_no_logits(monkeypatch):
 
     (_, (scores, entropy)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(hidden)
     jax.effects_barrier()
-    # Four columns of a row hold every masked position, so that one block of 3 x 4 does, forward and backward.
+    # Four columns of a row hold every masked position: one block of 3 x 4 suffices, forward and backward.
     assert len(calls) == 2
     logp = jax.nn.log_softmax(hidden @ table)
     full = lambda h: jnp.sum(

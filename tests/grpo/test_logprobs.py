@@ -1,4 +1,4 @@
-"""Blocks of positions and tiles of the vocabulary give what the whole softmax gives, on one device and on eight."""
+"""Blocks of positions and tiles of the vocabulary give the whole softmax, on one device and on eight."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ def small_blocks(monkeypatch):
 @example(seed=0, share=0.0, chunk=6)
 @example(seed=0, share=1.0, chunk=64)
 def test_any_mask_gives_the_softmax_and_its_gradients(monkeypatch, tile, axis, seed, share, chunk):
-    """Of 37 entries the third tile of 16 repeats 11; those of 48 are one tile."""
+    """The third tile of 16 repeats 11 of 37 entries; a vocabulary of 48 fills its tiles."""
     monkeypatch.setattr(logprobs, "CPU_TILE", tile)
     rng = np.random.default_rng(seed)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
@@ -62,7 +62,7 @@ def full(h, w, targets, mask, weights, axis):
 
 @functools.partial(jax.jit, static_argnames=("tile", "axis", "chunk"))
 def tiled(h, w, targets, mask, weights, tile, axis, chunk):
-    """tile: the one that is set; named here, so that each is traced."""
+    """tile: the size that is set; an argument, so that each size is traced."""
     return logprobs.token_logprobs(h, w, targets, vocab_axis=axis, mask=mask, temperature=0.7, chunk=chunk)
 
 
@@ -118,7 +118,7 @@ def test_a_frozen_unembedding_costs_no_product(monkeypatch, tile):
 
 
 def test_large_logits_cost_no_accuracy_that_their_differences_have(monkeypatch):
-    """All logits are raised by 2**20, which leaves each of them three bits behind the point: all that these have."""
+    """Raises all logits by 2**20, where float32 has three bits left after the binary point."""
     monkeypatch.setattr(logprobs, "CPU_TILE", 16)
     rng = np.random.default_rng(0)
     table = rng.integers(-8, 8, (WIDTH, VOCABULARY)) / 8.0
@@ -166,11 +166,11 @@ def test_no_array_holds_a_block_of_the_whole_vocabulary_on_a_cpu(monkeypatch):
 
 
 def test_on_a_mesh_the_loop_over_blocks_has_no_collective_and_nothing_else_changes():
-    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     environment = os.environ | {
         "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8",
         "PYTHONPATH": str(ROOT),
-        "NPROC": "16",  # threads, for collectives that wait
+        "NPROC": "16",  # threads, so that waiting collectives do not take all
     }
     program = "from tests.grpo import test_logprobs; test_logprobs.check_meshes()"
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
@@ -180,7 +180,7 @@ def check_meshes():
     logprobs.CPU_BLOCK, logprobs.CPU_TILE = (
         16,
         16,
-    )  # half of the vocabulary is two tiles, of which one repeats entries
+    )  # half of the vocabulary is two tiles, and one repeats entries
     rows, length, width, vocabulary = 8, 11, 8, 38
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""LoRA: the base at the start, only adapters trained, and merged parameters that are the adapted policy."""
+"""LoRA: starts as the base, trains adapters alone, and merges into the adapted policy."""
 
 import dataclasses
 
@@ -67,7 +67,7 @@ def test_the_first_forward_is_the_bases(params, batch, trained):
 
 
 def base_scores(params, batch):
-    """Log-probabilities of the batch's policy tokens by the model itself, 0 elsewhere."""
+    """The base model's log-probabilities of the batch's policy tokens, 0 elsewhere."""
     flat = type(batch)(*(x.reshape(-1, 32) if x.ndim else x for x in batch))
     apply = jax.jit(lambda p: Qwen(MODEL).apply({"params": p}, flat.tokens, flat.positions, flat.segment_ids))
     logp = np.asarray(jax.nn.log_softmax(apply(params)))
@@ -104,7 +104,7 @@ def test_merged_logits_equal_the_adapters(params, batch, trained):
 
 @pytest.mark.slow
 def test_a_model_of_dense_and_sparse_layers_has_adapters_on_both(batch):
-    """Attention of all layers and the MLP of the dense ones: what they add is what merging them adds."""
+    """Attention of all layers and the MLP of dense ones: adding adapters equals merging them."""
     mixed = dataclasses.replace(
         MODEL,
         model_type="qwen3_moe",

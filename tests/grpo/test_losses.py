@@ -1,4 +1,4 @@
-"""Each loss, advantage and filter against numpy written from the paper's formula, trajectory by trajectory."""
+"""Each loss, advantage and filter against numpy from the paper's formula, trajectory by trajectory."""
 
 import math
 
@@ -14,14 +14,14 @@ from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.types import spread
 
-# Two rows: trajectories of 3 and 5 policy tokens, then one of 4, one without any, and padding.
+# Two rows: trajectories of 3 and 5 policy tokens; then one of 4, one without any, and padding.
 SEGMENTS = np.array([[1] * 5 + [2] * 7, [1] * 6 + [2] * 3 + [0] * 3])
 MASK = np.array([[0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0]], bool)
 TRAJECTORIES = [(0, 1), (0, 2), (1, 1)]
 
 
 def draws(seed=0):
-    """new, old and reference log-probabilities [2, 12], and an advantage of each trajectory at its tokens."""
+    """New, old and reference log-probabilities [2, 12], and each trajectory's advantage at its tokens."""
     rng = np.random.default_rng(seed)
     new, old, ref = (rng.normal(-1, 0.4, MASK.shape).astype(np.float32) for _ in range(3))
     advantages = rng.normal(size=(2, 3)).astype(np.float32)[np.arange(2)[:, None], SEGMENTS]
@@ -44,7 +44,7 @@ def surrogate(level, low, high):
 
 
 def expected(token_loss, reduce):
-    """reduce over trajectories of the lists of token losses; token_loss(row, token, tokens of its trajectory)."""
+    """Applies `reduce` to the trajectories' lists of token_loss(row, token, tokens of its trajectory)."""
     return reduce([[token_loss(r, t, tokens_of(r, s)) for t in tokens_of(r, s)] for r, s in TRAJECTORIES])
 
 
@@ -142,7 +142,7 @@ def test_the_gradients_of_the_kl_terms_are_what_the_docstring_says():
 
 
 def bounded(d, estimator, bound):
-    """(value, slope by d) of the bounded estimate, in float64: the line begins where bisection finds the bound."""
+    """(value, slope by d) of the bounded estimate in float64; bisection finds where the line begins."""
     value = {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}[estimator]
     slope = {"k1": lambda d: -1.0, "k2": lambda d: d, "k3": lambda d: math.exp(d) - 1}[estimator]
     low, high = 0.0, bound + 10
@@ -167,7 +167,7 @@ def test_beyond_the_bound_the_estimate_is_a_line_that_still_pulls(estimator, bou
 
 
 def test_a_policy_far_below_the_reference_is_pulled_back():
-    """The farther, the more or as much: a token is never let go."""
+    """The pull never weakens with the distance: no token is let go."""
     for estimator in ("k2", "k3"):
         pull = -jax.vmap(jax.grad(lambda p: losses.kl(p, 0.0, estimator, 10.0)))(
             -jnp.linspace(0.1, 40.0, 200)
@@ -248,11 +248,11 @@ def test_a_spread_is_exactly_zero_without_difference_and_the_group_then_dropped(
 
 
 def test_the_filter_drops_groups_far_below_the_running_spread():
-    """The numbers of EvoTrainer: decay 0.1, warm-up of 20 groups, 1.28 standard deviations."""
+    """EvoTrainer's numbers: decay 0.1, warm-up of 20 groups, 1.28 standard deviations."""
     rng = np.random.default_rng(0)
     first = dict(enumerate(rng.uniform(0.3, 0.5, 20)))
     kept, state = filter_groups(FilterState(), {**first, "dead": 0.0})
-    assert kept == list(first)  # within the warm-up only groups without spread are dropped
+    assert kept == list(first)  # the warm-up drops only groups without spread
     mean, var = first[0], 0.0
     for i in range(1, 20):
         delta = first[i] - mean
@@ -287,5 +287,5 @@ def test_cross_entropy_weighs_each_token_and_counts_those_with_a_weight():
         losses.ce_denominator(weights.reshape(1, 2, 2)) == 3
         and losses.ce_denominator(jnp.zeros((1, 1, 4))) == 1
     )
-    hidden = logprobs.at[2].set(-jnp.inf)  # a token without a weight cannot spoil the sum
+    hidden = logprobs.at[2].set(-jnp.inf)  # a token without weight cannot spoil the sum
     np.testing.assert_allclose(losses.cross_entropy(hidden, weights), want, rtol=1e-6)

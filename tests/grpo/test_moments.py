@@ -1,7 +1,7 @@
-"""Adam's moments in the host's memory: the bits of moments on the device, through updates, checkpoints and changes of place;
-and what the compilers for accelerators make of it.
+"""Adam's moments in host memory: the bits of moments on the device, and what accelerators' compilers do.
 
-The learners run in a process of its own, this file as a program, for the number of devices is fixed when JAX starts.
+Updates, checkpoints and changes of place are covered. The learners run in a process of their own, with this
+file as its program: JAX fixes the number of devices at its start.
 """
 
 import os
@@ -32,7 +32,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-# Stacks of two lengths, as of a model that mixes dense and sparse layers.
+# Stacks of two lengths, like those of a model that mixes dense and sparse layers.
 PARAMS = {
     "embed_tokens": {"embedding": np.ones((6, 4), np.float32)},
     "layers": {
@@ -70,7 +70,7 @@ def test_the_step_sees_one_layer_at_a_time_on_the_device_and_gives_what_it_gives
 
 
 def main():
-    """Three updates with moments on the device; two on the host and a third from their checkpoint on either."""
+    """Compares three updates on the device with two on the host and a third from a checkpoint on either."""
     config, mesh = MODELS["qwen3"], sharding.make_mesh(fsdp=4, tensor=2)
     place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree))
     learners = {}
@@ -100,7 +100,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         writer = checkpoint.Writer()
         writer.save(folder, 2, on_host, {})
-        same(updated("host", on_host, batch[2:]))  # writes over what is being saved
+        same(updated("host", on_host, batch[2:]))  # overwrites the state while it is saved
         writer.close()
         for where in learners:
             found = checkpoint.restore(folder, learners[where].abstract_state)
@@ -145,7 +145,7 @@ print(*account(sys.argv[1]))
 
 
 def account(name):
-    """(bytes of the parameters of a device, of device memory that the step takes, of host memory)."""
+    """(bytes of a device's parameters, device memory of the step, host memory of the step)."""
     topology = TOPOLOGIES[name]
     mesh = sharding.make_mesh(fsdp=topology.devices, devices=devices.describe(topology))
     shape = {"layers": {"kernel": jax.ShapeDtypeStruct((16, 1024, 1024), jnp.float32)}}
@@ -188,7 +188,7 @@ def test_compilers_keep_the_moments_on_the_host(name):
     )
     params, used, host = map(int, run.stdout.split()[-3:])
     assert host == 2 * params
-    assert 2 * params < used < 2.5 * params  # parameters, gradients, and of the moments a few layers' part
+    assert 2 * params < used < 2.5 * params  # parameters, gradients, and a few layers' moments
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_schedules_follow_their_formulas():
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 5])
 def test_the_schedule_goes_on_where_a_checkpoint_left_it(params, stop, tmp_path):
-    """Each update has the rate of its own index, also after it was restored, and a dead batch takes no index."""
+    """Each update has the rate of its index, also after a restore. A batch without signal takes none."""
     rng = np.random.default_rng(20)
     shape = dict(warmup_steps=3, schedule="linear", decay_steps=8, final_rate=0.1, weight_decay=0.0)
     learner = make_learner(params, kl="none", kl_coef=0.0, **shape)
@@ -62,7 +62,7 @@ def is_schedule(x) -> bool:
 
 
 def test_the_first_update_of_a_warmup_moves_the_policy(params):
-    """With Adam's first step, a sign of the gradient, by learning_rate / warmup_steps."""
+    """Adam's first step is the gradient's sign times learning_rate / warmup_steps."""
     learner = make_learner(params, warmup_steps=4, kl="none", kl_coef=0.0)
     before = jax.device_get(params)
     state, _ = learner.update(learner.init(params), policy_batch(np.random.default_rng(8), [1, -1, 0.5, 2]))

@@ -1,4 +1,4 @@
-"""Packing: every token once, segments whole, few programs, little padding."""
+"""Packing: every token once, whole segments, few programs, little padding."""
 
 import dataclasses
 
@@ -66,7 +66,7 @@ def test_segments_are_the_trajectories_whole_and_in_order(
 
 
 def check_segment(flat, row, here, trajectories, advantages) -> int:
-    """Index of the trajectory that this segment is, with everything where it belongs."""
+    """Returns the index of the trajectory in this segment, after checking its values and their places."""
     i = next(
         i
         for i, t in enumerate(trajectories)
@@ -83,7 +83,7 @@ def check_segment(flat, row, here, trajectories, advantages) -> int:
 
 
 def demo_lengths(rng) -> np.ndarray:
-    """Lengths like those of one step of the demo: 60 to 128 of 120 to 512 tokens, mean 215 to 280."""
+    """Lengths like a step's of the demo: 60 to 128 rollouts of 120 to 512 tokens, mean 215 to 280."""
     n = 120 + rng.gamma(2.0, rng.uniform(50, 90), rng.integers(60, 129))
     return np.clip(n, 120, 512).astype(int)
 
@@ -129,7 +129,8 @@ def test_a_hundred_steps_of_random_lengths_compile_one_program_for_each_length_o
     assert len(used) >= 4
     assert lengths == {24, 32}
     assert programs_of(learner) - compiled <= 2
-    assert programs_of(make_learner(moved(params), kl_coef=0.0)) == programs_of(learner)  # it is theirs too
+    # The program is shared
+    assert programs_of(make_learner(moved(params), kl_coef=0.0)) == programs_of(learner)
     assert programs_of(make_learner(params, kl_coef=0.0123)) == 0
 
 
@@ -152,7 +153,7 @@ def test_every_sampled_token_keeps_its_own_numbers_and_no_other_has_any():
     for name, got in zip(names, packed):
         values = [(getattr(s, name), s.trajectory.mask) for s in found if getattr(s, name) is not None]
         assert sorted(got) == sorted(np.concatenate([x[mask] for x, mask in values]))
-    for s in found:  # and beside the token that it belongs to
+    for s in found:  # each beside its own token
         at = np.argwhere(batch.tokens == s.trajectory.ids[0])
         here = next(
             (m, r, slice(c, c + len(s.trajectory.ids) - 1))
@@ -174,7 +175,7 @@ def test_streams_that_no_sample_has_have_no_elements():
     plain = samples([trajectory(rng, 20), trajectory(rng, 30)], [1, 2])
     batch = pack(plain, **SIZES)
     assert batch.ce_weights.size == batch.ref_logprobs.size == 0
-    unpulled = both(rng, 9, advantages=None)  # what is in no KL term says nothing about it
+    unpulled = both(rng, 9, advantages=None)  # a sample outside the KL term needs no reference
     batch = pack([*plain, unpulled], **SIZES)
     assert batch.ce_weights.shape == batch.mask.shape and batch.ref_logprobs.size == 0
 

@@ -1,4 +1,4 @@
-"""One copy of a group's prompt in a row: the layout, and an update that is the one without sharing."""
+"""One copy of a group's prompt in a row: its layout, and an update equal to the one without sharing."""
 
 import dataclasses
 import functools
@@ -20,20 +20,20 @@ from tests.support.update_programs import EXPERTS
 
 pytestmark = pytest.mark.slow
 
-# A step's groups: the prompt's tokens, and those that follow it in each rollout.
+# A step's groups: tokens of the prompt, and of each rollout after it.
 GROUPS = st.lists(
     st.tuples(st.integers(1, 14), st.lists(st.integers(1, 18), min_size=1, max_size=5)),
     min_size=1,
     max_size=4,
 )
 SEEDS = st.integers(0, 2**31)
-ROWS = 20  # as many as there can be rollouts
+ROWS = 20  # the largest number of rollouts
 
 
 def rollouts(
     groups, seed: int, *, streams: bool = True, routing: tuple[int, int] = (0, 0)
 ) -> list[TrainingSample]:
-    """Of several groups, mixed; of all streams, or with advantages only."""
+    """Rollouts of several groups, mixed; with all streams, or with advantages only."""
     rng = np.random.default_rng(seed)
     found = []
     for prompt, lengths in groups:
@@ -41,7 +41,7 @@ def rollouts(
         for n in lengths:
             t = trajectory(rng, prompt + n, prompt=prompt)
             t.ids[:prompt] = ids
-            t.mask[prompt] = True  # so that this is where the prompt ends
+            t.mask[prompt] = True  # the prompt ends here
             experts = rng.integers(0, 4, (len(t.ids), *routing)).astype(np.int16)
             t = dataclasses.replace(t, routing=experts if any(routing) else None)
             numbers = rng.normal(size=(3, len(t.ids))).astype(np.float32)
@@ -60,13 +60,13 @@ def packed(found, prefix_sharing: bool, *, pack_length=32, **changes):
 
 
 def rows_of(batch):
-    """The batch's arrays by name, row by row, of the rows that hold any token."""
+    """The batch's arrays by name, for each row with any token."""
     arrays = {n: x.reshape(-1, *x.shape[2:]) for n, x in batch._asdict().items() if x.size > 1}
     return [{n: x[r] for n, x in arrays.items()} for r in np.flatnonzero(arrays["segment_ids"].any(1))]
 
 
 def whole(row, segment: int) -> np.ndarray:
-    """Where the trajectory lies that ends in this segment of a row."""
+    """Positions in a row of the trajectory that ends in this segment."""
     own = row["segment_ids"] == segment
     parent = row["parents"][own][0]
     return np.flatnonzero(own | (row["segment_ids"] == parent))
@@ -74,7 +74,7 @@ def whole(row, segment: int) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(GROUPS, SEEDS)
-@example([(2, [1, 11, 3, 18, 4]), (2, [1, 1])], 0)  # two prompts that differ in their last token
+@example([(2, [1, 11, 3, 18, 4]), (2, [1, 1])], 0)  # the two prompts differ in their last token
 def test_every_trajectory_is_there_once_and_a_prompt_once_in_a_row(groups, seed):
     found = rollouts(groups, seed)
     batch = packed(found, True)
@@ -100,7 +100,7 @@ def test_every_trajectory_is_there_once_and_a_prompt_once_in_a_row(groups, seed)
             left.remove(row["tokens"][at].tolist())
             np.testing.assert_array_equal(row["positions"][at], np.arange(len(at)))
             np.testing.assert_array_equal(row["targets"][at[:-1]], row["tokens"][at[1:]])
-        # Of the whole prompt, whose last token each branch has for itself.
+        # Each branch has the prompt's last token for itself.
         branch = lambda s: next(b for b in segments if b != s and first[b - 1] == s)
         prompts = [
             row["tokens"][whole(row, branch(s))[: np.sum(row["segment_ids"] == s) + 1]] for s in shared
@@ -134,7 +134,7 @@ def test_prompts_are_the_same_by_their_tokens_and_by_the_experts_that_are_replay
         np.sum(b["segment_ids"] > 0) for b in rows_of(packed(samples, True, **how))
     )
     assert shared(found) == 2 * 9 + 3 + 4 - 8  # ids alone say nothing: both have one task_id
-    assert shared(found, routing=(2, 2)) == 2 * 9 + 3 + 4  # of which only one way could be gone
+    assert shared(found, routing=(2, 2)) == 2 * 9 + 3 + 4  # a shared token can have one routing only
     experts = found[0].trajectory.routing.copy()
     experts[:9] = found[1].trajectory.routing[:9]
     same = dataclasses.replace(found[0], trajectory=dataclasses.replace(found[0].trajectory, routing=experts))
@@ -176,7 +176,7 @@ def programs(name: str):
 @settings(max_examples=8, deadline=None)
 @given(GROUPS, SEEDS)
 def test_the_update_is_the_one_without_sharing(name, groups, seed):
-    """Loss, metrics and gradient: groups of any sizes, split over rows or not."""
+    """Compares loss, metrics and gradient, for groups of any size, split over rows or not."""
     *_, pack_length, streams = UPDATES[name]
     gradients, start, reference = programs(name)
     found = rollouts(groups, seed, streams=streams)
@@ -189,5 +189,5 @@ def test_the_update_is_the_one_without_sharing(name, groups, seed):
     assert norm > 1e-3
     assert optax.tree.norm(jax.tree.map(np.subtract, got, want)) < 1e-5 * norm
     for metric, value in expected.items():
-        if not metric.startswith("router"):  # means over the tokens that are computed
+        if not metric.startswith("router"):  # means over the computed tokens
             np.testing.assert_allclose(metrics[metric], value, rtol=1e-4, atol=1e-5, err_msg=metric)

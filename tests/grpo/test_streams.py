@@ -1,4 +1,4 @@
-"""Policy gradient, KL and cross-entropy, each over its own tokens with its own denominator; and `learn`."""
+"""Policy gradient, KL and cross-entropy, each with its own tokens and denominator; and `learn`."""
 
 import dataclasses
 import functools
@@ -50,14 +50,14 @@ def program(gradients):
 
 
 def gradient(learner, start, reference, batch, old="sampler"):
-    """Gradient and metrics. old: what the ratio compares with, or "sampler"."""
+    """Gradient and metrics. old: the ratio's denominator, or "sampler"."""
     old = batch.sampler_logprobs if isinstance(old, str) else old
     grads, metrics = jax.device_get(program(learner.gradients)(start, reference, batch, old))
     return grads, {name: value.item() for name, value in metrics.items()}
 
 
 def assert_close(got, want, limit=1e-5):
-    """The difference of two gradients against the norm of the second, which is not zero."""
+    """Bounds the difference of two gradients by the norm of the second, which must not be zero."""
     norm = optax.tree.norm(want)
     assert norm > 1e-3
     assert optax.tree.norm(jax.tree.map(np.subtract, got, want)) < limit * norm
@@ -68,8 +68,11 @@ def added(a, b):
 
 
 def imitated(rng, length, **changes):
-    """A sample for cross-entropy alone. Some of its weights are 0; those of tokens that nobody sampled are not, and
-    its sampler's log-probabilities are no numbers: neither may count."""
+    """A sample for cross-entropy alone.
+
+    Some of its weights are 0. Tokens that were not sampled have other weights, and its sampler's
+    log-probabilities are NaN: neither may count.
+    """
     t = trajectory(rng, length)
     t = dataclasses.replace(t, logprobs=np.full(length, np.nan, np.float32))
     weights = np.where(rng.random(length) < 0.7, rng.uniform(0.2, 2, length), 0).astype(np.float32)
@@ -90,7 +93,7 @@ def test_cross_entropy_alone_is_supervised_learning(params):
         return total / count
 
     want_loss, want = jax.value_and_grad(by_hand)(start)
-    # A KL term has nothing to pull at, so the reference does not matter.
+    # A KL term without tokens ignores the reference.
     for changes in (NONE, dict(kl_coef=0.5)):
         learner = make_learner(params, **changes)
         got, metrics = gradient(learner, start, params, packed(found))
@@ -127,17 +130,17 @@ def test_a_kl_to_given_logprobs_is_the_kl_to_a_reference_that_gives_them(params)
     for estimator in ("k2", "k3"):
         learner = make_learner(params, kl=estimator, kl_coef=0.7)
         want, expected = gradient(learner, start, other, packed(plain))
-        got, metrics = gradient(learner, start, broken, packed(given))  # the reference is not asked
+        got, metrics = gradient(learner, start, broken, packed(given))  # the reference is not run
         assert_close(got, want)
         assert metrics["kl"] == pytest.approx(expected["kl"], rel=1e-4) and metrics["kl"] > 1e-3
         away, _ = gradient(learner, start, params, packed(plain))
-        with pytest.raises(AssertionError):  # another reference pulls elsewhere
+        with pytest.raises(AssertionError):  # another reference gives another gradient
             assert_close(away, want, 1e-2)
 
 
 @pytest.mark.parametrize("changes", [dict(kl_coef=0.3), dict(**GSPO, kl_coef=0.3), NONE])
 def test_no_stream_feels_the_samples_of_another(params, changes):
-    """The gradient of a mixed batch is the sum of those of its streams, alone in batches of their own."""
+    """A mixed batch's gradient is the sum over its streams, each in a batch of its own."""
     rng = np.random.default_rng(2)
     rollouts = samples([trajectory(rng, n) for n in (20, 30, 12)], rng.normal(size=3))
     both = dataclasses.replace(rollouts[0], ce_weights=rng.uniform(0, 1, 20).astype(np.float32))
@@ -187,7 +190,7 @@ def run_config(**changes) -> ConfigDict:
 
 
 class Scored:
-    """A learner that remembers the batches for which `score` was asked."""
+    """A learner that records the batches passed to `score`."""
 
     def __init__(self, learner):
         self.learner, self.asked = learner, []
@@ -205,7 +208,7 @@ def rollouts_of(rng):
 
 @pytest.mark.parametrize("changes", [{}, GSPO])
 def test_one_epoch_with_truncated_weights_needs_no_pass_of_its_own(params, changes):
-    """The old log-probabilities are the update's own; the result is that of the two passes."""
+    """The update computes the old log-probabilities itself; the result equals that of two passes."""
     found, start = rollouts_of(np.random.default_rng(5)), moved(params)
     learner = Scored(make_learner(params, tis_cap=1.2, epochs=1, **changes))
     batch = packed(found, max_rows=4)
@@ -213,13 +216,13 @@ def test_one_epoch_with_truncated_weights_needs_no_pass_of_its_own(params, chang
     want, expected = gradient(learner.learner, start, params, batch, old)
     state, learned = learn(run_config(tis_cap=1.2, **changes), learner, learner.learner.init(start), found)
     assert learner.asked == [] and learned["applied"] and state.step == 1
-    # Adam's first moment after one step is (1 - b1) times the gradient, clipped.
+    # Adam's first moment after one step is (1 - b1) times the clipped gradient.
     c = learner_config()
     share = (1 - c.adam_b1) * min(1.0, c.max_grad_norm / optax.tree.norm(want))
     assert_close(first_moment(state), jax.tree.map(lambda x: share * x, want), 1e-6)
     assert {name: learned[name] for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert learned["ratio_max"] == 1 and learned["clip_fraction"] == 0 and learned["mismatch_max"] > 0.1
-    # Without the cap the ratio is against the sampler's, as ever.
+    # Without the cap the ratio still compares with the sampler.
     _, plain = learn(
         run_config(**changes), make_learner(params, **changes), learner.learner.init(start), found
     )
@@ -233,11 +236,11 @@ def test_several_epochs_compare_with_one_pass_before_the_first(params):
         run_config(tis_cap=1.2, epochs=3, **NONE), learner, learner.learner.init(params), found
     )
     assert len(learner.asked) == 1 and state.step == 3
-    assert learned["ratio_max"] > 1.05  # of the last epoch, which is off-policy
+    assert learned["ratio_max"] > 1.05  # in the last epoch, which is off-policy
     batch = packed(found, max_rows=4)
     old = learner.learner.score(learner.learner.init(params), batch)
     delta = np.abs(old - batch.sampler_logprobs)[batch.mask]
-    assert learned["mismatch_mean"] == pytest.approx(delta.mean(), rel=1e-4)  # of the first
+    assert learned["mismatch_mean"] == pytest.approx(delta.mean(), rel=1e-4)  # in the first epoch
 
 
 def test_nothing_to_learn_from_changes_nothing(params):

@@ -1,4 +1,4 @@
-"""Operations of an update beside those of the traced program, and how fast a step was."""
+"""Operation counts of an update beside those of the traced program, and a step's throughput."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ SPARSE = dataclasses.replace(
 
 
 def products(jaxpr) -> float:
-    """Operations of the matrix products of a traced program; a loop's as often as it runs."""
+    """Operations of a traced program's matrix products, each loop's as often as it runs."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -47,13 +47,13 @@ def test_a_forward_pass_is_what_the_traced_model_does(config):
     rows, length = (
         3,
         BLOCKS,
-    )  # as many tokens as blocks: plain attention then computes no pair that the mask leaves out
+    )  # as many tokens as blocks: plain attention then computes no masked pair
     model, tokens = Qwen(config, attention="plain"), jnp.zeros((rows, length), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
     forward = lambda p: model.apply({"params": p}, tokens).sum()
     counted = flops.forward(config, rows * length, rows * length * (length + 1) // 2, rows * length)
     traced = products(jax.make_jaxpr(forward)(params).jaxpr)
-    if config is SPARSE:  # which also sorts tokens, and weights what experts gave
+    if config is SPARSE:  # it also sorts tokens, and weights the experts' outputs
         assert counted <= traced <= 1.03 * counted
     else:
         assert traced == counted
@@ -99,6 +99,6 @@ def test_slow_messages_are_told_where_they_are_more_than_one_in_a_hundred():
     assert "3 slow messages were sampled anew, for 200 asked for" in timing.slow_note(told)
     few = timing.serving(Counter(messages=200, slow_retries=2))
     assert few["slow_retries"] == 2 and not timing.slow_note(few)
-    none = timing.serving(Counter(messages=200))  # what Usage drops is zero
+    none = timing.serving(Counter(messages=200))  # Usage drops zeros
     assert none["slow_retries"] == 0 and not timing.slow_note(none)
     assert timing.serving(Counter(decode_tokens=1)) == {"decode_tokens": 1} and not timing.slow_note({})

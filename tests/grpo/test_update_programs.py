@@ -1,4 +1,4 @@
-"""Streams that are absent cost nothing: the update's programs, text for text."""
+"""Absent streams cost nothing: the update's programs are equal, text for text."""
 
 import json
 
@@ -17,7 +17,8 @@ def digests():
     if found != RECORDED["versions"]:
         pytest.fail(
             f"tests/support/update_programs.json was made by {RECORDED['versions']}, here are {found}: run "
-            "`python -m tests.support.update_programs` on a commit whose programs are known to be right, and commit it.",
+            "`python -m tests.support.update_programs` on a commit whose programs are known to be right, and "
+            "commit it.",
             pytrace=False,
         )
     return update_programs.digests()

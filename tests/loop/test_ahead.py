@@ -1,4 +1,4 @@
-"""Rollouts of the next steps: what waits for what, and how many are under way."""
+"""Rollouts of the next steps: what they wait for, and how many run at once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,12 +19,14 @@ SEEDS = {
     step: rng_for(0, "rollout", step).integers(2**32, size=(TASKS, K)).ravel().tolist()
     for step in range(STEPS)
 }
-PATIENCE = 60.0  # seconds, after which a test that would wait for ever fails
+PATIENCE = 60.0  # seconds until a test that would hang fails
 
 
 class Served:
-    """An engine whose requests come and go. begun: the step of each conversation, in the order in which they began;
-    most: conversations at once."""
+    """An engine whose requests take time.
+
+    begun: the step of each conversation, in the order of their starts. most: conversations at once.
+    """
 
     batches = False
 
@@ -57,14 +59,15 @@ def collector(engine, staleness, concurrency):
     tasks.add(lamps.tasks("train")[:TASKS])
     strategy = SimpleNamespace(collect=lambda step, tasks, roll: roll(list(tasks), K))
     agent = Agent(
-        engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency, lamps.action_pattern
+        engine, loop_fakes.CHAT, loop_fakes.Worlds(), lamps.tools, Limits(400, 32), concurrency,
+        lamps.action_pattern
     )  # fmt: skip
     return Collector(config, strategy, agent, tasks), agent
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_a_slow_conversation_holds_up_its_own_step_alone(staleness):
-    """The first conversation of all does not go on before those of the last step that may run have all begun."""
+    """The first conversation waits until those of the last step that may run have all begun."""
     all_begun = TASKS * K * (1 + staleness)
     engine = Served(lambda engine, seed: seed == SEEDS[0][0] and len(engine.begun) < all_begun)
     collect, agent = collector(engine, staleness, concurrency=3)
@@ -72,7 +75,7 @@ def test_a_slow_conversation_holds_up_its_own_step_alone(staleness):
         collected = collect(step)
         assert 0 <= collected.usage.utilization["engine"] <= 1
         assert max(engine.begun) <= step + staleness, "older weights than the bound allows"
-        engine.version = step + 1  # as when the update of this step has been pushed
+        engine.version = step + 1  # as after the push of this step's update
     assert engine.most == 3 and sorted(engine.begun) == sorted(list(SEEDS) * TASKS * K)
     agent.close()
 
@@ -82,7 +85,7 @@ def test_the_earlier_steps_conversations_come_first():
     collect, agent = collector(engine, staleness=2, concurrency=1)
     for step in range(STEPS):
         collect(step)
-    together = TASKS * K * 3  # those that begin with the first step
+    together = TASKS * K * 3  # rollouts that begin with the first step
     assert max(engine.begun[:together]) == 2 and engine.begun[together:] == sorted(engine.begun[together:])
     agent.close()
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling, the choice of groups and their place in a checkpoint, with an agent that only makes up rewards."""
+"""Dynamic sampling, the choice of groups and their place in a checkpoint, with made-up rewards."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def pool(n: int) -> TaskPool:
 
 
 class MadeUpRewards:
-    """Every third task (or every `period`-th) has a group with spread. Remembers what it rolled out."""
+    """Every third (or `period`-th) task has a group with spread. Records what it rolled out."""
 
     def __init__(self, period: int = 3):
         self.rolled, self.period = [], period
@@ -89,7 +89,8 @@ def test_groups_without_spread_are_replaced_round_by_round():
     plain, more = MadeUpRewards(), MadeUpRewards()
     first = collect(plain, pool(60), 4)
     groups = collect(more, pool(60), 4, dynamic_sampling=20)
-    assert len(plain.rolled) == 1 and ids(groups)[:6] == ids(first)  # the first round is that without it
+    # The first round is that without dynamic sampling
+    assert len(plain.rolled) == 1 and ids(groups)[:6] == ids(first)
     assert alive(groups) == 6
     assert len(set(ids(groups))) == len(groups) and all(len(g.trajectories) == 2 for g in groups)
     found = 0
@@ -127,7 +128,7 @@ def test_spread_and_advantages_are_those_of_the_shaped_rewards():
     groups = collect(MadeUpRewards(), pool(60), 4)
     shaped = lambda group: [r + 0.5 * i for i, r in enumerate(outcome_rewards(group))]
     samples, _ = grpo_samples(settings(skip_zero_variance_groups=True), groups, FilterState(), rewards=shaped)
-    assert len(samples) == 12  # what is shaped spreads everywhere
+    assert len(samples) == 12  # shaped rewards have spread everywhere
     assert [s.trajectory.outcome.reward for s in samples] == [
         t.outcome.reward for t in trajectories_of(groups)
     ]
@@ -185,7 +186,7 @@ def test_probes_of_a_step_have_seeds_of_their_own_and_are_booked_once():
         assert lab.ledger["rollouts/probe"] == 3 * 6
     assert seeds[:3] == seeds[3:] and len({tuple(s) for s in seeds}) == 3
     Roller(settings(), Seeds(), 5)(tasks, 2, role="probe")
-    assert seeds[6] == seeds[0]  # that a step's first probe had before
+    assert seeds[6] == seeds[0]  # the seeds of the first step's first probe
 
 
 @pytest.mark.parametrize("name", ["coevolve", "random", "static"])

@@ -1,4 +1,4 @@
-"""A run that diverges is a result: it says so in its workdir, and its comparison finishes with it."""
+"""A diverging run is a result: its workdir records it, and its comparison completes with it."""
 
 import json
 import sys
@@ -78,7 +78,7 @@ def test_its_comparison_finishes_and_does_not_run_it_again(broken, environ):
     assert done.returncode == 0, done.stderr
     assert f"Diverged, which is a result: static, seed 0 (step {json.loads(noted)['step']})." in done.stdout
     assert (cell.workdir(folder) / "failure.json").read_bytes() == noted
-    assert not (folder / "cells/static/seed_0.log").exists()  # nothing was started
+    assert not (folder / "cells/static/seed_0.log").exists()  # nothing started
     assert (folder / "report.html").exists() and "not finished" not in done.stdout
 
 
@@ -93,7 +93,8 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); n = len(list(folder.glob('try_*')));"
         "assert not (folder / 'failure.json').exists(); (folder / f'try_{n}').touch();"
         "n == 2 and sys.exit('Error: a server is gone');"
-        "(folder / 'failure.json').write_text('{\"step\": 4, \"why\": \"not finite\"}'); sys.exit('Error: not finite')"
+        '(folder / \'failure.json\').write_text(\'{"step": 4, "why": "not finite"}\'); '
+        "sys.exit('Error: not finite')"
     )
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
     monkeypatch.setattr(cells, "begun", lambda start: True)
@@ -106,7 +107,7 @@ def test_a_cell_that_diverges_is_no_failure_and_is_tried_again_only_where_asked(
     assert cells.run_all(tmp_path, config, [cell], 1, note) == [] and told == [None]
     assert cells.run_all(tmp_path, config, [cell], 1, note, retry=True) == [] and told == [None, None]
     assert sorted(path.name for path in workdir.glob("try_*")) == ["try_0", "try_1"]
-    # What ends it this time is no divergence.
+    # The failure is no divergence this time.
     (failure,) = cells.run_all(tmp_path, config, [cell], 1, note, retry=True)
     assert "a server is gone" in failure.why and not cells.ended(workdir)
 

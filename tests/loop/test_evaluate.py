@@ -1,4 +1,4 @@
-"""Rows of evaluations.jsonl, each number counted once more from the rollouts."""
+"""Rows of evaluations.jsonl, each number recounted from the rollouts."""
 
 from statistics import fmean
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def task_of(name, tools):
 
 
 class MadeUpAgent:
-    """Rolls out by each rollout's own seed, and remembers seeds and groups."""
+    """Rolls out by each rollout's own seed, and records seeds and groups."""
 
     def __init__(self):
         self.seeds, self.rolled = [], []
@@ -84,7 +84,7 @@ def test_success_on_weak_tools_is_that_of_the_rollouts_of_tasks_that_call_them(s
         apart += [] if called & set(weak) else outcomes
     rates = [fmean(outcomes) for outcomes in named.values() if outcomes]
     assert row["weak_tools"] == {tool: [sum(found), len(found)] for tool, found in named.items()}
-    # A tool that has tasks and no valid rollout has an unknown rate, and must not drop out of the mean unseen.
+    # A tool with tasks but no valid rollout has an unknown rate, and must not silently leave the mean.
     unknown = [
         tool
         for tool, found in named.items()
@@ -146,7 +146,9 @@ def test_every_rollout_has_a_seed_of_its_own_and_the_same_one_next_time():
     for seed in (3, 3, 4):
         agents.append(MadeUpAgent())
         _, groups = evaluate(agents[-1], tasks, num_rollouts=3, temperature=1.0, seed=seed)
-        assert [(g.task.id, t.rollout_index) for g in groups for t in g.trajectories] == [(f"t{i}", m) for i in range(5) for m in range(3)]  # fmt: skip
+        assert [(g.task.id, t.rollout_index) for g in groups for t in g.trajectories] == [
+            (f"t{i}", m) for i in range(5) for m in range(3)
+        ]
     seeds = [agent.seeds[0] for agent in agents]
     assert seeds[0] == seeds[1] == rng_for(3, "evaluation").integers(2**32, size=15).tolist()
     assert len({*seeds[0], *seeds[2]}) == 30
@@ -165,7 +167,10 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
     )
     agent = MadeUpAgent()
     rows = evaluate_held_out(config, agent, tasks, step=7, greedy=True)
-    assert [(row["step"], row["set"], row["split"]) for row in rows] == [(7, "iid", "test"), (7, "balanced", "test")]  # fmt: skip
+    assert [(row["step"], row["set"], row["split"]) for row in rows] == [
+        (7, "iid", "test"),
+        (7, "balanced", "test"),
+    ]
     assert [(at, len(trajectories_of(groups))) for at, groups in agent.rolled] == [
         (0.6, 12),
         (0.0, 4),
@@ -179,7 +184,8 @@ def test_a_row_says_what_was_evaluated_and_how(weak):
         assert row.items() >= whole.to_json().items()
         more = by_weakness(chosen, whole.by_task, weak) if weak else {}
         assert row.keys() - whole.to_json().keys() == {
-            "step", "set", "split", "scenarios", *more, *(("greedy_success", "greedy_invalid") if kind == "held_out" else ()),
+            "step", "set", "split", "scenarios", *more,
+            *(("greedy_success", "greedy_invalid") if kind == "held_out" else ()),
         }  # fmt: skip
         assert row.items() >= more.items()
     once = [t.outcome.success for t in trajectories_of(agent.rolled[1][1]) if t.outcome.valid]

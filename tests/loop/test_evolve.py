@@ -1,4 +1,4 @@
-"""An evolution at once or beside training: what is written down for it, and what a fork makes of one that was under way."""
+"""An evolution at once or beside training: its saved state, and how a fork treats a pending one."""
 
 import json
 from collections import Counter
@@ -19,13 +19,14 @@ from tests.support.paths import ROOT
 
 TINY = load_file(ROOT / "configs" / "bfcl_tiny.py")
 SMALL = {
-    "steps": 20, "evolution.every": 5, "evolution.freeze_last_steps": 3, "evolution.async_steps": 3, "evolution.contexts": 4,
+    "steps": 20, "evolution.every": 5, "evolution.freeze_last_steps": 3, "evolution.async_steps": 3,
+    "evolution.contexts": 4,
     "rollout.tasks_per_step": 4, "rollout.group_size": 4, "signals.rare_percent": 20.0,
 }  # fmt: skip
 
 
 class Notebook:
-    """A Synthesizer that makes a task of each context and notes what it was asked."""
+    """A Synthesizer that makes a task of each context and records its requests."""
 
     roles = SimpleNamespace(costs=None, llm_calls=None)
 
@@ -44,7 +45,7 @@ class Notebook:
 
 
 class Running:
-    """The steps of a run without a model. saved: of `save`."""
+    """The steps of a run without a model. saved: the result of `save`."""
 
     def __init__(self, config, saved=None):
         self.config, self.made = config, Notebook()
@@ -77,7 +78,7 @@ def test_the_state_is_written_down_where_the_strategy_may_evolve_and_nowhere_els
     run = Running(override(TINY, SMALL)).until(20)
     assert run.written == [s for s in range(20) if evolves(run.config, s)] == [4, 9]
     assert run.made.grown == [4, 9] and run.stats.keys() == {7, 12}
-    # One that does not say when it evolves.
+    # A strategy that does not say when it evolves.
     assert (
         len(
             Running(override(TINY, {**SMALL, "strategy.name": "tests.support.strategies.memory"}))
@@ -117,7 +118,7 @@ def test_nothing_is_remembered_for_an_evolution_that_does_not_come():
     ],
 )
 def test_a_fork_without_async_steps_makes_up_for_the_evolution_that_was_under_way(changes):
-    """It is given the evidence of then, D_t grows at the end of the next step, and nothing is lost where the run is saved before."""
+    """It gets the old evidence, D_t grows at the end of the next step, and an earlier save loses nothing."""
     run = Running(override(TINY, SMALL)).until(6)
     saved = run.save()
     assert saved["strategy"]["pending"]["step"] == 4

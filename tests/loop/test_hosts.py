@@ -1,4 +1,4 @@
-"""The real loop on two processes, shrunk: it does what one process does, through kills; and they fail together."""
+"""The real loop on two processes, shrunk: it equals one process, also after kills; both fail together."""
 
 import functools
 import json
@@ -26,9 +26,9 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "tests" / "support" / "patient_main.py"
-# XLA runs a CPU's collectives on a pool of threads, by default one per core; on two cores those that wait can take all.
+# XLA runs CPU collectives on a pool of threads, one per core by default. Waiting ones can take all.
 THREADS = {"NPROC": "16"}
-# Of the tests: programs that run once or twice are not optimised.
+# The tests' own flags: programs that run once or twice are not optimised.
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} {IN_ORDER}"
 # Batches are scored, and sent once for two updates.
 HERE = ConfigDict({"engine": {"name": "native", "dtype": "float32", "sharded": False}})
@@ -36,7 +36,7 @@ SMALL = {"strategy.name": "static", "steps": 2, "mesh.fsdp": 2, "learner.tis_cap
 
 
 def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -> list[forked.Start]:
-    """Two processes of one run, each with its own changes of the config and its own working folder."""
+    """Starts two processes of one run, each with its own config changes and working folder."""
     quick = {**quick, **THREADS}
     address, processes = free_address(), []
     flags = f"{FLAGS} --xla_force_host_platform_device_count=1"
@@ -48,7 +48,7 @@ def start(workdir, quick, changes=({}, {}), folders=(ROOT, ROOT), patience=60) -
 
 
 def ends(processes) -> list[tuple[int, str]]:
-    """Exit code and messages of each process; none is left."""
+    """Exit code and messages of each process; none stays alive."""
     try:
         messages = [process.communicate(timeout=600)[1] for process in processes]
         return [(process.returncode, text) for process, text in zip(processes, messages)]
@@ -69,7 +69,7 @@ def kill_when(process: forked.Start, ready, number=signal.SIGKILL) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, quick):
-    """The folder of the run of one process with two devices, which is run when it is first called."""
+    """The folder of the run of one process with two devices; the first call runs it."""
 
     @functools.cache
     def folder():
@@ -101,14 +101,14 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alon
 
     both = start(workdir, quick, patience=12)
     kill_when(both[1], lambda: (workdir / "checkpoints/step_00000001/manifest.json").exists())
-    alone = alone()  # while the leader waits for the dead
+    alone = alone()  # while the leader waits for the dead process
     assert [code != 0 for code, _ in ends(both)] == [True, True]
     assert not (workdir / "summary.json").exists()
 
     both = ends(start(workdir, quick))
     assert [code for code, _ in both] == [0, 0], both
 
-    # The sum of two processes' parts is the same in either order, so that the trajectories are the same ones.
+    # The sum of two processes' parts is the same in either order, so the trajectories are equal.
     for name in ("tasks.jsonl", "signals.jsonl", "held_out.jsonl"):
         assert (workdir / name).read_bytes() == (alone / name).read_bytes(), name
     assert progress(workdir) == progress(alone) and len(progress(alone)) == SMALL["steps"]
@@ -123,9 +123,12 @@ def test_killed_and_resumed_two_processes_do_what_one_does(tmp_path, quick, alon
 
 
 def test_what_the_follower_is_asked_the_leader_does_and_both_generate_together(tmp_path, quick, alone):
-    """Two processes with one engine of both (rollout/native/lockstep.py), whose cache has pages, do what one process with rows
-    on one device does, until they are asked to end. Each generates its part of the conversations (weights in parts, exchanged
-    for each token over TCP, are in test_multiprocess.py)."""
+    """Two processes that share one engine equal one process with rows on one device, until asked to end.
+
+    The engine (rollout/native/lockstep.py) has a cache of pages. Each process generates its part of the
+    conversations. tests/distributed/test_multiprocess.py covers split weights, exchanged over TCP for each
+    token.
+    """
     sharded = {"engine.sharded": True, "engine.cache_tokens": 4096, "mesh.fsdp": 1, "mesh.data": 2}
     changes = {**sharded, "checkpoint.every": 999, "steps": 999}
     done = lambda: len(rows(tmp_path, "metrics.jsonl")) if (tmp_path / "metrics.jsonl").exists() else 0

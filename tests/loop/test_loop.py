@@ -1,7 +1,7 @@
-"""The loop of train.py beside reference_loop.py, over random configurations: they must agree on every step.
+"""The loop of train.py beside reference_loop.py, over random configurations: they agree on every step.
 
-`train` is the real one, with the real strategies, pool of tasks, roller, agent, synthesis, packing, trainer, logs and
-resume. The model, the worlds' processes, the explorer and the arrays of checkpoints are those of loop_fakes.py.
+`train` is the real one. So are strategies, task pool, agent, synthesis, packing, trainer, logs and resuming.
+loop_fakes.py gives the model, the worlds' processes, the explorer and the arrays of checkpoints.
 """
 
 import json
@@ -35,11 +35,11 @@ BASE = load_file(ROOT / "configs" / "bfcl_tiny.py")
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process is killed."""
 
 
 class Recorder:
-    """Hears what happens, in order, and ends the run at event number `kill_at`."""
+    """Records events in order, and ends the run at event number `kill_at`."""
 
     def __init__(self, kill_at=None):
         self.events, self.kill_at = [], kill_at
@@ -48,14 +48,14 @@ class Recorder:
         dies = self.kill_at is not None and len(self.events) >= self.kill_at
         if dies and threading.current_thread() is threading.main_thread():
             if event[0] == "rollouts":
-                self.kill_at = None  # the run itself has a last word
+                self.kill_at = None  # the run itself may still act once
                 raise EngineError("no server is left")
             raise Killed
         self.events.append(event)
 
 
 class Heard:
-    """A strategy whose calls are heard."""
+    """A strategy whose calls are recorded."""
 
     def __init__(self, strategy, tell, gates):
         self.strategy, self.tell, self.gates = strategy, tell, gates
@@ -71,15 +71,14 @@ class Heard:
 
     def evolve(self, step, lab):
         beside = isinstance(lab, FirstUse)
-        tasks = (lab._lab if beside else lab).tasks  # looked at, but not used by the strategy
+        tasks = (lab._lab if beside else lab).tasks  # a look that does not count as the strategy's use
         records = [(r.trained, r.first_score, r.last_score) for r in tasks.records.values()]
         self.tell("evolve", step, len(tasks), records)
         return self.strategy.evolve(step, Gated(lab, self.gates[step]) if beside else lab)
 
 
 class WithoutHurry(Collector):
-    """Has the rollouts that run ahead come one step after the other, and waits for them, so that it is known which
-    weights they came from."""
+    """Runs rollouts ahead step by step and waits for them, so that their weights are known."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -93,7 +92,7 @@ class WithoutHurry(Collector):
 
 
 class Paced(Evolver):
-    """Evolutions beside training go on at once or, if not soon, at the moment that they are needed. gates: by step."""
+    """Runs evolutions beside training at once or, if not soon, when they are needed. gates: by step."""
 
     def __init__(self, soon, gates, *arguments):
         self._soon, self._gates = soon, gates
@@ -117,7 +116,7 @@ class Paced(Evolver):
 
 
 class Gated:
-    """A lab of which nothing is had before its gate opens."""
+    """A lab whose attributes wait until its gate opens."""
 
     def __init__(self, lab, gate):
         self._lab, self._gate = lab, gate
@@ -145,7 +144,7 @@ def restore(directory, like):
 
 
 def session(config, workdir, batches, soon, kill_at=None, until=None):
-    """One call of `train`: the events that were heard, and how it ended."""
+    """One call of `train`: the recorded events, and how it ended."""
     tell, gates = Recorder(kill_at), defaultdict(threading.Event)
 
     def agent(*arguments):
@@ -200,7 +199,7 @@ def rows(path):
 
 def alike(a, b, where=""):
     """Raises AssertionError at the first difference; floats may differ by rounding."""
-    if a == b:  # most are, and what compares them here takes longer than the loop
+    if a == b:  # most are equal, and the full comparison takes longer than the loop
         return
     if isinstance(a, float) and isinstance(b, (int, float)) or isinstance(b, float) and isinstance(a, int):
         assert math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6), f"{where}: {a} is not {b}"
@@ -217,7 +216,7 @@ def alike(a, b, where=""):
 
 
 def synthesis(made):
-    """What became of proposals, as metrics.jsonl has it."""
+    """The fates of proposals, as in metrics.jsonl."""
     names = "contexts environment_steps proposed accepted retained discarded added".split()
     passed = (made["accepted"] + made["retained"]) / made["proposed"] if made["proposed"] else None
     by = lambda group: {key.partition("/")[2]: n for key, n in made.items() if key.startswith(f"{group}/")}
@@ -226,7 +225,7 @@ def synthesis(made):
 
 
 def check_tasks(found, reference, tasks):
-    """Tasks of D_t as JSON: those of the reference in its order, each with its similarity to the evaluation tasks."""
+    """Tasks of D_t as JSON equal the reference's, in order, with their similarities to evaluation tasks."""
     assert [t["id"] for t in found] == [t.id for t in tasks]
     for ours, theirs in zip(found, tasks):
         wanted, similarities = theirs.to_json(), reference.similarities.get(theirs.id)
@@ -248,7 +247,7 @@ def check_tasks(found, reference, tasks):
 
 
 def check_state(saved, reference, state, strategy):
-    """A checkpoint: D_t and its records, signals, ledger, and what the strategy remembers."""
+    """A checkpoint: D_t and its records, signals, ledger, and the strategy's state."""
     found = saved["state"]
     assert saved["weights"] == state.weights and found["step"] == state.step
     check_tasks(found["tasks"]["tasks"], reference, state.tasks)
@@ -303,7 +302,7 @@ def check_end(workdir, reference, summary):
 
 
 def last_word(loop, kill_at, start):
-    """What a run still does when its engine fails: it saves the steps that are done, unless they are saved."""
+    """A run whose engine fails saves the finished steps, unless they are saved already."""
     begun = [step for step, at in loop.begun.items() if at <= kill_at < loop.ended]
     saved = [event[1] for event in loop.events[:kill_at] if event[0] == "saved"]
     return [("saved", begun[-1])] if begun and begun[-1] != max(saved, default=start) else []
@@ -312,8 +311,8 @@ def last_word(loop, kill_at, start):
 def compare(config, stops=(), batches=True, soon=True):
     """Runs `config` to its end in several sessions and compares each with the reference.
 
-    stops: how each session but the last ends: ("kill", at which share of its events), ("no engine", at which share
-    of its rollouts) or ("until", step). soon: when evolutions that go on beside training are done.
+    stops: how each session but the last ends: ("kill", at which share of its events), ("no engine", at which
+    share of its rollouts) or ("until", step). soon: when evolutions beside training are done.
     """
     config = override(
         BASE,
@@ -345,7 +344,7 @@ def compare(config, stops=(), batches=True, soon=True):
             places = [i for i, e in enumerate(wanted) if kind == "kill" or e[0] == "rollouts"]
             kill_at = places[int(how * len(places))] if kind in ("kill", "no engine") else None
             events, end = session(config, workdir, batches, soon, kill_at, until)
-            if isinstance(end, Killed):  # rollouts that run ahead in a thread of their own go on
+            if isinstance(end, Killed):  # rollouts ahead go on in their own thread
                 wanted = wanted[: max(kill_at, len(events))]
             if isinstance(end, EngineError):
                 wanted = wanted[:kill_at] + last_word(loop, kill_at, start)
@@ -419,13 +418,15 @@ STOPS = st.lists(
 
 
 SMALL = {
-    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4, "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
-    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "signals.rare_percent": 20.0,
+    "evolution.freeze_last_steps": 1, "data.initial_tasks": 6, "rollout.tasks_per_step": 4,
+    "rollout.group_size": 4, "evolution.every": 1, "evolution.tasks": 5,
+    "evolution.contexts": 6, "evaluation.tasks": 2, "evaluation.num_rollouts": 1, "checkpoint.every": 1,
+    "signals.rare_percent": 20.0,
 }  # fmt: skip
 
 
 EXAMPLES = (
-    # Many duplicates after a resume; a bound that is met after one; a group filter that has seen enough.
+    # Many duplicates after a resume; a bound that is met after one; a group filter past its warm-up.
     (
         {**SMALL, "data.leak_threshold": 0.99999, "data.min_calls": 1, "data.max_calls": 2, "steps": 10},
         [("until", 3)],
@@ -433,7 +434,7 @@ EXAMPLES = (
     ),
     ({**SMALL, "data.max_tasks": 10}, [("until", 1), ("no engine", 0.5)], False),
     ({**SMALL, "steps": 18, "evolution.every": 9, "learner.group_filter": True}, [("until", 12)], True),
-    # Rollouts that run ahead, in an objective that asks for the ages of their tokens; also after a resume.
+    # Rollouts ahead, in an objective that reads their tokens' ages; also after a resume.
     (
         {
             **SMALL,
@@ -445,7 +446,7 @@ EXAMPLES = (
         [("until", 3)],
         False,
     ),
-    # Evolutions that are under way when the run ends, in the ways in which it can.
+    # Evolutions that are pending when the run ends, in every way in which it can.
     (
         {**SMALL, "steps": 12, "evolution.every": 3, "evolution.async_steps": 2},
         [("until", 4), ("kill", 0.4), ("no engine", 0.5)],

@@ -1,6 +1,7 @@
-"""A run that is asked to end: saved, with a status of its own, and gone on with to the same bits.
+"""A run that is asked to end saves, exits with its own status, and resumes to the same bits.
 
-As a program, this file is experiments/main.py, which asks itself to end: its first argument says when and how often.
+Run as a program, this file is experiments/main.py, which asks itself to end. Its first argument says when and
+how often.
 """
 
 import os
@@ -22,9 +23,9 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-RARE = {"steps": 3, "checkpoint.every": 100}  # nothing is saved before the end unless a run is asked to end
+RARE = {"steps": 3, "checkpoint.every": 100}  # only a request to end saves before the end
 
-# What is called at that moment, after how many whole steps; the step of the checkpoint that is then there.
+# The call at that moment, the whole steps before it, and the step of the checkpoint that then exists.
 D_0 = "coevolve_jax.envs.worker_pool:ProcessPool.step", 0, None
 ROLLOUTS = "coevolve_jax.rollout.agent:Agent._act", 1, 1
 UPDATE = "coevolve_jax.grpo.learner:Learner.update", 1, 2
@@ -33,7 +34,7 @@ LAST_EVALUATION = "coevolve_jax.rollout.agent:Agent._act", 3, 3
 
 
 def ask_at(patch: pytest.MonkeyPatch, function: str, steps: int, times: int = 1) -> None:
-    """After so many steps, the next call of the function begins with as many SIGTERM to this process."""
+    """After so many steps, the function's next call first sends this process `times` SIGTERM."""
     owner, _, name = function.rpartition(".")
     original, begin, runs, left = pkgutil.resolve_name(function), Run.__init__, [], [None] * times
 
@@ -52,7 +53,7 @@ def ask_at(patch: pytest.MonkeyPatch, function: str, steps: int, times: int = 1)
 
 
 def asked(config, workdir, moment) -> int | None:
-    """Trains, asked to end at that moment: step of the newest checkpoint."""
+    """Trains until asked to end at that moment. Returns the step of the newest checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         ask_at(patch, *moment[:2])
         with pytest.raises(preemption.Preempted), preemption.handle_signals():
@@ -72,7 +73,7 @@ def whole(tmp_path_factory):
     "moments, offload", [([D_0, ROLLOUTS, UPDATE, LAST_EVALUATION], False), ([EVOLUTION], True)]
 )
 def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, moments, offload):
-    """Wherever Adam's moments lie."""
+    """Adam's moments may lie on the device or the host."""
     config, workdir = settings("coevolve", **RARE, **{"learner.optimizer_offload": offload}), tmp_path / "run"
     for moment in moments:
         assert asked(config, workdir, moment) == moment[-1]
@@ -85,7 +86,8 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, mom
 
 def test_rollouts_that_run_ahead_are_given_up(tmp_path):
     config = settings("static", **RARE, **{"rollout.max_staleness": 1})
-    saved = asked(config, tmp_path / "run", ROLLOUTS)  # while step 1 waits for them, or while it learns
+    # While step 1 waits for its rollouts, or while it learns
+    saved = asked(config, tmp_path / "run", ROLLOUTS)
     assert saved in (1, 2) and len(rows(tmp_path / "run", "metrics.jsonl")) == saved
 
 
@@ -93,7 +95,7 @@ def test_rollouts_that_run_ahead_are_given_up(tmp_path):
     "moment, times, status, said",
     [
         (ROLLOUTS, 1, 75, "Asked to end: every finished step is saved, and the same command goes on.\n"),
-        (UPDATE, 2, -signal.SIGTERM, ""),  # what cannot be given up is given up at the second one
+        (UPDATE, 2, -signal.SIGTERM, ""),  # a phase that cannot be cancelled ends at the second request
     ],
 )
 def test_the_program_ends_with_a_status_of_its_own(tmp_path, environ, moment, times, status, said):
@@ -111,7 +113,7 @@ def test_what_may_be_given_up_is_and_what_may_not_is_finished():
         with pytest.raises(preemption.Preempted), preemption.interruptible():
             os.kill(os.getpid(), signal.SIGUSR1)
             done.append("the rest of what may be given up")
-        os.kill(os.getpid(), signal.SIGUSR1)  # asked again, outside
+        os.kill(os.getpid(), signal.SIGUSR1)  # a further request, from outside
         done.append("what is brought to its end")
         with pytest.raises(preemption.Preempted), preemption.interruptible():
             done.append("what has not begun")
@@ -126,7 +128,7 @@ def test_what_may_be_given_up_is_and_what_may_not_is_finished():
 def test_a_request_that_python_drops_is_heeded_at_the_end():
     class Finalised:
         def __del__(self):
-            signal.raise_signal(signal.SIGTERM)  # what the handler raises here is heard by nobody
+            signal.raise_signal(signal.SIGTERM)  # nobody hears what the handler raises here
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(preemption.Preempted), preemption.handle_signals(), preemption.interruptible():

@@ -1,4 +1,4 @@
-"""A run on disk: stopped and gone on with, forked, claimed; its summary, and config values by dotted key."""
+"""A run on disk: stopped, resumed, forked, claimed; its summary, and config values by dotted key."""
 
 import errno
 import json
@@ -101,7 +101,7 @@ def test_a_given_task_that_no_rollout_can_hold_is_refused_as_an_explored_one(who
 
 
 class Losing:
-    """A pool that loses the world of each session `lost` in its first call."""
+    """A pool that loses the world of each environment id in `lost` at its first call."""
 
     def __init__(self, pool, lost):
         self._pool, self._lost = pool, lost
@@ -182,7 +182,7 @@ def test_a_process_that_dies_lets_go_of_its_workdir(tmp_path):
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline()
         with pytest.raises(ValueError, match="Another process goes on with the run in"):
-            claim(tmp_path / "run", settings("random"))  # a start under way is not taken over
+            claim(tmp_path / "run", settings("random"))  # a run that is starting is not taken over
         holder.kill()
         holder.wait()
         claim(tmp_path / "run", settings("static"))
@@ -244,7 +244,7 @@ def test_a_fork_that_was_interrupted_left_nothing_that_could_be_trained(whole, t
         fork(whole, 2, tmp_path / "fork")
     assert not (tmp_path / "fork").exists()
     monkeypatch.undo()
-    (tmp_path / "fork").mkdir()  # an empty folder will do
+    (tmp_path / "fork").mkdir()  # an empty folder is allowed
     fork(whole, 2, tmp_path / "fork")
     assert (tmp_path / "fork" / "metrics.jsonl").is_file() and len(list(tmp_path.iterdir())) == 1
     with pytest.raises(ValueError, match="is not empty"):
@@ -271,7 +271,8 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     claim(tmp_path / "run", settings("static"))
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
-        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second process that writes there."
+        f"{tmp_path / 'run'} lies on a file system without locks (No locks available): start no second "
+        f"process that writes there."
     )
 
 

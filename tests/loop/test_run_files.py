@@ -1,6 +1,6 @@
-"""What a run says at its end, and what it begins with: summary.json and ledger.json counted once more from its raw files.
+"""A run's start and its end: summary.json and ledger.json, recounted from its raw files.
 
-The runs are whole ones of `train`, in the world and by the policy of loop_fakes.py.
+The runs are whole ones of `train`, with the world and the policy of loop_fakes.py.
 """
 
 import json
@@ -22,9 +22,12 @@ from tests.support.families import lamps
 WEAK = ("look",)
 SEED = 3
 CHANGES = {
-    **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3, "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
-    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2, "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
-    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
+    **SMALL, "steps": 6, "evolution.every": 2, "rollout.tasks_per_step": 2, "rollout.group_size": 3,
+    "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
+    "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2,
+    "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
+    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps",
+    "environment.eval_split": "test",
 }  # fmt: skip
 
 
@@ -36,9 +39,9 @@ def settings(testbed=True, **changes):
 
 
 class Paid(loop_fakes.Lamplighter):
-    """Its actions cost something."""
+    """A role whose actions have costs."""
 
-    spent = Counter()  # of all of them
+    spent = Counter()  # over all instances
 
     def roles(self):
         self.costs = Counter()
@@ -52,7 +55,7 @@ class Paid(loop_fakes.Lamplighter):
 
 
 class Counting(loop_fakes.Engine):
-    """Counts what it computes, as the engines of the package do."""
+    """Counts its work, like the engines of the package."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -67,7 +70,7 @@ class Counting(loop_fakes.Engine):
 
 
 def told(folder, monkeypatch, config, stops=(None,)):
-    """The workdir of a run in as many sessions, and of each step its groups and samples."""
+    """Runs in several sessions. Returns the workdir and, by step, (groups, samples)."""
     steps, Paid.spent = {}, Counter()
     real = build.strategy
 
@@ -151,23 +154,27 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
 
     # Tasks
     born = Counter(task["lineage"]["kind"] for task in tasks)
-    trained = {t.task_id for groups, _ in steps.values() for g in groups for t in g.trajectories if t.outcome.valid}  # fmt: skip
+    trained = {
+        t.task_id for groups, _ in steps.values() for g in groups for t in g.trajectories if t.outcome.valid
+    }
     visits = Counter(
         id for groups, _ in steps.values() for id in {t.task_id for g in groups for t in g.valid}
     )
-    assert {task["id"]: task["record"]["trained"] for task in tasks} == {t["id"]: visits[t["id"]] for t in tasks}  # fmt: skip
+    assert {task["id"]: task["record"]["trained"] for task in tasks} == {
+        t["id"]: visits[t["id"]] for t in tasks
+    }
     found, kind = summary["tasks"], "signal" if strategy == "coevolve" else "random"
     assert (found["initial"], found["final"]) == (born["initial"], len(tasks)) == (6, 6 + born[kind])
     assert found["never_trained"] == len(tasks) - len(trained)
 
-    # What evolution made: of explorations.jsonl, but for what only its own rows know
+    # Recounts evolution from explorations.jsonl, but for counts that only its own rows hold
     evolutions = [row["evolution"] for row in metrics if row["evolution"]]
     first, later = (
         [e for e in explored if e["context"]["id"].startswith("initial-") == of] for of in (True, False)
     )
     for made, told_of in ((ledger["initial"], first), (ledger["evolution"], later)):
         wanted = evolution_of(told_of)
-        if made is ledger["initial"]:  # of the candidates the testbed takes some
+        if made is ledger["initial"]:  # the test bed takes some of the candidates
             assert wanted.pop("added") == 20 and made["added"] == 6
         refused = {reason: n for reason, n in made["refused"].items() if reason != "pool_full"}
         assert {**{key: made[key] for key in wanted}, "refused": refused} == wanted
@@ -177,7 +184,7 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
         assert ledger["evolution"][key] == sum(e[key] for e in evolutions)
         assert found.get(key, ledger["evolution"][key]) == ledger["evolution"][key]
     assert found["refused"] == ledger["evolution"]["refused"] == summed(e["refused"] for e in evolutions)
-    # Where two of these were equal, one in the place of the other could not be seen: take another seed then.
+    # If two of these were equal, a swap could not be seen: then choose another seed.
     different = (
         (before["success"], after["success"], after["greedy_success"]),
         (found["never_trained"], len(trained)),
@@ -224,7 +231,7 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
     assert summary["serving"]["queue_seconds"] == 0.5
     assert not any("cached" in name for name in summary["serving"]) and booked["serving/cached_tokens"]
 
-    # Rows of metrics that are not of the rollouts alone (tests/loop/test_step_numbers.py)
+    # Rows of metrics that do not come from the rollouts alone (tests/loop/test_step_numbers.py)
     for row in metrics:
         groups, samples = steps[row["step"]]
         taught = {s.trajectory.task_id for s in samples if any(s.advantages)}
@@ -268,7 +275,7 @@ def fmean_of(row):
     return pytest.approx(fmean(outcomes))
 
 
-# What a run begins with
+# The start of a run
 
 
 def begun(folder, config):
@@ -289,7 +296,7 @@ def test_the_evaluation_seed_alone_draws_the_held_out_sets_and_the_runs_seed_wha
     assert (len(one[0]), len(one[1]), len(one[2])) == (4, 3, 6)
     assert one[0] == same[0] and one[1] == same[1] and one[2] != same[2]
     assert one[0] != other[0] and one[1] != other[1]
-    fair = [lamps.scenario(n) for n in (4, 5)]  # of the evaluation split; training begins as the others do
+    fair = [lamps.scenario(n) for n in (4, 5)]  # the other evaluation scenarios start like training ones
     assert all(t["scenario"] in fair for t in one[0] + one[1])
     assert all(t["scenario"] not in fair for t in one[2])
     called = Counter(
@@ -320,7 +327,7 @@ OF_TRAINING = {"initial", "testbed", "sample", "rollout", "evolve"}
 @pytest.mark.parametrize("strategy", ["coevolve", "random"])
 @pytest.mark.parametrize("seed", [SEED, SEED + 1])
 def test_no_two_purposes_of_a_run_draw_from_one_stream(tmp_path, monkeypatch, strategy, seed):
-    """Also where all seeds are the same number. Only an evaluation draws what another one did, so that they compare."""
+    """It holds even if all seeds are equal. Only evaluations share draws, so that they compare."""
     drawn = []
 
     def rng_for(seed, purpose, step=0, *again):
@@ -358,7 +365,7 @@ def test_what_a_run_begins_with_is_explored_by_the_roles_that_are_for_it(tmp_pat
 
 
 def given(tasks):
-    """The file of tasks for config.data.initial_file."""
+    """Writes the file of tasks for config.data.initial_file."""
     named = {"environment": CHANGES["environment.name"]}
     return "".join(json.dumps({**task, **named}) + "\n" for task in tasks)
 
@@ -377,7 +384,7 @@ def test_a_file_of_as_many_tasks_as_a_batch_has_is_enough(tmp_path, count):
 
 
 def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
-    """Tasks that a file gives are compared with the held-out tasks as the explored ones are."""
+    """Tasks from a file are compared with the held-out tasks, like explored ones."""
     held_out, balanced, made = begun(tmp_path / "one", settings(testbed=False, seed=SEED))
     path = tmp_path / "given.jsonl"
     taken = [{**task, "record": made[0]["record"]} for task in (held_out[0], balanced[0])]

@@ -24,7 +24,7 @@ def check_metrics(workdir, ages):
     assert [m["step"] for m in metrics] == list(range(len(ages)))
     for m, age in zip(metrics, ages):
         assert m["valid"] == 1.0 and m["staleness_max"] <= age
-        for use in m["utilization"].values():  # what ran ahead may all have been used before
+        for use in m["utilization"].values():  # earlier steps may have used all that ran ahead
             assert 0 <= use <= 1 and (use or age)
         assert m["throughput"]["rollout_tokens"] > 0 and 0 < m["seconds"]["push"] < m["seconds"]["step"]
         if m["policy_tokens"] > 1 and age == 0:  # the same policy: only rounding may differ
@@ -90,7 +90,7 @@ def test_one_step_ahead_the_tokens_are_one_update_old(engine, sglang_server, qui
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = check_metrics(tmp_path / "run", [0, 1, 1, 1])
     assert max(m["staleness_max"] for m in metrics) == 1
-    # Fresh tokens have ratio 1; stale ones are compared with the policy before the last update.
+    # Fresh tokens have ratio 1; stale ones compare with the policy before the last update.
     assert [m["ratio_max"] == 1 for m in metrics] == [True, False, False, False]
     assert all(0 <= m["tis_capped"] < 1 and 0.5 < m["tis_weight_mean"] < 2 for m in metrics)
     paused = [m["serving"].get("paused_seconds", 0) for m in metrics]

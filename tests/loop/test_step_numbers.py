@@ -1,4 +1,4 @@
-"""The columns of metrics.jsonl that tell of rollouts, each counted once more by plain loops over made-up ones."""
+"""The rollout columns of metrics.jsonl, each recounted by plain loops over made-up rollouts."""
 
 import dataclasses
 import math
@@ -48,7 +48,8 @@ def test_the_numbers_of_a_steps_rollouts(seed):
         "success_initial": mean(outcomes(["initial"])),
         "success_new": mean(outcomes(["signal"])),
         "valid": len(valid) / len(every),
-        "mixed_groups": mean(len({t.outcome.success for t in valid_of(g)}) == 2 for g in groups if valid_of(g)),
+        "mixed_groups": mean(len({t.outcome.success for t in valid_of(g)}) == 2
+            for g in groups if valid_of(g)),
         "mean_turn_calls": mean(len(t.steps) / len(t.turn_starts) for t in valid),
         "malformed": mean(s.call is None for t in valid for s in t.steps),
         "length": mean(t.ids.size for t in valid),
@@ -105,7 +106,7 @@ def behaviour(rollouts):
 
 
 def correlation(x, y):
-    """Pearson's; None where there is none."""
+    """Pearson's correlation; None where it is undefined."""
     if len(x) < 2 or len(set(x)) == 1 or len(set(y)) == 1:
         return None
     dx, dy = ([a - fmean(values) for a in values] for values in (x, y))
@@ -173,7 +174,7 @@ def with_rewards(*rewards):
 
 
 def test_equal_rewards_alone_are_without_spread_and_a_small_difference_is_learned_from():
-    """The environment's own reward of parts of a task can have a spread of 0.0005, which group_std scales to 1."""
+    """A shaped reward can have a spread of 0.0005, which group_std scales to 1."""
     assert health.diagnose([with_rewards(0.1, 0.1, 0.1)], [])["zero_variance_groups"] == 1
     small = with_rewards(0.2, 0.201)
     assert health.diagnose([small], [])["zero_variance_groups"] == 0
@@ -184,7 +185,9 @@ def test_calls_of_one_action_in_a_row_are_a_run_whatever_they_say():
     steps = tuple(Step(0, f"a{x}", Call("a", {"x": x}), "", error=False) for x in range(3))
     other = (Step(0, "a0", Call("a", {"x": 0}), "", error=False, pattern="another"), *steps)
     none = np.zeros(0, np.int32)
-    rolled = lambda steps: Trajectory("t", 0, none, none > 0, none * 1.0, none, (0,), steps, "done", Outcome(0.0, False))  # fmt: skip
+    rolled = lambda steps: Trajectory(
+        "t", 0, none, none > 0, none * 1.0, none, (0,), steps, "done", Outcome(0.0, False)
+    )
     assert health.behaviour([rolled(steps)])["longest_run"] == 3
     assert health.behaviour([rolled(other)])["longest_run"] == 3
     assert health.behaviour([rolled(steps), rolled(steps)])["longest_run"] == 3

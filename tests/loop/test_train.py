@@ -1,4 +1,4 @@
-"""The real loop, shrunk: the repository's model, the real environment, a few steps; killed, resumed, misconfigured."""
+"""The real loop in small: real model and environment, few steps; killed, resumed, misconfigured."""
 
 import json
 import re
@@ -47,7 +47,7 @@ def command(workdir, config="configs/bfcl_tiny.py", **changes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, environ) -> Path:
-    """A run that was never interrupted, and is started as a user starts it; the others are forked."""
+    """A run that was never interrupted, started like a user's; the others are forked."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     program = [sys.executable, *command(workdir)]
     done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
@@ -158,7 +158,8 @@ def test_every_new_task_leads_to_what_was_explored_for_it(finished):
 
 def test_a_step_says_how_fast_it_was(finished):
     for m in rows(finished, "metrics.jsonl"):
-        assert m["throughput"].keys() == {"rollout_tokens", "update_tokens"}  # nobody publishes a CPU's peak
+        # No vendor publishes a CPU's peak
+        assert m["throughput"].keys() == {"rollout_tokens", "update_tokens"}
         assert m["throughput"]["rollout_tokens"] > 0 and m["seconds"]["push"] > 0
         assert (m["flops"] > 1e6 and m["throughput"]["update_tokens"] > 0) == (m["policy_tokens"] > 1)
 
@@ -169,7 +170,7 @@ def test_sampler_and_learner_agree_on_the_logprobs(finished):
 
 
 def comparable(workdir: Path) -> dict:
-    """Everything that a run must reproduce bit for bit: all but clock readings."""
+    """All that a run must reproduce bit for bit: everything but clock readings."""
     metrics = [
         {k: v for k, v in row.items() if k not in ("seconds", "throughput", "utilization")}
         for row in rows(workdir, "metrics.jsonl")
@@ -196,7 +197,7 @@ def comparable(workdir: Path) -> dict:
 
 
 def kill_when(arguments, environ, ready, patience=300.0) -> bool:
-    """Starts a run and sends SIGKILL as soon as ready() holds; False if the run ended before."""
+    """Starts a run and sends SIGKILL once ready() holds. Returns False if the run ended before."""
     process = forked.Start(arguments, environ)
     deadline = time.monotonic() + patience
     while process.poll() is None and not ready():
@@ -220,8 +221,8 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(finished, tmp_path, e
         )
     )
     points = [
-        lambda: (workdir / "config.json").exists(),  # before anything has been made
-        saving(1),  # in the middle of a save
+        lambda: (workdir / "config.json").exists(),  # before anything exists
+        saving(1),  # in mid-save
         lambda: steps_logged() >= 4,  # between the log and the checkpoint
     ]
     killed = [kill_when(command(workdir), environ, ready) for ready in points]
@@ -298,10 +299,11 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, environ):
     assert "vocab" in done.stderr and not (tmp_path / "run").exists()
 
 
-# The first update has rate 0, so that there is a checkpoint before the one that breaks the policy.
-# The first update has the rate 1e-5, and every later one final_rate times as much.
+# The first update has the rate 1e-5, and every later one final_rate times as much:
+# a checkpoint precedes the update that breaks the policy.
 BREAKING = {
-    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear", "learner.decay_steps": 1,
+    "learner.max_grad_norm": 1e30, "learner.learning_rate": 1e-5, "learner.schedule": "linear",
+    "learner.decay_steps": 1,
     "checkpoint.every": 1, "steps": 30,
 }  # fmt: skip
 
@@ -375,7 +377,7 @@ def test_a_run_is_gone_on_with_by_one_process_at_a_time(finished, environ):
     assert done.returncode != 0 and "Another process goes on with the run in" in done.stderr
     assert "Traceback" not in done.stderr
     assert before == {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
-    with claimed(finished, config):  # it was let go
+    with claimed(finished, config):  # the claim was released
         pass
 
 

@@ -1,6 +1,6 @@
 """Every implementation of attention against the plain formula, forward and backward.
 
-The GPU and TPU kernels run interpreted on the CPU, and are lowered for their platform without running.
+The GPU and TPU kernels run interpreted on the CPU, and are lowered for their platform without a run.
 """
 
 import functools
@@ -36,7 +36,7 @@ KERNELS = ["chunked", "flash", "splash"]
 
 
 def formula(q, k, v, segment_ids, parents=None):
-    """softmax(q k / sqrt(D)) v with every head and the whole mask written out."""
+    """softmax(q k / sqrt(D)) v with every head and the whole mask."""
     parents = segment_ids if parents is None else parents
     L, D = q.shape[1], q.shape[3]
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
@@ -47,8 +47,11 @@ def formula(q, k, v, segment_ids, parents=None):
 
 
 def with_gradient(f):
-    """jitted (q, k, v, segment_ids, weight[, parents]) -> output and gradients of its product with weight, both 0 on
-    padding, whose output is any finite one."""
+    """Jits (q, k, v, segment_ids, weight[, parents]) -> the output and the gradients of its product with
+    weight.
+
+    Both are 0 on padding, where an implementation's output may be any finite value.
+    """
 
     def run(q, k, v, segment_ids, weight, *parents):
         real = (segment_ids > 0)[..., None, None]
@@ -68,7 +71,7 @@ def inputs(length, heads, kv_heads, head_dim, seed=0):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("shape", [(23, 6, 2, 12), (150, 2, 2, 32)], ids=str)
 def test_equals_the_formula_forward_and_backward(name, shape):
-    """Grouped heads, head dimensions and lengths that are no multiple of a block, packed rows, padding."""
+    """Covers grouped heads, packed rows, padding, and head dimensions and lengths that no block divides."""
     args = inputs(*shape)
     want, want_grads = with_gradient(formula)(*args)
     got, grads = with_gradient(VARIANTS[name])(*args)
@@ -112,7 +115,7 @@ def test_any_packing_of_segments(case):
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("shape", [(23, 6, 2, 12), (300, 2, 1, 32)], ids=str)
 def test_prompts_that_several_segments_share(name, shape):
-    """Two prompts with three branches and one, a segment of its own and padding; and a row where nothing is shared."""
+    """Two prompts with three branches and one, an own segment, padding; and a row without sharing."""
     q, k, v, segments, weight = inputs(*shape)
     part = shape[0] // 23
     row = np.repeat([1, 2, 3, 4, 5, 6, 7, 0], np.array([7, 3, 1, 4, 2, 2, 3, 0]) * part)
@@ -142,7 +145,7 @@ def test_any_packing_of_segments_that_share(case):
             np.testing.assert_allclose(a, b, atol=3e-5)
 
 
-# Lengths of segments, as parts of a row of which the rest is padding.
+# Lengths of segments, as parts of a row; the rest is padding.
 LAYOUTS = st.one_of(
     st.just([LONG]),  # one segment is the whole row
     st.lists(st.integers(1, 3), min_size=1, max_size=LONG),
@@ -152,7 +155,7 @@ SPREAD = {name: with_gradient(VARIANTS[name]) for name in ("flash", "splash")}
 
 
 def laid(lengths, length: int) -> np.ndarray:
-    """A row's segments [1, length] of such lengths, as far as they fit."""
+    """A row's segments [1, length] of these lengths, as far as they fit."""
     row = np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths)[:length]
     return np.pad(row, (0, length - len(row)))[None]
 
@@ -160,7 +163,7 @@ def laid(lengths, length: int) -> np.ndarray:
 @settings(max_examples=12, deadline=None)
 @given(LAYOUTS, LAYOUTS, st.integers(0, 2**31))
 def test_kernels_bound_to_any_segments(first, second, seed):
-    """Several blocks in a row, whose segments begin and end anywhere."""
+    """Rows have several blocks; segments begin and end anywhere."""
     q, k, v, _, weight = inputs(LONG, 2, 1, 8, seed)
     segments = np.concatenate([laid(first, LONG), laid(second, LONG)])
     want, want_grads = REFERENCE(q, k, v, segments, weight)
@@ -172,7 +175,7 @@ def test_kernels_bound_to_any_segments(first, second, seed):
 
 
 def by_parts(f, parts: int):
-    """f, an implementation, for each part of rows by itself, as the devices of a context axis run it."""
+    """The implementation f, for each part of rows by itself, as devices of a context axis run it."""
 
     def run(q, k, v, segment_ids, *parents):
         out = jnp.zeros(q.shape, q.dtype)
@@ -186,7 +189,7 @@ def by_parts(f, parts: int):
     return run
 
 
-# Of rows of 24 and of 304 tokens, whose chunks of 3 and of 76 end inside of blocks.
+# Rows of 24 and of 304 tokens, whose chunks of 3 and of 76 end inside blocks.
 PARTS = {name: (24, with_gradient(by_parts(VARIANTS[name], 4))) for name in ("plain", "chunked")}
 PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("flash", "splash")}
 
@@ -195,7 +198,7 @@ PARTS |= {name: (304, with_gradient(by_parts(VARIANTS[name], 2))) for name in ("
 @settings(max_examples=15, deadline=None)
 @given(case=st.tuples(LAYOUTS, LAYOUTS, st.booleans(), st.integers(0, 2**31)))
 def test_parts_of_rows_give_what_the_rows_give(name, case):
-    """Segments that cross the borders of chunks, prompts that lie in other parts, and padding."""
+    """Segments cross the borders of chunks; prompts lie in other parts; there is padding."""
     (first, second, shares, seed), (length, f) = case, PARTS[name]
     q, k, v, _, weight = inputs(length, 2, 1, 8, seed)
     segments = np.concatenate([laid(first, length), laid(second, length)])
@@ -207,7 +210,7 @@ def test_parts_of_rows_give_what_the_rows_give(name, case):
 
 
 def test_every_part_of_a_row_takes_as_long():
-    """Of a row that one segment fills; the places of all parts are those of the row."""
+    """One segment fills the row; all parts together hold the row's places once."""
     row, own = jnp.ones((1, 2048), jnp.int32), [places(part, 4, 2048) for part in range(4)]
     np.testing.assert_array_equal(np.sort(np.concatenate(own)), np.arange(2048))
     found = [flash.pairs(Segments(row[:, part], None), Row(row, part)) for part in own]
@@ -219,14 +222,14 @@ def test_every_part_of_a_row_takes_as_long():
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=9))
 def test_kernels_multiply_the_blocks_with_a_token_that_sees_another_and_no_more(lengths):
-    """What is counted for estimates is what their loops go over (NaNs show that, below)."""
+    """Estimates count the blocks that the kernels' loops visit (NaNs prove the visits, below)."""
     segments = laid(lengths, 1536)
     seen = np.tril((segments == segments.T) & (segments > 0))
     counted = Segments(jnp.asarray(segments), None), Row.of(jnp.asarray(segments))
     for pairs, sizes in ((flash.pairs, (128, 64, 64)), (splash.pairs, (512, 512, 512))):
         for found, size in zip(pairs(*counted).values(), sizes, strict=True):
             blocks = seen.reshape(1536 // size, size, -1, size).any(axis=(1, 3))
-            # A block of padding takes its own, so that its output is a number.
+            # A block of padding visits itself, so that its output is a number.
             assert found == (blocks | np.eye(len(blocks), dtype=bool)).sum() * size**2
 
 
@@ -245,7 +248,7 @@ BLOCKS = [("chunked", 8), ("flash", 128), ("splash", 128)]
 
 @pytest.mark.parametrize("name, size", BLOCKS)
 def test_blocks_of_other_segments_are_not_visited(name, size):
-    """A NaN among the values, which no mask keeps out of a product, would show it; and one among the outputs' gradients."""
+    """A NaN in a visited block would spread: no mask keeps it out of a product. Backward is alike."""
     q, k, v, _, weight = inputs(3 * size, 2, 1, 8)
     segments = np.repeat([[1, 2, 2], [1, 2, 3]], size, 1).astype(np.int32)
     first = (np.arange(3 * size) < size)[:, None, None]
@@ -272,7 +275,7 @@ def test_nothing_crosses_segments_or_comes_from_the_future(name):
     q, k, v, segments, _ = inputs(23, 6, 2, 12)
     attend = jax.jit(VARIANTS[name])
     before = attend(q, k, v, segments)
-    here = (np.arange(23) == 12)[:, None, None]  # in segment 3 of row 0, which begins at 10 and ends at 18
+    here = (np.arange(23) == 12)[:, None, None]  # in segment 3 of row 0, which covers places 10 to 18
     after = attend(q, np.where(here, 7, k), np.where(here, -7, v), segments)
     changed = np.abs(after - before).max((2, 3)) > 0
     np.testing.assert_array_equal(np.flatnonzero(changed[0]), np.arange(12, 19))
@@ -297,7 +300,7 @@ def largest_tensor(text: str) -> int:
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_lowers_for_its_platform_without_an_l_by_l_array(f, platform, kernel):
-    """Qwen3-4B's heads and 16,384 tokens, forward and backward; `plain` shows that the measure sees them."""
+    """Qwen3-4B's heads, 16,384 tokens, forward and backward; `plain` shows that the measure works."""
     L, shape = 16384, lambda heads: jax.ShapeDtypeStruct((1, 16384, heads, 128), jnp.bfloat16)
     segments = jax.ShapeDtypeStruct((1, L), jnp.int32)
     args = shape(32), shape(8), shape(8), segments, shape(32)
@@ -341,7 +344,7 @@ def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
 
 
 def test_kernels_run_on_each_devices_rows_and_heads():
-    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     program = """
 import functools, jax, numpy as np, pytest
 from coevolve_jax.distributed import sharding

@@ -1,6 +1,6 @@
-"""Tokens that travel to their experts give what experts on one device give, however uneven the routing.
+"""Tokens that travel to their experts give the result of one device, however uneven the routing.
 
-The mesh needs eight devices, whose number is fixed when JAX starts: this file is also a program.
+The mesh needs eight devices, and JAX fixes their number at its start: this file is also a program.
 """
 
 import functools
@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 TOKENS, HIDDEN, EXPERTS, TOP_K, WIDTH = 16, 8, 4, 2, 6
-ROOM = 4  # so that a device, of whose 8 pairs it may have to send all to one other, takes one to four rounds
+ROOM = 4  # a device may have to send all of its 8 pairs to one other: this takes one to four rounds
 
 
 def loss(x, weights, experts, *kernels, mesh=None):
@@ -59,7 +59,7 @@ def main():
         )
 
     compare()
-    # The account of the program finds both loops over rounds, and takes as many as an even routing needs.
+    # The program's account finds both loops over rounds, and assumes as many rounds as an even routing needs.
     text = spread.lower(*(np.zeros(s, t) for s, t in SHAPES)).compile().as_text()
     found = work.by_loop(text, programs.kind)
     rounds = expert_all_to_all.even_rounds(pairs // 4, 2)
@@ -83,7 +83,7 @@ def test_values_and_gradients_are_those_of_one_device():
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
         "PYTHONPATH": str(ROOT),
-        "NPROC": "16",  # threads, for collectives that wait
+        "NPROC": "16",  # threads, so that waiting collectives do not take all
     }
     run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]

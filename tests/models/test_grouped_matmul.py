@@ -1,4 +1,4 @@
-"""The grouped product's kernels, interpreted on the CPU, against jax.lax.ragged_dot; and compiled for an H100 without one."""
+"""The grouped product's kernels, interpreted, against jax.lax.ragged_dot; and compiled for an H100."""
 
 import functools
 import subprocess
@@ -15,19 +15,19 @@ from coevolve_jax.models import grouped_matmul as gp
 from coevolve_jax.planning.aot import devices
 from tests.support.paths import ROOT
 
-TOKENS, EXPERTS, DEPTH, COLUMNS = 40, 4, 20, 12  # of which the blocks divide none
+TOKENS, EXPERTS, DEPTH, COLUMNS = 40, 4, 20, 12  # the blocks divide none of them
 BLOCKS = gp.Blocks(16, 16, 16)
 interpreted = functools.partial(gp.grouped_matmul, blocks=BLOCKS, interpret=True)
 cuts = st.lists(st.integers(0, TOKENS), min_size=EXPERTS, max_size=EXPERTS)
 
 
 def sizes_of(ends) -> np.ndarray:
-    """Any sizes of groups that together have TOKENS at most."""
+    """Random group sizes whose sum is at most TOKENS."""
     return np.diff(sorted(ends), prepend=0).astype(np.int32)
 
 
 def value_and_gradients(function, x, matrices, sizes, g):
-    """Of rows that belong to no group nothing is asked."""
+    """Value and gradients; rows outside all groups do not count."""
     real = (jnp.arange(TOKENS) < jnp.sum(sizes))[:, None]
 
     def total(x, matrices):
@@ -80,7 +80,8 @@ from coevolve_jax.planning.aot import devices
 from coevolve_jax.models.grouped_matmul import grouped_matmul
 from coevolve_jax.planning.topologies import TOPOLOGIES
 place = SingleDeviceSharding(devices.describe(TOPOLOGIES["h100-4"])[0])
-M, K, N, E = 25600, 2048, 768, 128  # a layer of Qwen3-30B-A3B, an eighth of a row's tokens for their eight experts
+M, K, N, E = 25600, 2048, 768, 128  # a layer of Qwen3-30B-A3B, \
+an eighth of a row's tokens for their eight experts
 of = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 def both(x, matrices, sizes, g):
     y, back = jax.vjp(lambda x, matrices: grouped_matmul(x, matrices, sizes), x, matrices)

@@ -1,4 +1,4 @@
-"""Checkpoints: round trips, transformers reading what we wrote, and what is refused."""
+"""Checkpoints: round trips, transformers reading our files, and refusals."""
 
 import dataclasses
 import filecmp
@@ -44,7 +44,7 @@ def assert_equal_trees(a, b):
 
 
 def hf_config(**changes) -> dict:
-    """A config.json as transformers 4 wrote it."""
+    """A config.json in the form of transformers 4."""
     return {
         "model_type": "qwen2",
         "vocab_size": 88,
@@ -72,7 +72,7 @@ def test_round_trip(tiny_config, tmp_path, changes):
     config = dataclasses.replace(tiny_config, **changes)
     params = random_params(config)
     hf_io.save(tmp_path / "new" / "model", config, params)
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model"]  # no temporary folder is left
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["model"]  # no temporary folder remains
     loaded, again = hf_io.load(tmp_path / "new" / "model")
     assert loaded == config
     assert_equal_trees(again, params)
@@ -186,7 +186,7 @@ def test_a_replacement_cut_short_leaves_no_mixture(folder, tiny_config, params, 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_any_dtype_of_the_file(folder, params, dtype):
     tensors = {k: v.astype(dtype) for k, v in load_file(folder / "model.safetensors").items()}
-    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64)  # files may mix them
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float64)  # files may mix types
     save_file(tensors, folder / "model.safetensors")
     rounded = jax.tree.map(lambda p: p.astype(dtype).astype(jnp.bfloat16), params)
     rounded["norm"]["scale"] = params["norm"]["scale"].astype(dtype).astype(jnp.bfloat16)
@@ -212,7 +212,7 @@ def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
     hf_io.save(tmp_path / "model", config, params)
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     up = params["layers"]["mlp"]["experts"]["up_proj"]["kernel"]
-    assert up.shape[:2] == (1, 3)  # of layers 1 and 3 the first is dense
+    assert up.shape[:2] == (1, 3)  # the first of layers 1 and 3 is dense
     for e in range(3):
         np.testing.assert_array_equal(tensors[f"model.layers.3.mlp.experts.{e}.up_proj.weight"], up[0, e].T)
     np.testing.assert_array_equal(
@@ -224,7 +224,7 @@ def test_experts_are_stacked_by_layer_and_expert(tmp_path, tiny_config):
 
 @pytest.mark.parametrize("block", [10**9, 1_000])
 def test_a_stack_comes_from_the_device_in_blocks(tmp_path, tiny_config, monkeypatch, block):
-    """By few transfers, and to the bytes that views on arrays in host memory give, which are cast there."""
+    """Few transfers give the bytes of host arrays, which are cast as views."""
     config = dataclasses.replace(
         tiny_config, model_type="qwen3_moe", num_experts=3, num_experts_per_tok=2, moe_intermediate_size=5
     )
@@ -252,7 +252,8 @@ def status(name):
     text = open("/proc/self/status").read()
     return 1024 * int(text.split(name + ":")[1].split()[0])
 hf_io.load(sys.argv[1])  # compiles, and starts all threads
-# The kernel keeps the peak. Reserved addresses bring the size up to it, so that what is more from now on moves it.
+# The kernel keeps the peak. Reserved addresses bring the size up to it, \
+so that what is more from now on moves it.
 reserved = mmap.mmap(-1, status("VmPeak") - status("VmSize") + 4096, flags=mmap.MAP_PRIVATE, prot=0)
 before = status("VmSize")
 assert before == status("VmPeak")
@@ -264,8 +265,8 @@ print(status("VmPeak") - before, sum(p.nbytes for p in jax.tree.leaves(params)))
 def test_loading_takes_no_more_host_memory_than_the_parameters_and_two_tensors(tmp_path, tiny_config):
     """On the CPU the parameters are host memory themselves; a second copy of a stack would add a third.
 
-    Counted is what the process has mapped, at any moment, besides the files: each tensor is a mapping of its own
-    (glibc's thresholds fixed, one arena), so that neither the allocator's habits nor other processes have a share.
+    The test counts the peak of the process's mapped memory beside the files. Each tensor is a mapping of its
+    own (glibc's thresholds fixed, one arena), so neither the allocator's habits nor other processes matter.
     """
     config = dataclasses.replace(tiny_config, num_hidden_layers=12, hidden_size=512, intermediate_size=2048)
     params = jax.tree.map(lambda p: np.ones(p.shape, np.float32), hf_io.abstract_params(config))

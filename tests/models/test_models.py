@@ -41,11 +41,11 @@ YARN = (
         "truncate": False,
     },
 )
-SEEDS = range(80, 96)  # chosen so that they vary everything, which a test checks
+SEEDS = range(80, 96)  # chosen so that they vary everything; a test checks this
 
 
 def random_hf_config(seed: int) -> dict:
-    """The fields of a random config.json; a quarter each Qwen2 and Qwen3, the rest Qwen3-MoE."""
+    """The fields of a random config.json: a quarter each Qwen2 and Qwen3, the rest Qwen3-MoE."""
     rng = np.random.default_rng(seed)
     pick = lambda *options: options[rng.integers(len(options))]
     kind = ("qwen2", "qwen3", "qwen3_moe", "qwen3_moe")[seed % 4]
@@ -145,7 +145,7 @@ def test_logits_agree_with_transformers(seed, tmp_path):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_config_round_trip(seed):
-    """Ours -> ours, and what transformers reads from ours: every field, the architecture's name too."""
+    """Ours -> ours, and transformers' reading of ours: every field, the architecture's name too."""
     transformers = pytest.importorskip("transformers")
     fields = random_hf_config(seed)
     config = QwenConfig.from_hf(fields)
@@ -161,7 +161,7 @@ def test_config_round_trip(seed):
 
 
 def test_yarn_of_an_older_config():
-    """rope_scaling beside a top-level rope_theta, and the defaults of what it leaves out."""
+    """rope_scaling beside a top-level rope_theta, and the defaults of its missing fields."""
     old = random_hf_config(1) | {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0}}
     del old["rope_parameters"]
     config = QwenConfig.from_hf(old)
@@ -215,7 +215,7 @@ def test_rope_theta_of_the_checkpoint_matters(tiny_config):
 
 
 def packed_row(config):
-    """Three sequences, and one row that holds them in a row with padding between and after."""
+    """Three sequences, and one row that packs them with padding between and after."""
     parts = [tokens_of(config, n, seed=n) for n in (9, 1, 14)]
     row = np.zeros(32, np.int32)
     segments = np.zeros(32, np.int32)
@@ -307,7 +307,7 @@ def test_decode_equals_the_full_forward_with_each_head_in_an_array_of_its_own(ti
 
 
 def check_decode(config, dtype, tolerance, **layout):
-    """Ragged prefill, then one token at a time, then a ragged chunk, over a cache that holds rubbish."""
+    """Ragged prefill, then one token at a time, then a ragged chunk, over a cache full of garbage."""
     params = random_params(config)
     model = Qwen(config, dtype=dtype)
     tokens, capacity = tokens_of(config, 3, 20), 24
@@ -340,7 +340,7 @@ def test_padding_is_not_written_to_the_cache(tiny_config, platform):
     _, after = decode({"params": params}, np.ones((2, 2), np.int32), positions, cache)
     for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(now[1], before[1])
-        changed = (now != before)[0].any(axis=-2 if now.shape[-1] == 8 else -1)  # of each head and column
+        changed = (now != before)[0].any(axis=-2 if now.shape[-1] == 8 else -1)  # for each head and column
         assert changed[:, :2].all() and not changed[:, 2:].any()
 
 
@@ -405,7 +405,7 @@ def test_layers_that_are_opaque_to_the_compiler_for_tpus_compute_the_same(any_co
 
 
 def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):
-    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     model, params = Qwen(tiny_config), random_params(tiny_config)
     tokens = tokens_of(tiny_config, 4, 16)
     hf_io.save(tmp_path / "model", tiny_config, params)

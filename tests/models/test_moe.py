@@ -1,4 +1,4 @@
-"""Experts: the grouped product against a loop, router statistics, replay, and experts spread over devices."""
+"""Experts: the grouped product against a loop, router statistics, replay, experts over several devices."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def random_params(config, seed=0):
 
 
 def loop(x, weights, experts, gate, up, down):
-    """Every expert on every token; a token's output is the weighted sum of those it chose."""
+    """Every expert on every token; a token's output is the weighted sum over its chosen experts."""
     out = jnp.zeros_like(x)
     for e in range(EXPERTS):
         weight = jnp.sum(jnp.where(experts == e, weights, 0), axis=1)
@@ -63,7 +63,7 @@ def value_and_gradient(function, experts, x, weights, *kernels):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(-1, EXPERTS - 1), min_size=24, max_size=24), st.integers(0, 9))
 def test_equals_a_loop_over_the_experts(experts, seed):
-    """Forward and gradient, for any routing: all tokens to one expert, experts without tokens, none (-1)."""
+    """Forward and gradient for any routing: all tokens to one expert, idle experts, none (-1)."""
     rng = np.random.default_rng(seed)
     experts = np.array(experts, np.int32).reshape(TOKENS, TOP_K)
     draw = lambda *shape: rng.normal(0, 0.5, shape).astype(np.float32)
@@ -108,7 +108,7 @@ def test_statistics_count_every_choice_and_no_padding(config, logits):
 
 
 def test_the_router_of_a_bfloat16_model_computes_in_float32(config):
-    """Experts whose logits differ by less than bfloat16 tells apart are chosen, and weighed, as float64 says."""
+    """Logits closer than bfloat16's resolution give the choice and the weights of float64."""
     rng, experts, hidden = np.random.default_rng(4), 8, 64
     config = dataclasses.replace(config, hidden_size=hidden, num_experts=experts)
     layer = moe.MoE(config, jnp.bfloat16, jnp.float32)
@@ -122,7 +122,7 @@ def test_the_router_of_a_bfloat16_model_computes_in_float32(config):
 
     logits = np.asarray(x, np.float64) @ gate.astype(np.float32).astype(np.float64)
     best = np.sort(logits, axis=1)[:, ::-1]
-    clear = best[:, 1] - best[:, 2] > 1e-4  # of float32's sums
+    clear = best[:, 1] - best[:, 2] > 1e-4  # clear for float32 sums
     chosen = np.sort(np.argsort(-logits, axis=1)[:, :2])
     assert clear.mean() > 0.9
     np.testing.assert_array_equal(np.sort(routing.experts)[clear], chosen[clear])
@@ -133,7 +133,7 @@ def test_the_router_of_a_bfloat16_model_computes_in_float32(config):
 
     rounded = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in (x, gate)]
     coarse = np.sort(np.argsort(-(rounded[0] @ rounded[1]), axis=1)[:, :2])
-    assert (coarse != chosen).any(axis=1).mean() > 0.3  # the test would see a router in bfloat16
+    assert (coarse != chosen).any(axis=1).mean() > 0.3  # the test would notice a router in bfloat16
 
 
 def test_load_balancing_loss_is_that_of_transformers(config, logits):
@@ -175,7 +175,7 @@ def test_replayed_experts_are_used_with_the_routers_weights(config, logits, norm
 
 
 def test_a_forwards_routing_can_be_replayed_in_the_whole_model(config):
-    """With gradient, remat and padding; what decode tells of its routing is what the full forward tells."""
+    """Covers gradient, remat and padding; decode reports the routing of the full forward."""
     model, params = Qwen(config, remat=True), random_params(config)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 10), dtype=np.int32)
     segments = np.array([[1] * 8 + [0] * 2, [1] * 10], np.int32)
@@ -243,7 +243,7 @@ def test_transformers_loads_the_experts_that_we_save(config, tmp_path):
 
 
 def test_a_tpu_program_has_grouped_products(config):
-    """Lowered, not run: three per sparse layer, and none that multiplies every token with every expert."""
+    """Lowered, not run: three per sparse layer, and none of every token with every expert."""
     config = dataclasses.replace(config, mlp_only_layers=())
     tokens = jax.ShapeDtypeStruct((2, 16), jnp.int32)
     forward = jax.jit(lambda params, tokens: Qwen(config).apply({"params": params}, tokens))
@@ -253,7 +253,7 @@ def test_a_tpu_program_has_grouped_products(config):
 
 
 def test_experts_spread_over_devices_give_the_same(config, tmp_path):
-    """Loss, gradient and routing of one device on a mesh of eight, in a process of its own."""
+    """A mesh of eight gives one device's loss, gradient and routing; it runs in a process of its own."""
     program = """
 import functools, sys
 import jax, numpy as np
@@ -306,7 +306,8 @@ kernels = tuple(rng.normal(size=shape) for shape in ((4, 8, 6), (4, 8, 6), (4, 6
 def loss(x, weights, experts, *kernels, mesh, platform):
     return jnp.sum(jnp.sin(moe.mix(x, weights, experts, *kernels, mesh=mesh, platform=platform)))
 results = [
-    jax.jit(jax.value_and_grad(functools.partial(loss, mesh=m, platform=p), argnums=(0, 1, 3, 4, 5)))(*args, *kernels)
+    jax.jit(jax.value_and_grad(functools.partial(loss, mesh=m, platform=p), argnums=(0, 1, 3, 4, 5)))\
+(*args, *kernels)
     for m, p in ((mesh, "gpu"), (None, "cpu"))
 ]
 jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), *results)

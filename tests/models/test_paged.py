@@ -1,4 +1,4 @@
-"""A cache of pages: the kernels attend as whole arrays do, and no conversation ever sees another one's pages."""
+"""A cache of pages: kernels attend as over whole arrays, and conversations never see foreign pages."""
 
 import dataclasses
 from collections import Counter
@@ -19,7 +19,7 @@ from coevolve_jax.rollout.native.page_store import PageStore
 
 
 def pages(rng, rows=3, heads=2, groups=4, size=128, width=2 * paged.BLOCK, count=40, dtype=jnp.bfloat16):
-    """Queries and new keys and values of one token for each row, and a cache whose rows have pages anywhere."""
+    """Queries, keys and values of one new token per row, and a cache whose rows have pages anywhere."""
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
     table = jnp.asarray(rng.permutation(count)[: rows * width].reshape(rows, width), jnp.int32)
     kept = draw(heads, count, PAGE, size), draw(heads, count, PAGE, size)
@@ -45,7 +45,7 @@ def test_a_kernel_attends_as_whole_arrays_do(name, groups, monkeypatch):
             got, written_too = cache.attend(*new, kept, positions, None, name)
     got = np.asarray(got, np.float32)
     np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02)
-    assert np.abs(np.roll(got, 1, axis=2) - want).max() > 0.5  # of another head
+    assert np.abs(np.roll(got, 1, axis=2) - want).max() > 0.5  # the output of another head
     for mine, theirs, before in zip(written, written_too, kept, strict=True):
         np.testing.assert_array_equal(mine, theirs)
         assert (np.asarray(mine) != np.asarray(before)).any(axis=(0, 3)).sum() == len(positions)
@@ -58,12 +58,12 @@ def test_what_lies_beyond_the_columns_is_not_written():
     jax.tree.map(np.testing.assert_array_equal, written, kept)
 
 
-# ---- Which pages are whose ------------------------------------------------------------------------------
+# ---- Ownership of pages ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Table:
-    """A cache that says of each place of each page which token it has."""
+    """A cache that records the token at each place of each page."""
 
     places: dict
     table: np.ndarray | None = None
@@ -73,7 +73,7 @@ class Table:
 
 
 class Programs:
-    """Instead of the model: what is fed is remembered, so that one sees what a conversation would attend to."""
+    """Stands in for the model: it records the fed tokens, and so what a conversation would attend to."""
 
     records = False
 
@@ -94,7 +94,7 @@ PARTS, SLOTS, FED, LONGEST = 2, 4, 4, 5 * PAGE
 
 
 def fed(store, conversations):
-    """As the engine feeds them, a chunk at a time."""
+    """Feeds conversations like the engine, a chunk at a time."""
     while behind := [c for c in conversations if c.cached < len(c.ids) - 1]:
         for group in store.groups(behind):
             assert len(group) == FED
@@ -108,7 +108,7 @@ def fed(store, conversations):
 
 
 def check(store, conversations, admitted):
-    """Each conversation that was admitted finds its own tokens, and each page is counted as often as it is used."""
+    """Each admitted conversation finds its own tokens; each page is counted as often as it is used."""
     for c in admitted:
         for position, token in enumerate(c.ids[:-1]):
             place = c.part, c.pages[position // PAGE], position % PAGE
@@ -124,7 +124,8 @@ def check(store, conversations, admitted):
 
 
 asked = st.lists(
-    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "other", "another prompt", "release"]), st.integers(1, 90)),
+    st.tuples(st.integers(0, SLOTS - 1), st.sampled_from(["go on", "other", "another prompt", "release"]),
+        st.integers(1, 90)),
     min_size=1,
     max_size=SLOTS,
     unique_by=lambda turn: turn[0],
@@ -134,8 +135,10 @@ asked = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(asked, min_size=1, max_size=8), st.integers(1, 4 * PAGE), st.integers(0, 10**6))
 def test_every_conversation_finds_its_own_tokens(turns, prompt, seed):
-    """Conversations of one prompt or another that go on, begin again with other tokens somewhere, wait, and are released,
-    with pages for little more than one of them in each part."""
+    """Conversations with one of two prompts continue, restart with other tokens, wait, and are released.
+
+    Each part has pages for little more than one of them.
+    """
     rng = np.random.default_rng(seed)
     store = PageStore(
         Programs(), slots=SLOTS, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * (LONGEST + 2 * PAGE)
@@ -190,8 +193,10 @@ def test_a_group_shares_the_whole_pages_of_its_prompt():
 
 
 def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
-    """Two parts of six pages. One has five, two of them its prompt's, so the next of that prompt takes the sixth. Who comes
-    then begins in the other part, and the last one shares with that."""
+    """Two parts of six pages. In one, five are taken, two of them by a prompt; its next user takes the sixth.
+
+    A later one starts in the other part, and the last one shares with it.
+    """
     store = PageStore(Programs(), slots=8, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
     prompt = np.arange(2 * PAGE + 10, dtype=np.int32)
     held = [Conversation.new(Request(i, prompt, Sampling(max_new_tokens=16))) for i in range(4)]
@@ -209,7 +214,7 @@ def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
         *held,
         filler,
         late,
-    ]  # which takes the last two: the late one has room nowhere, and waits with its prompt
+    ]  # the filler takes the last two: the late one finds no room, and waits with its prompt
     got, _ = store.admit(everyone, everyone)
     assert got == [*held, filler] and late.part == 0 and len(late.pages) == 2
 
@@ -217,15 +222,15 @@ def test_who_has_no_room_where_its_prompt_is_goes_to_another_part():
 @pytest.mark.parametrize(
     "asked, grown, admitted, left",
     [
-        ([2, 4], 4, [2, 4], [0, 4, 2]),  # who is idle goes first
-        ([4, 2], 5, [4], [0, 0, 5]),  # then who is asked for
-        ([0, 2, 4], 4, [0, 2], [4, 2, 0]),  # the last first
-        ([4, 3, 5], 6, [4, 3, 5], [0, 0, 6]),  # and of these the oldest; those of the other part keep theirs
+        ([2, 4], 4, [2, 4], [0, 4, 2]),  # idle conversations lose theirs first
+        ([4, 2], 5, [4], [0, 0, 5]),  # then those with a request
+        ([0, 2, 4], 4, [0, 2], [4, 2, 0]),  # the last of these first
+        ([4, 3, 5], 6, [4, 3, 5], [0, 0, 6]),  # then the oldest of these; those of the other part keep theirs
         ([4], 4, [4], [0, 2, 4]),
     ],
 )
 def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
-    """Six conversations of two pages, three in each part of six; the first that is asked for then needs more."""
+    """Six conversations of two pages, three in each part of six; then the first request needs more."""
     store = PageStore(Programs(), slots=6, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
 
     def request(conversation_id, pages):
@@ -246,7 +251,7 @@ def test_who_loses_pages_when_there_are_none_left(asked, grown, admitted, left):
 
 
 def test_who_waits_takes_nothing_from_those_who_go_on():
-    """Nine pages: the second conversation, of six, waits for the first one's, and the third goes on meanwhile."""
+    """Nine pages: the second conversation, of six, waits for the first one's; the third continues."""
     store = PageStore(Programs(), slots=8, max_length=9 * PAGE, fed=FED, parts=1, tokens=9 * PAGE)
     ids = [np.full(n * PAGE - 20, i, np.int32) for i, n in enumerate((4, 6, 3))]
     held = [Conversation.new(Request(i, x, Sampling(max_new_tokens=16))) for i, x in enumerate(ids)]
@@ -261,7 +266,7 @@ def test_who_waits_takes_nothing_from_those_who_go_on():
 
 
 def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
-    """Two parts of two places each: who lost its pages goes where there is room, and not to a third place."""
+    """Two parts of two places: a conversation that lost its pages goes where a place is free."""
     store = PageStore(Programs(), slots=4, max_length=LONGEST, fed=FED, parts=PARTS, tokens=PARTS * 6 * PAGE)
     ids = [np.full(n * PAGE - 20, i, np.int32) for i, n in enumerate((3, 1, 3, 2))]
     held = [Conversation.new(Request(i, x, Sampling(max_new_tokens=16))) for i, x in enumerate(ids)]
@@ -270,7 +275,7 @@ def test_who_comes_back_finds_a_place_in_a_part_that_has_one():
     for c in held:
         c.cached = len(c.ids) - 1
     held[0].begin(Request(0, np.full(5 * PAGE - 20, 0, np.int32), Sampling(max_new_tokens=16)))
-    for _ in range(2):  # the last one waits, for part 1 has two
+    for _ in range(2):  # the last one waits: part 1 has two
         got, _ = store.admit(held, held)
         assert [c.request.conversation_id for c in got] == [0, 1, 2]
         held[0].cached = len(held[0].ids) - 1

@@ -1,4 +1,4 @@
-"""What is read from compiled programs, against programs whose work is known; and the list of commands for hardware."""
+"""Accounts of compiled programs against known work; and the list of commands for accelerators."""
 
 import dataclasses
 import os
@@ -63,7 +63,8 @@ TPU_TEXT = """HloModule jit_f, is_scheduled=true
 ENTRY %main (a: bf16[128,64], b: bf16[256,512]) -> bf16[128,512] {
   %a = bf16[128,64]{1,0:T(8,128)(2,1)} parameter(0)
   %b = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
-  %ags = (bf16[128,64]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)}) all-gather-start(%a), dimensions={1}
+  %ags = (bf16[128,64]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)}) all-gather-start(%a), \
+dimensions={1}
   %agd = bf16[128,256]{1,0:T(8,128)(2,1)} all-gather-done(%ags)
   ROOT %f = bf16[128,512]{1,0:T(8,128)(2,1)} fusion(%agd, %b), kind=kOutput, calls=%fused
 }
@@ -84,7 +85,8 @@ CHAIN = """HloModule jit_h, is_scheduled=true
 %begin (p0: bf16[16,32]) -> (bf16[16,32], bf16[64,32]) {
   %p0 = bf16[16,32]{1,0} parameter(0)
   %ag.1 = bf16[64,32]{1,0} all-gather(%p0), channel_id=1, dimensions={0}, frontend_attributes={chain_id="0"}
-  ROOT %cc.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) custom-call(%ag.1), custom_call_target="AsyncCollectiveStart"
+  ROOT %cc.1 = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) custom-call(%ag.1), \
+custom_call_target="AsyncCollectiveStart"
 }
 
 %go_on (p1: bf16[16,32], p2: bf16[64,32]) -> (bf16[64,32], bf16[64,32]) {
@@ -113,7 +115,8 @@ SENT = """HloModule jit_s, is_scheduled=true
 
 ENTRY %main (a: f32[16,4]) -> f32[16,4] {{
   %a = f32[16,4]{{1,0}} parameter(0)
-  ROOT %made = {made} {op}(%a), channel_id=1, {groups}, use_global_device_ids=true, frontend_attributes={{x="y"}}
+  ROOT %made = {made} {op}(%a), channel_id=1, {groups}, use_global_device_ids=true, \
+frontend_attributes={{x="y"}}
 }}
 """
 GATHERED = "f32[64,4]{1,0}", "all-gather"
@@ -140,7 +143,7 @@ MOVED = "f32[16,4]{1,0}", "collective-permute"
     ],
 )
 def test_what_devices_send_goes_over_the_links_of_their_group(what, groups, within, between):
-    """Eight devices, four of each host; all ways in which the compilers write groups."""
+    """Eight devices, four of each host; covers every way in which the compilers write groups."""
     made, op = what
     (found,) = works.by_loop(
         SENT.format(made=made, op=op, groups=groups), lambda _: "", [0] * 4 + [1] * 4
@@ -159,8 +162,10 @@ WINDOWED = """HloModule jit_g, is_scheduled=true
   %w = bf16[8,32,64]{2,1,0:T(8,128)(2,1)} get-tuple-element(%p), index=2
   %one = u32[]{:T(128)} constant(1)
   %x1 = bf16[100,1,64]{2,1,0:T(8,128)(2,1)} bitcast(%x)
-  %c = bf16[100,8,32]{2,1,0:T(8,128)(2,1)} convolution(%x1, %w), window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=b0f_0oi->b0f
-  %cps = (bf16[8,32,64]{2,1,0}, bf16[8,32,64]{2,1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%w), channel_id=1
+  %c = bf16[100,8,32]{2,1,0:T(8,128)(2,1)} convolution(%x1, %w), window={size=8 pad=7_7 rhs_reversal=1}, \
+dim_labels=b0f_0oi->b0f
+  %cps = (bf16[8,32,64]{2,1,0}, bf16[8,32,64]{2,1,0}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%w), channel_id=1
   %cpd = bf16[8,32,64]{2,1,0:T(8,128)(2,1)} collective-permute-done(%cps)
   %n1 = u32[]{:T(128)} add(%i, %one)
   %n2 = u32[]{:T(128)} add(%n1, %one)
@@ -176,13 +181,14 @@ WINDOWED = """HloModule jit_g, is_scheduled=true
 
 ENTRY %main (s: (u32[], bf16[100,64], bf16[8,32,64])) -> (u32[], bf16[100,64], bf16[8,32,64]) {
   %s = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) parameter(0)
-  ROOT %loop = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) while(%s), condition=%cond, body=%body, metadata={op_name="a/while"}
+  ROOT %loop = (u32[]{:T(128)}, bf16[100,64]{1,0}, bf16[8,32,64]{2,1,0}) while(%s), \
+condition=%cond, body=%body, metadata={op_name="a/while"}
 }
 """
 
 
 def test_a_loop_that_the_tpu_compiler_made_and_unrolled_is_counted():
-    """A product whose weights go around the devices meanwhile; the heads of its result are places of a padded window."""
+    """A product whose weights circulate among the devices; its heads are places of a padded window."""
     found = works.by_loop(WINDOWED, lambda path: path)
     inside = found[(Loop("a/while", 4),)]  # from 0 to 8 by twos
     assert inside.operations == 2 * 100 * 64 * 8 * 32
@@ -219,7 +225,8 @@ assert layer["all-gather"][0] >= 2 and {"reduce-scatter", "all-reduce"} & set(la
 # The unembedding is gathered and its gradient reduced once for a micro-batch, not for each block.
 assert not any(account.loops["vocabulary"].collectives for account in accounts.values())
 assert update.loops["micro-batch"].collectives["reduce-scatter"][0] == 1
-# Products with a layer's matrices: forward twice, one of them again, and backward; and the reference's. Attention is beside.
+# Products with a layer's matrices: forward twice, one of them again, and backward; \
+and the reference's. Attention is beside.
 weights = sum(a * b for a, b in ((16, 16), (16, 8), (16, 8), (16, 16), (16, 24), (16, 24), (24, 16)))
 once = 2 * 64 * weights
 assert 4 * once < update.loops["layer"].operations < 12 * once, update.loops["layer"].operations / once
@@ -231,7 +238,7 @@ assert max(whole[part] for part in ("products", "memory", "links")) <= whole["ov
 
 
 def test_the_update_on_eight_devices_is_accounted_for():
-    """In a process of its own, for the number of devices is fixed when JAX starts."""
+    """The program runs in a process of its own: JAX fixes the number of devices at its start."""
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=ROOT, env=environment)
@@ -250,7 +257,8 @@ from coevolve_jax.planning.topologies import TOPOLOGIES
 from tests.support.grpo_cases import MODEL
 learner = load_file("configs/bfcl_tiny.py").learner
 learner.update(dtype="bfloat16", remat=True)
-sizes = dict(num_hidden_layers=6, hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, head_dim=128)
+sizes = dict(num_hidden_layers=6, hidden_size=512, intermediate_size=1024, num_attention_heads=4, \
+num_key_value_heads=4, head_dim=128)
 model = dataclasses.replace(MODEL, **sizes)
 mesh = sharding.make_mesh(fsdp=4, devices=devices.describe(TOPOLOGIES["v6e-4"]))
 reference = hf_io.abstract_params(model, jnp.bfloat16)
@@ -268,7 +276,7 @@ assert found and not whole, whole
     not devices.installed(), reason="the compilers for accelerators are not installed: run make aot"
 )
 def test_the_compiler_for_tpus_makes_no_copy_of_all_layers():
-    """In the type of the computation, before the loop over the layers: it did, for the policy and for the reference."""
+    """It made a copy in the computation's type before the loop over layers, for policy and reference."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     subprocess.run([sys.executable, "-c", OPAQUE], check=True, cwd=ROOT, env=environment)
 
@@ -280,7 +288,7 @@ def test_a_batch_is_loaded_as_the_run_packs_it(four):
     load = lambda lengths, platform="gpu", rows=2: batches.load(four, 2, rows, row, platform, lengths)
     full = load(None)
     assert (full.rows, full.full, full.microbatches) == (6, 1, 2)
-    blocks = 2 * row // 128 * (row // 128 + 1) // 2  # of both rows of a device
+    blocks = 2 * row // 128 * (row // 128 + 1) // 2  # in both rows of a device
     assert full.pairs["forward"] == blocks * 128**2
     by_row = load(None, "tpu", 3).pairs["fwd"]  # on TPUs a kernel is called for each row
     assert by_row == row // 512 * (row // 512 + 1) // 2 * 512**2
@@ -299,9 +307,9 @@ def test_an_estimate_is_the_published_peaks():
     account = programs.Account({}, 0, 0, {"layer": work}, {"layer": 10})
     machine = dataclasses.replace(TOPOLOGIES["v6e-8"], operations=1e12, bandwidth=1e9, link=1e9)
     told = programs.seconds(account, machine)
-    assert not account.fits  # without parts the compiler has refused it
+    assert not account.fits  # an account without parts: the compiler refused the program
     assert told == {"products": 20, "memory": 40, "links": 30, "overlapped": 40}
-    slower = dataclasses.replace(machine, hosts_link=5e8)  # what goes to another host takes twice as long
+    slower = dataclasses.replace(machine, hosts_link=5e8)  # traffic to another host takes twice as long
     assert programs.seconds(account, slower) == {"products": 20, "memory": 40, "links": 40, "overlapped": 40}
 
 
@@ -328,9 +336,9 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
     told = change(memory, 2)  # one row each does not fit either, but a half does
     assert "rows_per_microbatch=2 and config.mesh.context=2 and config.mesh.fsdp=2 (4 devices)" in told
     odd = four.learner.copy_and_resolve_references()
-    odd.pack_length_buckets = (8_191,)  # which no context axis splits
+    odd.pack_length_buckets = (8_191,)  # no context axis splits it
     assert "mesh.context" not in change(memory, 2, odd)
-    memory = 26 * GB  # which no part of a row mends
+    memory = 26 * GB  # no part of a row fits
     told = change(memory, 2)
     assert total(mesh, 1) > memory and told.startswith(
         "set config.learner.rows_per_microbatch=4 and config.learner.optimizer_offload=True ("
@@ -342,7 +350,7 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
         f"({planned.total / GB:.1f} GB by plan, and {planned.host / GB:.1f} GB of the host's memory" in told
     )
     assert "fsdp=2 (4 devices) and config.learner.optimizer_offload=True" in change(planned.total - 1, 2)
-    told = change(15 * GB, 2, there)  # which moments that are on the host already do not mend
+    told = change(15 * GB, 2, there)  # moments that are on the host already do not help
     assert (
         "config.mesh.context=2 and config.mesh.fsdp=4 (8 devices) (" in told
         and "optimizer_offload" not in told
@@ -355,11 +363,14 @@ def test_what_does_not_fit_is_told_the_smallest_change_that_does(four):
 
 def test_a_run_that_does_not_fit_is_refused_in_one_sentence(four):
     model, mesh = plan.load_model(four.model), plan.make_mesh(TOPOLOGIES["v6e-4"], {})
-    pattern = r"needs about 37\.\d GB of each device, and 35\.0 GB .*: set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    pattern = (
+        r"needs about 37\.\d GB of each device, and 35\.0 GB .*: "
+        r"set config.learner.rows_per_microbatch=4 \(.*\)\.$"
+    )
     with pytest.raises(ValueError, match=pattern):
         plan.check_fits(four, model, mesh, 35 * GB)
     plan.check_fits(four, model, mesh, 80 * GB)
-    plan.check_fits(four, model, mesh, None)  # CPUs do not say
+    plan.check_fits(four, model, mesh, None)  # CPUs do not report their memory
     adapted = four.copy_and_resolve_references()
     adapted.learner.lora_rank = 8
     plan.check_fits(adapted, model, mesh, 1)
@@ -373,7 +384,7 @@ def test_what_cannot_be_compiled_is_named(tmp_path):
 
 
 def test_every_command_for_accelerators_is_in_the_list():
-    """Of files that show one: main.py with a config of a published model, or launch.sh, which has the config of tpu_scripts/env.sh."""
+    """Searches files for main.py with a published model's config, and for launch.sh."""
     shown = set()
     for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*_qwen*.py")):
         text = path.read_text()
@@ -381,9 +392,7 @@ def test_every_command_for_accelerators_is_in_the_list():
         launch = re.search(r"^ {4}tpu_scripts/launch\.sh", text, re.M)
         if main or launch:
             shown.add(str(path.relative_to(ROOT)))
-    planned = {
-        "configs/bfcl_qwen2_5_0_5b.py"
-    }  # one GPU of 24 GB, for which there is no description of a compiler's
+    planned = {"configs/bfcl_qwen2_5_0_5b.py"}  # one GPU of 24 GB, whose compiler has no description
     assert shown - planned == {command.place for command in hardware.COMMANDS}
     for command in hardware.COMMANDS:
         assert TOPOLOGIES[command.topology].compiler

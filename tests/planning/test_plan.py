@@ -76,7 +76,7 @@ def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_
 
 
 def measured_bytes(length: int, learner) -> int:
-    """Peak of the compiled update: what it is given, what it returns in other places, what it works with."""
+    """Peak of the compiled update: its arguments, its results in other places, its temporaries."""
     model = QwenConfig.from_hf(SMALL)
     made = Learner(model, learner, hf_io.abstract_params(model), temperature=1.0, mesh=sharding.make_mesh())
     rows = (1, 1, length)
@@ -90,8 +90,8 @@ def measured_bytes(length: int, learner) -> int:
 
 @pytest.mark.slow
 def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
-    """Where layers take most, where logits do, and in what twice the tokens cost, which is activations alone."""
-    # As on accelerators: a whole chunk at once, of the whole vocabulary.
+    """Cases: layers take most, logits do, and twice the tokens, which cost more in activations alone."""
+    # Accelerators compute a whole chunk of the whole vocabulary at once.
     monkeypatch.setattr(logprobs, "CPU_BLOCK", 1024)
     monkeypatch.setattr(logprobs, "CPU_TILE", SMALL["vocab_size"])
     learner = configs["bfcl_qwen3_4b"].learner.copy_and_resolve_references()
@@ -145,7 +145,7 @@ def alone(configs, name="bfcl_qwen3_4b", **changes):
     ],
 )
 def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, changes):
-    """Against the shapes and the shards of the engine's own arrays."""
+    """Compares with the shapes and shards of the engine's own arrays."""
     config, mesh = alone(configs, name, **changes), plan.make_mesh(plan.TOPOLOGIES["h100-8"], axes)
     model, learner, tokens = plan.load_model(config.model), config.learner, config.engine.cache_tokens
     p = plan.plan(model, learner, mesh, rows=1, length=25600, run=config)
@@ -165,7 +165,7 @@ def test_an_engine_in_the_process_is_counted_as_it_is_made(configs, name, axes, 
         for x, spec in zip(jax.tree.leaves(cache), jax.tree.leaves(specs), strict=True)
         if x is not table
     ]
-    if not tokens:  # rows are copied when they grow: the old ones have the 256, 512, ... columns below 25,580
+    if not tokens:  # growing rows are copied: the old ones have the 256, 512, ... columns below 25,580
         held = [size * (25_580 + 16_384) // 25_580 for size in held]
     assert p.cache == sum(held)
     bfloat16 = jax.tree.map(
@@ -251,7 +251,7 @@ def test_more_devices_where_no_cache_fits_and_none_where_not_these_either(config
 
 @pytest.mark.parametrize("longer", ["rollout", "explorer"])
 def test_a_conversation_that_fits_nowhere_is_told_whose_it_is(configs, longer):
-    """Of rollouts, or of questions to the policy, whichever is the longer one."""
+    """The longest conversation is a rollout's or a question to the policy: the error says which."""
     config = load_file(ROOT / "configs" / "bfcl_qwen3_4b.py", "explorer=policy")
     config.engine.update(name="native", sharded=True)
     config.learner.update(pack_length=2048, optimizer_offload=True, rows_per_microbatch=2)
@@ -296,7 +296,7 @@ def test_pages_that_the_engine_would_refuse_do_not_fit(configs):
 @pytest.mark.parametrize("memory", [None, 10**15])
 @pytest.mark.parametrize("lora_rank", [0, 8])
 def test_pages_that_the_engine_would_refuse_are_refused_before_weights_are_read(configs, memory, lora_rank):
-    """In the engine's words, also where the memory is not known, and where adapters are not planned."""
+    """The error is the engine's, also where the memory is unknown or adapters are not planned."""
     config = alone(configs, **{"engine.cache_tokens": 2**17, "learner.lora_rank": lora_rank})
     model, mesh = plan.load_model(config.model), fsdp(8)
     with pytest.raises(ValueError, match="cache_tokens is 131,072, .* 8 part.* has 16,384, ") as refused:
@@ -322,7 +322,7 @@ def test_a_plan_fits_where_room_is_left():
 
 
 def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
-    """JAX takes 75% of a GPU by itself; commands that need more set what the plan counts with."""
+    """JAX takes 75% of a GPU by default; commands that need more set the share of the plan."""
     text = plan.table(configs["bfcl_qwen3_4b"], ["h100-8"], [16384], 1)
     setting = f"XLA_PYTHON_CLIENT_MEM_FRACTION={plan.USABLE}"
     assert setting in text and f"{plan.USABLE:.0%} of the memory" in text
@@ -333,7 +333,7 @@ def test_the_share_of_memory_is_the_one_that_the_documents_tell_jax(configs):
     for name, content in told.items():
         assert content.count("MEM_FRACTION=") == content.count(setting), name
     small = load_file(ROOT / "configs" / "bfcl_qwen2_5_0_5b.py")
-    mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x16"], {})  # as in the table of memory.md
+    mesh = plan.make_mesh(plan.TOPOLOGIES["gpu-1x16"], {})  # as in the table of docs/notes/memory.md
     total = plan.plan(plan.load_model(small.model), small.learner, mesh, rows=1, length=8192).total
     alone = 0.75 * 16 * plan.GB
     assert plan.USABLE * alone < total <= plan.USABLE * 16 * plan.GB

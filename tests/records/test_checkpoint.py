@@ -1,4 +1,4 @@
-"""One step, one atomic save: exact bits, damage, kills, what goes on beside it."""
+"""One step, one atomic save: exact bits, damage, kills, concurrent work."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
 
 
 def arrays(step):
-    """A deterministic function of the step, of every dtype that a run holds."""
+    """A deterministic function of the step, of every dtype in a run."""
     rng = np.random.default_rng(step)
     bits = rng.integers(0, 2**16, size=(7, 3), dtype=np.uint16)
     return {
@@ -150,7 +150,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(tmp_path, damage):
     assert restored(tmp_path, warn=warnings.append) == 1
     assert len(warnings) == 1 and "step_00000002" in warnings[0] and "damaged" in warnings[0]
     assert folders(tmp_path) == before
-    # The run goes on from step 1 and reaches step 2 again: the damaged folder makes way.
+    # The run resumes from step 1 and reaches step 2 again: the damaged folder makes way.
     saved(tmp_path, 2)
     assert restored(tmp_path, warn=warnings.append) == 2 and len(warnings) == 1
 
@@ -246,7 +246,7 @@ while True:
 
 @pytest.mark.slow
 def test_kill_minus_nine_at_any_moment_leaves_a_complete_state(tmp_path):
-    """Kills a process that does nothing but save; `restored` compares every bit with what that step wrote."""
+    """Kills a process that does nothing but save; `restored` compares every bit with the saved step."""
     code = LOOP.format(root=str(ROOT), directory=str(tmp_path))
     delays = np.random.default_rng(0).uniform(0.0, 0.25, size=4)
     cut_short = 0
@@ -260,13 +260,13 @@ def test_kill_minus_nine_at_any_moment_leaves_a_complete_state(tmp_path):
         process.wait()
         cut_short += not all((folder / "manifest.json").exists() for folder in tmp_path.iterdir())
         warnings = []
-        # What was announced is there; one more may have been committed but not yet announced.
+        # Every announced step is there; one more may be committed but not yet announced.
         assert restored(tmp_path, warn=warnings.append) in (announced, announced + 1)
         assert all("its save was cut short" in warning for warning in warnings)
     assert cut_short, "no kill fell into a save: the test has shown nothing"
 
 
-# What is done last before a kill: the arrays are written, everything but the manifest, the commit, half of a deletion.
+# The last action before a kill: arrays written, all but the manifest, the commit, half of a deletion.
 CUTS = {"_commit": 2, "_digests": 2, "_discard": 3, "epath.gpath.PosixGPath.rmtree": 3}
 CUT = """
 import os, pkgutil, signal, sys
@@ -291,7 +291,7 @@ def test_killed_on_the_way_the_old_or_the_new_state_is_complete(tmp_path, at, st
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Before it is set no checkpoint is committed, whose arrays are then all written."""
+    """No checkpoint is committed before it is set; all arrays are written by then."""
     gate, commit = threading.Event(), checkpoint._commit
     monkeypatch.setattr(checkpoint, "_commit", lambda *arguments: gate.wait() and commit(*arguments))
     yield gate
@@ -312,7 +312,7 @@ def test_its_owner_goes_on_and_the_next_save_waits(tmp_path, gate):
 
 
 def test_a_state_that_is_donated_at_once_is_saved_as_it_was(tmp_path, gate):
-    """The buffers are written over, again and again, before anything is committed."""
+    """The buffers are overwritten, again and again, before anything is committed."""
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x * 2 + 1, tree), donate_argnums=0)
     state = {"w": jnp.arange(2**21, dtype=jnp.float32), "m": jnp.ones((512, 1024), jnp.bfloat16)}
     state = update(state)  # buffers of XLA's own

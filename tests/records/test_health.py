@@ -1,4 +1,4 @@
-"""Diagnostics of a step, against rollouts made to have them, and when the terminal hears of them."""
+"""Diagnostics of a step, against rollouts made to have them; and the terminal's warnings."""
 
 import dataclasses
 
@@ -22,7 +22,8 @@ def rollout(m, reward, tools="ab", *, length=8, errors=(), stop="done", valid=Tr
     )
     t = trajectory(np.random.default_rng(m), length, reward=reward)
     return dataclasses.replace(
-        t, rollout_index=m, steps=steps, stop=stop, logprobs=np.where(t.mask, logprob, 0.0).astype(np.float32),
+        t, rollout_index=m, steps=steps, stop=stop,
+        logprobs=np.where(t.mask, logprob, 0.0).astype(np.float32),
         outcome=Outcome(reward, reward >= 0.5, valid),
     )  # fmt: skip
 

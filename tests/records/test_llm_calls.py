@@ -1,4 +1,4 @@
-"""Calls of a model as rows of a file: nothing is lost, no line stands there twice, and a file can be gone on with."""
+"""A model's calls as rows of a file: none is lost or written twice, and a resumed run appends."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Logs that survive a kill byte for byte, and trackers that see the numbers of each step."""
+"""Logs that survive a kill byte for byte, and trackers that see each step's numbers."""
 
 import json
 import sys
@@ -133,12 +133,12 @@ def test_what_is_no_unicode_is_kept_as_it_was_written(tmp_path):
 
 
 def wandb_records(path):
-    """The records of a W&B run's own file: a log as LevelDB has it, in blocks of 32 KiB, after 7 bytes of its own."""
+    """Reads a W&B run's own file: a LevelDB log in blocks of 32 KiB, after 7 bytes of its own."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, parts, found = path.read_bytes(), 7, b"", []
     while place < len(data):
-        if 2**15 - place % 2**15 < 7:  # what is left of a block holds no header
+        if 2**15 - place % 2**15 < 7:  # the rest of a block holds no header
             place += 2**15 - place % 2**15
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         parts += data[place + 7 : place + 7 + size]
@@ -174,7 +174,7 @@ def test_wandb_gets_the_same_numbers_as_one_run_also_after_a_kill(tmp_path, monk
     ]
     assert [values["_step"] for values in told] == [0, 1, 1, 2]
     assert told[0]["seconds/update"] == 0.5 and told[3]["signals/boundary"] == 2.0 and "kl" not in told[0]
-    assert (2, "seconds/update", 0.5) in scalars(tmp_path / "tensorboard")[0]  # both are told
+    assert (2, "seconds/update", 0.5) in scalars(tmp_path / "tensorboard")[0]  # both trackers get it
 
 
 @pytest.mark.parametrize(

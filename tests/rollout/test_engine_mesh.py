@@ -1,6 +1,7 @@
-"""The in-process engine on a mesh says what it says on one device, and its weights stay where they are.
+"""The in-process engine on a mesh gives the output of one device, and its weights stay in place.
 
-The meshes run in a process of their own, this file as a program, for the number of devices is fixed when JAX starts.
+The meshes run in a process of their own, with this file as its program: JAX fixes the number of devices at
+its start.
 """
 
 import dataclasses
@@ -68,7 +69,7 @@ def check_shards(engine, mesh):
 
 
 def check_cast(mesh):
-    """Cast parameters lie where the learner's do, and what is used in float32 is float32, of whatever type it was."""
+    """Cast parameters keep the learner's placement; those used in float32 are float32, whatever they were."""
     config = MODELS["qwen3_moe"]
     params = random_params(config, seed=2)
     params = jax.tree.map(
@@ -84,8 +85,10 @@ def check_cast(mesh):
 
 
 def moved_elements(mesh):
-    """The numbers of elements of what the devices exchange for a token, and those of the smallest kernel's parts that
-    one device would have to be sent."""
+    """Sizes of what devices exchange for a token, and the size of the smallest kernel's part, in elements.
+
+    A device that gathered weights would receive at least such a part.
+    """
     config = dataclasses.replace(MODELS["qwen3"], hidden_size=256, intermediate_size=256)
     shapes, where = (
         hf_io.abstract_params(config),
@@ -116,7 +119,7 @@ def main(folder):
     for name, (model, sizes) in MESHES.items():
         mesh = sharding.make_mesh(**sizes)
         np.savez(f"{folder}/{name}.npz", **said_on(MODELS[model], mesh))
-        # Pages for one conversation in each part: five have a place, where there are four or eight parts.
+        # Each part has pages for one conversation: five have a place, with four or eight parts.
         pages = said_on(MODELS[model], mesh, cache_tokens=192 * sharding.token_parts(mesh))
         np.savez(f"{folder}/{name} in pages.npz", **pages)
     check_cast(sharding.make_mesh(fsdp=2, expert=2, tensor=2))
@@ -169,7 +172,7 @@ def test_what_a_token_takes_is_told_by_the_compiled_program(folder):
     )
     assert told["token"]["operations"] == products / 8
     assert set(told["token"]["collectives"]) >= {"all-gather", "all-reduce"}
-    # Of eleven pages each of four parts has two, and the table of two rows.
+    # Eleven pages give two to each of four parts; the table has two rows.
     pages = 2 * 2 * layers * 2 * c.num_key_value_heads // 2 * c.head_dim * PAGE
     assert json.loads((folder / "paged.json").read_text()) == pages + 2 * BLOCK * 4
 

@@ -1,4 +1,4 @@
-"""The in-process engine and a real SGLang server pass the suite of coevolve_jax/testing/engine.py, which finds faults."""
+"""The in-process engine and a real SGLang server pass coevolve_jax/testing/engine.py, which finds faults."""
 
 import asyncio
 import dataclasses
@@ -39,11 +39,11 @@ def policy():
 
 @pytest.fixture(scope="module", params=["native", "paged", "sglang"])
 def subject(request, policy):
-    """With the policy's weights as version 0; a test that brings others brings those back."""
+    """An engine with the policy's weights as version 0; a test that changes them restores them."""
     if request.param in (
         "native",
         "paged",
-    ):  # pages for three at most of the four conversations that have a place
+    ):  # pages for at most three of the four conversations with a place
         tokens = 3 * 64 * -(-suite.MAX_LENGTH // 64) * (request.param == "paged")
         made = NativeEngine(
             policy.config,
@@ -80,7 +80,7 @@ def test_every_sampled_token_is_in_the_vocabulary_with_a_finite_logprob(subject,
 
 
 def test_in_lockstep_questions_beside_rollouts_are_answered_and_both_end(policy):
-    """Rollouts have all places, as while the policy is asked for tasks and the next step's already run."""
+    """Rollouts take all places, as when the policy is asked for tasks beside the next step's rollouts."""
     engine, ticks = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS), []
 
     class Calls(Lockstep):
@@ -88,7 +88,7 @@ def test_in_lockstep_questions_beside_rollouts_are_answered_and_both_end(policy)
             ticks.append(told)
             assert (
                 len(ticks) <= 10
-            )  # one, four for the questions, four for what these pushed out; and to be released
+            )  # one, four for the questions, four for those that they pushed out; and the release
             return super().tick(*told)
 
     together = LockstepEngine(Calls(engine), engine)
@@ -129,7 +129,7 @@ def test_a_server_that_cannot_constrain_says_so_at_the_start(policy, sglang_serv
 
 
 def test_the_native_engine_repeats_itself_bit_by_bit(policy):
-    """A token depends on weights, ids before it and the request's seed, not on what was computed before."""
+    """A token depends on the weights, the ids before it and the request's seed; not on earlier work."""
     fresh = lambda: NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     engine, rng = fresh(), np.random.default_rng(0)
     ids = rng.integers(5, 900, 20)
@@ -176,7 +176,7 @@ def test_noise_belongs_to_the_seed_and_to_the_position_in_the_conversation(polic
 
 
 def test_noise_under_a_schema_belongs_to_the_position_too(policy):
-    """A string of a schema: its characters are free, so a noise that stands still writes the same one again."""
+    """Inside a string a schema leaves characters free: constant noise would repeat one character."""
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, tokenizer=policy.tokenizer, **LIMITS)
     sampling = Sampling(HOT, 40, (2,), json.dumps({"type": "string", "minLength": 200}))
     prompts = [np.arange(40, 60), np.arange(40, 60), np.arange(40, 61)]
@@ -190,9 +190,9 @@ def test_noise_under_a_schema_belongs_to_the_position_too(policy):
 
 
 def test_the_cores_change_no_bit_of_what_is_sampled(tiny_config, monkeypatch):
-    """One array for the heads of a layer on one core, one for each on two."""
+    """One array for a layer's heads on one core, one for each head on two."""
     params = suite.moved(jax.tree.map(lambda x: jnp.zeros(x.shape), hf_io.abstract_params(tiny_config)), 0.15)
-    monkeypatch.setattr(native_engine, "Programs", Programs.__wrapped__)  # as a process that starts
+    monkeypatch.setattr(native_engine, "Programs", Programs.__wrapped__)  # as in a process that starts
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1}, raising=False)
     said = {}
     for cores in (1, 2):
@@ -211,7 +211,7 @@ def advance(engine, requests):
 
 
 def test_a_message_that_has_ended_does_not_wait_for_a_longer_one(policy):
-    """Completions come as messages end, each as if its request had been asked alone."""
+    """Completions arrive as messages end, each as if its request had been alone."""
     engine = NativeEngine(policy.config, policy.params, slots=4, seed=1, **LIMITS)
     budgets = [2, 40, 20, 3, 30]  # one more than there are slots
     waiting = {i: ask(i, np.arange(40 + i, 60), seed=i, new=n, stop=()) for i, n in enumerate(budgets)}
@@ -243,7 +243,7 @@ def test_a_message_goes_on_with_weights_that_come_between_two_ticks(policy):
 
 
 def test_what_is_lost_before_it_is_used_is_not_counted_as_cached(policy):
-    """Five pages: the first conversation comes back with four, and takes those of the second, which comes back too."""
+    """Five pages: the first conversation returns with four and takes the second one's, which returns too."""
     limits = {"max_length": 256, "max_new_tokens": 8}
     engine = NativeEngine(policy.config, policy.params, slots=4, cache_tokens=5 * 64, seed=1, **limits)
     rng = np.random.default_rng(0)
@@ -253,7 +253,7 @@ def test_what_is_lost_before_it_is_used_is_not_counted_as_cached(policy):
     again, before = [more(0, 130), more(1, 7)], engine.counts.copy()
     generate(engine, again)
     counted = engine.counts - before
-    assert counted["cached_tokens"] == 107  # of the first
+    assert counted["cached_tokens"] == 107  # the first conversation's
     assert counted["cached_tokens"] + counted["prefill_tokens"] == sum(len(r.ids) - 1 for r in again)
 
 
@@ -307,7 +307,7 @@ def test_a_cache_that_grows_and_shrinks_stays_exact(policy, monkeypatch, check):
 
 
 class Sound:
-    """An engine that passes what it is asked to another one."""
+    """An engine that passes its requests on to another one."""
 
     batches = True
 
@@ -423,7 +423,7 @@ class KeepsCachesOfOldWeights(Sound):
 
 
 class ContinuesAnotherConversation(Sound):
-    """Forgets no conversation, and takes the first tokens of one to be what they were."""
+    """Forgets no conversation, and assumes that its first tokens are unchanged."""
 
     def __init__(self, inner, policy):
         super().__init__(inner, policy)

@@ -1,4 +1,4 @@
-"""What servers and networks do wrong costs a request at most, and never fabricates a failure of the policy."""
+"""Faults of servers and networks cost a request at most, and never fabricate a failure of the policy."""
 
 import asyncio
 import dataclasses
@@ -41,7 +41,7 @@ PROMPT = np.arange(40, 60)
 
 @pytest.fixture(scope="module")
 def ready():
-    """Process ids of the second server that have been seen to generate; to ask again takes a second."""
+    """Process ids of the second server that have generated; asking again takes a second."""
     return set()
 
 
@@ -77,12 +77,12 @@ def make(policy, tmp_path):
 
 @pytest.fixture
 def held(make, sglang_server):
-    """An engine that lets its caller go on while the server takes weights, and the gate that its pushes wait for."""
+    """An engine whose caller continues while the server takes weights, and the gate of its pushes."""
     engine, gate = make(Member(sglang_server.url), ahead=True), threading.Event()
     push = engine._pusher.push
 
     async def later(*arguments):
-        async with asyncio.timeout(60):  # else a caller that has to wait would do so for ever
+        async with asyncio.timeout(60):  # otherwise a caller that has to wait would hang
             while not gate.is_set():
                 await asyncio.sleep(0.001)
         return await push(*arguments)
@@ -135,7 +135,7 @@ def test_an_engine_that_is_closed_gives_up_a_push(held, policy):
 
 @pytest.fixture
 def saver(sglang_server):
-    """The server, which on a CPU has the calls for memory and nothing to save, as one that was started with the flag."""
+    """The server, presented as started with the flag to save memory; a CPU has nothing to save."""
     with Proxy(sglang_server.url) as proxy:
         proxy.pretended["/server_info"] = {"enable_memory_saver": True}
         yield proxy
@@ -158,12 +158,12 @@ def test_servers_on_the_learners_devices_sleep_during_the_update(saver, make, po
     check_completion(Subject(engine, policy), PROMPT, c, weights=weights)
     saver.posted.clear()
     engine.sleep()
-    engine.close()  # in the middle of a step
+    engine.close()  # in mid-step
     assert saver.posted == [*asleep[:2], asleep[3], "/continue_generation"]
 
 
 def test_a_server_that_is_out_stays_out_while_the_others_sleep():
-    """Its memory is the learner's then: it is not asked, not started and sent no weights before the next push."""
+    """The learner has its memory then: no requests, no start and no weights before the next push."""
 
     async def scene():
         asked, well = [], asyncio.Event()
@@ -171,7 +171,7 @@ def test_a_server_that_is_out_stays_out_while_the_others_sleep():
         async def probe(member):
             asked.append(member.url)
             await well.wait()
-            fleet.check_awake()  # as the engine's, which waited for a push
+            fleet.check_awake()  # like the engine's own call, which waited for a push
 
         async def refresh(member):
             asked.append("weights")
@@ -179,7 +179,7 @@ def test_a_server_that_is_out_stays_out_while_the_others_sleep():
         fleet = Fleet([Member("a"), Member("b")], probe=probe, refresh=refresh, patience=60.0, restarts=1)
         fleet.put_out(fleet.members[1], "reset")
         await until(lambda: asked == ["b"])
-        fleet.awake.clear()  # in the middle of a probe
+        fleet.awake.clear()  # in mid-probe
         well.set()
         await asyncio.sleep(3 * FIRST_PAUSE)
         assert asked == ["b"] and fleet.serving == fleet.members[:1]
@@ -197,7 +197,7 @@ def test_a_server_that_cannot_sleep_is_refused(saver, sglang_server, make):
     saver.always_at["/release_memory_occupation"] = "500"
     with pytest.raises(EngineError, match="did not give back its memory .* set config.engine.sleep to False"):
         engine.sleep()
-    assert generate(engine, [ask(0, PROMPT, new=4)])[0].finish != "abort"  # it was let go on
+    assert generate(engine, [ask(0, PROMPT, new=4)])[0].finish != "abort"  # the server released it
 
 
 @pytest.mark.parametrize("fault", ["reset", "500", "truncate", "abort", "garbage", "hang"])
@@ -209,7 +209,7 @@ def test_one_fault_costs_nothing_but_time(proxies, make, policy, fault):
     assert c.finish == "length" and len(c.ids) == 12 and engine.faults == 1
     assert (engine.counts["messages"], engine.counts["slow_retries"]) == (1, fault == "hang")
     check_completion(Subject(None, policy), PROMPT, c)
-    if fault == "abort":  # what the server had sampled is kept: the rest is asked for
+    if fault == "abort":  # the sampled tokens are kept: the rest is requested
         assert len(proxy.seen) == 2 and proxy.seen[1]["sampling_params"]["max_new_tokens"] == 6
         assert proxy.seen[1]["input_ids"] == PROMPT.tolist() + c.ids[:6].tolist()
 
@@ -222,7 +222,7 @@ def test_a_message_that_cannot_be_had_makes_its_trajectory_invalid_and_no_other(
         proxy.faults = ["pass"] + ["500"] * 3
         lost, whole = agent.rollout_groups([TASK], [[0, 1]], 0.0)[0].trajectories
     assert lost.stop == "engine" and not lost.outcome.valid and "500" in lost.outcome.reason
-    assert lost.mask.any()  # the message before is still there
+    assert lost.mask.any()  # the message before remains
     assert whole.outcome.valid and whole.stop != "engine"
     assert engine.faults == 3
 
@@ -240,7 +240,7 @@ def test_a_server_that_fails_is_left_out_until_it_is_well_and_up_to_date(proxies
     other = moved(policy.params)
     engine.update_weights(other, 5)  # while it is out
     one.always = ""
-    deadline, new = time.monotonic() + 120, itertools.count(4)  # conversations under way stay where they are
+    deadline, new = time.monotonic() + 120, itertools.count(4)  # pending conversations stay where they are
     while len(one.seen) == before and time.monotonic() < deadline:
         (c, d) = generate(engine, [ask(next(new), PROMPT, new=4) for _ in range(2)])
         for x in (c, d):
@@ -256,7 +256,7 @@ def test_conversations_are_spread_over_the_servers_and_each_stays_with_its_own(p
     generate(engine, [ask(i, PROMPT + i, new=4) for i in range(8)])
     first = of(one), of(two)
     assert [len(served) for served in first] == [4, 4]
-    for i in (5, 2, 7, 0, 1, 6, 3, 4):  # one at a time, where each server is as free as the other
+    for i in (5, 2, 7, 0, 1, 6, 3, 4):  # one at a time, when both servers are equally free
         generate(engine, [ask(i, PROMPT + i, new=4)])
     assert (of(one), of(two)) == tuple(sorted(2 * served) for served in first)
     engine.release(first[1])
@@ -286,7 +286,7 @@ def test_faults_without_end_stop_the_run_although_the_server_is_well(proxies, ma
 
 
 def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, monkeypatch):
-    """One that is answered begins the count anew; a fault that a second attempt mends counts for nothing."""
+    """An answer resets the count; a fault that a second attempt repairs does not count."""
     proxy, _ = proxies
     monkeypatch.setattr(sglang, "GIVEN_UP", 3)
     engine, conversation_id = make(Member(proxy.url), attempts=2), itertools.count()
@@ -303,7 +303,7 @@ def test_messages_given_up_count_in_a_row_over_all_conversations(proxies, make, 
 
 
 def test_every_message_reaches_the_server_with_its_conversations_seed(proxies, make):
-    """The same at each attempt, and never another conversation's; servers take 31 bits."""
+    """Every attempt has the same seed, and conversations never share one; servers take 31 bits."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))
     seeds = {40: 0, 41: 7, 42: 2**31 - 1, 43: 2**31 + 5, 44: 2**32 - 2}  # by the first token of the prompt
@@ -342,7 +342,7 @@ def test_a_cancelled_request_is_cancelled_on_the_server_too(proxies, make):
 
 
 def test_what_tells_a_server_to_stop_outlives_a_collection_of_garbage(monkeypatch):
-    """An event loop holds its tasks weakly, so an abort that nobody else holds may vanish before it is sent."""
+    """An event loop holds its tasks weakly, so an abort that nobody else holds may vanish unsent."""
     engine, collected = SGLangEngine.__new__(SGLangEngine), []
     engine._timeout, engine._probe_timeout, engine._record_routing = 1.0, 1.0, False
     engine._aborts = set()
@@ -350,7 +350,7 @@ def test_what_tells_a_server_to_stop_outlives_a_collection_of_garbage(monkeypatc
     async def call(self, member, method, path, *arguments, **named):
         if path == "/generate":
             raise Fault("no")
-        waits = asyncio.get_running_loop().create_future()  # that nobody else holds either
+        waits = asyncio.get_running_loop().create_future()  # nobody else holds it either
         weakref.finalize(waits, collected.append, path)
         await waits
 
@@ -378,7 +378,7 @@ async def until(holds, seconds=120.0):
 
 
 def test_conversations_that_lose_patience_together_all_end():
-    """The first to give up cancels the others, while their own patience ends."""
+    """The first to give up cancels the others while their own patience ends."""
 
     async def unwell(member):
         raise Fault("it is gone")
@@ -400,7 +400,7 @@ def test_conversations_that_lose_patience_together_all_end():
 
 
 def test_a_server_whose_push_failed_does_not_serve_under_the_new_label(proxies, make, policy):
-    """What counts is what was verified, not what the server calls its weights."""
+    """The verified weights count, not the server's own label."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))
     other = moved(policy.params)
@@ -421,7 +421,7 @@ def test_a_first_push_that_fails_ends_the_start(proxies, make):
 
 
 def test_a_server_left_paused_is_woken(proxies, make):
-    """As by a push whose connection broke: paused, it would never say that it is well."""
+    """A push with a broken connection leaves it paused: it would never report health."""
     proxy, _ = proxies
     engine = make(Member(proxy.url))
     event_loop.run(call(engine._http, proxy.url, "POST", "/pause_generation", {"mode": "retract"}))
@@ -431,7 +431,7 @@ def test_a_server_left_paused_is_woken(proxies, make):
 
 
 def test_a_launched_server_that_hangs_or_dies_comes_back_with_the_newest_weights(second, make, policy):
-    """The one that hangs is started anew, the new one killed before it is up, and what comes after that one serves."""
+    """One server hangs and is restarted; the new one is killed during its start; the next one serves."""
     member = Member(second.url, second)
     engine = make(member, timeout=10.0, probe_timeout=2.0, patience=600.0)
     other = moved(policy.params, 0.02)
@@ -451,7 +451,7 @@ def test_a_launched_server_that_hangs_or_dies_comes_back_with_the_newest_weights
 
 
 def stop_and_kill_the_next(server):
-    """Stops all processes of a server while it generates, and kills the one that is started then."""
+    """Stops all processes of a server while it generates, and kills the next one that starts."""
     supervisor = server._process.pid
     time.sleep(0.02)
     os.killpg(started_by(supervisor), signal.SIGSTOP)
@@ -485,7 +485,7 @@ def test_an_answer_is_read_token_by_token():
     assert c.ids.tolist() == [7, 8, 2] and c.finish == "stop" and c.versions.tolist() == [4, 4, 4]
     spans = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 3}]
     assert read(answer([7, 8, 9], weight_versions=spans)).versions.tolist() == [4, 5, 5]
-    assert read(answer([7, 8, 9])).finish == ""  # the model's own end of text, which nobody asked to stop at
+    assert read(answer([7, 8, 9])).finish == ""  # the model's own end of text, which no request had as a stop
     assert read(answer([7] * 8, "length")).finish == "length"
 
 

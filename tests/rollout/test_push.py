@@ -1,4 +1,4 @@
-"""Weights on their way to a server, as far as no server is needed."""
+"""Weight pushes, as far as they need no server."""
 
 import asyncio
 import dataclasses
@@ -41,7 +41,7 @@ def random_params(config, seed=0, dtype=jnp.float32):
     ],
 )
 def test_gpu_digest_is_that_of_sglang(size, dtype, expected):
-    """The expected values are those of SGLang 0.5.23's gpu_tensor_hash in Triton's interpreter."""
+    """The expected values come from SGLang 0.5.23's gpu_tensor_hash in Triton's interpreter."""
     array = ((np.arange(size) * 0.37) % 3 - 1.5).astype(dtype)
     assert checksum.digest_gpu([array]) == expected
 
@@ -125,7 +125,7 @@ def test_a_tied_head_in_the_file_is_no_tensor_of_its_own(tiny_config, tmp_path):
 
 def test_the_last_two_versions_stay(tiny_config, tmp_path):
     folders, params = weights.Folders(tmp_path / "push"), random_params(tiny_config)
-    for version in (7, 8, 9, 3):  # the run went back to an older checkpoint
+    for version in (7, 8, 9, 3):  # the run resumed from an older checkpoint
         written = folders.write(tiny_config, params, version, "float32")
         assert written.folder == tmp_path / "push" / f"version-{version}" and written.version == version
     assert sorted(path.name for path in (tmp_path / "push").iterdir()) == ["version-3", "version-9"]
@@ -152,7 +152,7 @@ def test_a_temporary_root_is_deleted(tiny_config):
 
 def test_what_a_killed_process_left_is_deleted_by_the_next(tiny_config, tmp_path):
     params = random_params(tiny_config)
-    for left in (".version-5-x1y2", ".old-z3"):  # killed while it wrote, and while it deleted
+    for left in (".version-5-x1y2", ".old-z3"):  # killed in mid-write, and in mid-deletion
         (tmp_path / left).mkdir()
         (tmp_path / left / "model.safetensors").write_bytes(b"half")
     weights.Folders(tmp_path).write(tiny_config, params, 6, "float32")
@@ -160,7 +160,7 @@ def test_what_a_killed_process_left_is_deleted_by_the_next(tiny_config, tmp_path
 
     alive, killed = weights.Folders(), weights.Folders()
     kept, gone = (f.write(tiny_config, params, 1, "float32").folder.parent for f in (alive, killed))
-    killed._owned.close()  # as the system does it for a process that ends
+    killed._owned.close()  # the system does this for a process that ends
     other = weights.Folders()
     assert other.write(tiny_config, params, 1, "float32").folder.exists()
     assert kept.exists() and not gone.exists()
@@ -290,7 +290,7 @@ MORE = SENT | {"lora.b": "3" * 16}
     ],
 )
 def test_a_server_holds_the_tensors_that_were_sent_and_no_others(tiny_config, tmp_path, ranks, wrong):
-    """On every rank: one that lacks a tensor, and one that has another besides, have not taken the weights."""
+    """On every rank, a missing and an additional tensor both mean that the weights did not arrive."""
 
     async def handle(request):
         assert request.path == "/weights_checker"
@@ -314,7 +314,7 @@ def test_a_server_holds_the_tensors_that_were_sent_and_no_others(tiny_config, tm
 
 
 async def beside(handle, body):
-    """What `body` gives for the address of a server that answers by `handle`."""
+    """Runs `body` with the address of a server that answers by `handle`; returns its result."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(application, shutdown_timeout=0)

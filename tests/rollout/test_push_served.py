@@ -1,4 +1,4 @@
-"""Weights pushed to a real SGLang server: it samples from them afterwards, and nothing broken reaches it."""
+"""Weights pushed to a real SGLang server: it samples from them, and broken ones never reach it."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ from coevolve_jax.rollout.sglang import push, weights
 
 pytestmark = pytest.mark.server
 
-LONG = 300  # tokens: a generation that is still under way when the weights change
+LONG = 300  # tokens: the generation is still running when the weights change
 PROMPT = list(range(5, 45))
 
 
 @pytest.fixture(scope="module")
 def policy(sglang_server):
-    """The model that the server was launched with: (config, parameters)."""
+    """The model that the server started with: (config, parameters)."""
     return hf_io.load(sglang_server.model_path)
 
 
 def perturbed(params, seed):
-    """Other weights, whose log-probabilities are far away."""
+    """Other weights, whose log-probabilities differ clearly."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda p: jnp.asarray(p * rng.uniform(0.6, 1.4, p.shape), p.dtype), params)
 
@@ -43,7 +43,7 @@ def versions(policy):
 
 @pytest.fixture
 def pushed(sglang_server, policy):
-    """Runs `body(session, pusher)` on the server with the weights that it was launched with, whatever it had."""
+    """Runs `body(session, pusher)` on the server, which first gets its initial weights again."""
 
     def run(body, **settings):
         async def main():
@@ -63,7 +63,7 @@ def pushed(sglang_server, policy):
 
 
 class Altering:
-    """A session that changes the bodies of the requests to one path: another host, a fault, an old client."""
+    """A session that changes the bodies of requests to one path: another host, a fault, an old client."""
 
     def __init__(self, session, path, **changes):
         self._session, self._path, self._changes = session, path, changes
@@ -91,7 +91,7 @@ async def generate(session, url, count=16):
 
 
 def logprobs(policy, params, ids):
-    """Of ids[1:], by one forward pass over all of them; padded behind, so that few lengths are compiled."""
+    """Log-probabilities of ids[1:] by one forward pass; padded at the end, so that few lengths compile."""
     padded = np.zeros(len(PROMPT) + LONG * max(1, math.ceil((len(ids) - len(PROMPT)) / LONG)), np.int32)
     padded[: len(ids)] = ids
     return np.asarray(_forward(Qwen(policy[0]), params, padded))[: len(ids) - 1]
@@ -153,7 +153,7 @@ def test_requests_under_way_change_over_at_the_switch(sglang_server, policy, ver
         return await asyncio.gather(*running)
 
     async def body(session, pusher):
-        for tokens in (LONG, 2 * LONG, 4 * LONG):  # where the machine is busy, they may end before the switch
+        for tokens in (LONG, 2 * LONG, 4 * LONG):  # on a busy machine they may end before the switch
             answers = await switched(session, pusher, tokens)
             if all(len(answer["meta_info"]["weight_versions"]) > 1 for answer in answers):
                 break
@@ -170,7 +170,7 @@ def test_requests_under_way_change_over_at_the_switch(sglang_server, policy, ver
 
 
 async def start(session, url, tokens=LONG):
-    """A generation of which the first token has been sampled: a task that gives the answer."""
+    """A generation whose first token has been sampled: a task that gives the answer."""
     loop = asyncio.get_running_loop()
     begun = loop.create_future()
 
@@ -196,7 +196,7 @@ def test_keys_and_values_of_old_weights_are_dropped(sglang_server, policy, versi
         await pusher.push(session, url, pusher.write(versions[1], 1))
         answer = await generate(session, url)
         assert answer["meta_info"]["cached_tokens"] == 0 and sampled_by(policy, versions[1], answer) < 1e-4
-        # What goes wrong without it.
+        # The failure without it.
         forgetful = Altering(session, "/update_weights_from_disk", flush_cache=False)
         await pusher.push(forgetful, url, pusher.write(versions[2], 2))
         answer = await generate(session, url)
@@ -227,7 +227,7 @@ def elsewhere(session):
 
 
 def edited(change):
-    """A fault of the folder's weights, made by `change` of {name: array}."""
+    """A fault of the folder's weights; `change` edits {name: array}."""
 
     def fault(folder):
         file = folder / hf_io.WEIGHTS
@@ -307,7 +307,7 @@ def test_a_missing_tensor_is_found_by_checksum_and_the_old_weights_come_back(
         answer = await generate(session, url)
         assert answer["meta_info"]["weight_version"] == "1"
         assert sampled_by(policy, versions[1], answer) < 1e-4
-        assert len((await running)["output_ids"]) == LONG  # it was let go on
+        assert len((await running)["output_ids"]) == LONG  # the server released it
 
     pushed(body)
 

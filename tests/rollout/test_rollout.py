@@ -66,7 +66,7 @@ def env_pool():
 
 
 class Script:
-    """An engine that says given messages; `cut` leaves out the stop token of the last one."""
+    """An engine that gives scripted messages; `cut` drops the stop token of the last one."""
 
     batches = True
 
@@ -241,7 +241,7 @@ def test_trajectories_hold_exactly_what_was_sampled(policy, env_pool):
     )
     assert (t.logprobs[~t.mask] == 0).all()
     assert (t.versions[t.mask] == 3).all() and (t.versions[~t.mask] == -1).all()
-    for earlier, later in zip(engine.seen, engine.seen[1:]):  # append-only: no token is ever written anew
+    for earlier, later in zip(engine.seen, engine.seen[1:]):  # append-only: no token is ever rewritten
         np.testing.assert_array_equal(later[: len(earlier)], earlier)
     np.testing.assert_array_equal(engine.seen[-1], t.ids[: len(engine.seen[-1])])
     assert len(t.turn_starts) == 2 and [s.turn for s in t.steps] == [0, 1]
@@ -280,9 +280,7 @@ def test_an_observation_that_does_not_fit_loses_its_end_and_nothing_else(policy,
     ls = render_call(Call("ls", {}))
     whole, _ = play(policy, env_pool, [ls] * 50, max_length=600, max_new_tokens=40)
     written = np.flatnonzero(whole.mask)
-    ends = (
-        int(written[np.flatnonzero(np.diff(written) > 1)[0]]) + 1
-    )  # of the first message; its answer follows
+    ends = int(written[np.flatnonzero(np.diff(written) > 1)[0]]) + 1  # the first message; its answer follows
     room = ends + 5
     t, _ = play(policy, env_pool, [ls] * 50, max_length=room, max_new_tokens=ends - int(written[0]))
     assert t.stop == "context_limit" and len(t.ids) == room
@@ -315,7 +313,7 @@ def test_a_call_that_hangs_ends_the_rollout_as_the_policys_failure(policy):
 
 
 def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
-    """A policy that is right in three rollouts of eight. What it does in the others must not move its success."""
+    """The policy is right in three of eight rollouts; its other actions must not change its success rate."""
     right, wrong = ([render_call(call), "Done."] for call in (SUM.calls[0], Call("add", {"a": 7, "b": 7})))
     found = []
     with ProcessPool("bfcl", workers=2, timeout=0.5) as pool:
@@ -329,7 +327,7 @@ def test_failures_that_hang_count_as_failures_that_are_merely_wrong(policy):
 
 
 class Ending:
-    """A pool in which pwd is the call that ends a turn, as in worlds that have one."""
+    """A pool in which pwd is the call that ends a turn, as in some environments."""
 
     def __init__(self, pool):
         self._pool = pool
@@ -354,7 +352,7 @@ def test_what_a_message_calls_after_the_end_of_its_turn_is_not_done(policy, env_
 
 
 class Slow:
-    """A pool whose answers take each a random time."""
+    """A pool whose answers take random times."""
 
     def __init__(self, pool, seed):
         self._pool, self._random = pool, random.Random(seed)
@@ -377,7 +375,7 @@ class Slow:
 
 
 class Told:
-    """An engine that tells which conversations are served at once, and their lengths."""
+    """An engine that records which conversations are served together, and their lengths."""
 
     def __init__(self, engine, told):
         self._engine, self._told = engine, told
@@ -391,7 +389,7 @@ class Told:
 
 
 def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, env_pool):
-    """Seven conversations on four slots, in messages of different lengths: the same is asked for in each tick."""
+    """Seven conversations on four slots, with messages of different lengths: ticks get the same requests."""
     seeds = [[100 + i for i in range(7)]]
     limits, runs, ticks = Limits(max_length=400, max_new_tokens=48), [], []
     for pool in (env_pool, Slow(env_pool, 1), Slow(env_pool, 2)):
@@ -411,7 +409,7 @@ def test_rollouts_are_the_same_bits_however_long_the_environment_takes(policy, e
 
 
 def test_two_calls_at_once_are_served_one_after_the_other(policy, env_pool):
-    """An evaluation beside the next step's rollouts: with one cache they would push each other out of it for ever."""
+    """An evaluation beside the next step's rollouts: with one cache each would evict the other for ever."""
     engine = NativeEngine(policy.config, policy.params, slots=4, max_length=400, max_new_tokens=48, seed=3)
     limits = Limits(max_length=400, max_new_tokens=48)
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, limits, concurrency=4)

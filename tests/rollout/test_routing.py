@@ -1,4 +1,4 @@
-"""Routing replay: what the sampler's routers chose, from the engine's cache to the update's forward."""
+"""Routing replay: the sampler's expert choices, from the engine's cache to the update's forward."""
 
 import base64
 import dataclasses
@@ -59,8 +59,11 @@ def make_engine(record=True, cache_tokens=0):
 
 
 def converse(engine, between=lambda turn: None):
-    """Three turns of three conversations, the first two from the same prompt. Long and short observations, so
-    that prefill, extend and decode all feed some tokens; one conversation is evicted and comes back."""
+    """Three turns of three conversations, the first two with the same prompt.
+
+    Observations are long or short, so that prefill, extend and decode all feed tokens. One conversation is
+    evicted and comes back.
+    """
     rng = np.random.default_rng(0)
     draw = lambda n: rng.integers(0, MODEL.vocab_size, n).tolist()
     shared = draw(70)
@@ -99,7 +102,7 @@ def whole(params, tokens, segments, routing):
 
 
 def forward(params, t, routing=None):
-    """logprobs [T] (of the first token 0) and routing [T, A, K] of a trajectory; routing: to be used, or None."""
+    """logprobs [T] (of the first token 0) and routing [T, A, K]. routing: to be replayed, or None."""
     n = len(t.ids)
     row = lambda x: np.pad(np.asarray(x, np.int32), (0, LENGTH - n))[None]
     given = np.full((A, 1, LENGTH, K), -1, np.int32)
@@ -110,7 +113,7 @@ def forward(params, t, routing=None):
 
 
 def other_routers(params):
-    """The same weights, with routers that choose the experts that were chosen least."""
+    """The same weights, with routers that choose the least chosen experts."""
     change = lambda path, p: (
         -p if jax.tree_util.keystr(path, simple=True, separator="/").endswith("gate/kernel") else p
     )
@@ -138,11 +141,11 @@ def pack_for(learner, trajectories):
 
 @pytest.mark.parametrize("cache_tokens", [0, 256, 192], ids=["rows", "pages", "too few pages"])
 def test_the_engine_records_what_the_whole_forward_chooses(trajectories, cache_tokens):
-    """In pages, the first two share that of their prompt; where there are too few, conversations lose theirs."""
+    """With pages, the first two conversations share the prompt's; with too few, conversations lose theirs."""
     found = converse(make_engine(cache_tokens=cache_tokens)) if cache_tokens else trajectories
     assert [len(t.ids) for t in found] == [127, 121, 37]
     for t in found:
-        unfed = {0: 3, 1: 1, 2: 1}[t.rollout_index]  # the last token sampled, and what was observed after it
+        unfed = {0: 3, 1: 1, 2: 1}[t.rollout_index]  # the last sampled token, and the observation after it
         assert t.routing.shape == (len(t.ids), A, K) and t.routing.dtype == np.int16
         assert (t.routing[-unfed:] == -1).all()
         _, chosen = forward(random_params(MODEL), t)
@@ -179,14 +182,14 @@ def test_what_was_recorded_stays_when_the_weights_change_within_a_message():
     assert event_loop.run(engine.advance([request])) == [None]
     engine.update_weights(other_routers(random_params(MODEL)), 1)
     (c,) = event_loop.run(engine.generate([request]))
-    known = 40 + int(np.argmax(c.versions)) - 1  # tokens that the first weights were fed
+    known = 40 + int(np.argmax(c.versions)) - 1  # tokens fed by the first weights
     (before,) = event_loop.run(make_engine().generate([request]))
     np.testing.assert_array_equal(c.routing[:known], before.routing[:known])
     assert c.routing.shape == (63, A, K) and (c.routing[known:] != before.routing[known:]).any()
 
 
 def test_what_was_recorded_stays_when_pages_are_lost_within_a_message():
-    """Two pages: the second conversation loses its own, and is fed anew when other routers have come."""
+    """Two pages: the second conversation loses its own, and is fed again after the routers changed."""
     engine = make_engine(cache_tokens=128)
     asked = [Request(i, np.arange(i, 44 + i, dtype=np.int32), Sampling(1.0, 24), i) for i in range(2)]
     assert event_loop.run(engine.advance(asked)) == [None, None]
@@ -202,7 +205,7 @@ def test_what_was_recorded_stays_when_pages_are_lost_within_a_message():
 
 
 def test_nothing_that_was_recorded_stays_when_the_weights_change_before_a_message():
-    """Two pages: the second conversation waits, with the page of the prompt that it shares."""
+    """Two pages: the second conversation waits, holding the prompt's page that it shares."""
     engine, other = make_engine(cache_tokens=128), other_routers(random_params(MODEL))
     asked = [Request(i, np.arange(70, dtype=np.int32) % 61, Sampling(1.0, 24), i) for i in range(2)]
     assert event_loop.run(engine.advance(asked)) == [None, None]
@@ -256,7 +259,7 @@ def test_every_token_keeps_its_routing(items, pack_length, seed):
         )
         for n, valid in items
     ]
-    advantages = 1.0 + np.arange(len(items), dtype=np.float32)  # names the trajectory
+    advantages = 1.0 + np.arange(len(items), dtype=np.float32)  # identifies the trajectory
     batch = pack(
         samples(trajectories, advantages),
         pack_length=pack_length,
@@ -292,8 +295,11 @@ def test_a_trajectory_without_the_routing_is_refused_and_without_replay_nothing_
 
 
 def test_replay_gives_the_logprobs_of_an_explicit_routing(trajectories):
-    """With the sampler's weights those of the sampler; with other routers those that the routing gives, and
-    other ones without it."""
+    """The sampler's weights give the sampler's log-probabilities; other routers give those of the replayed
+    routing.
+
+    Without replay other routers give other ones.
+    """
     sampler = random_params(MODEL)
     for params, differs in ((sampler, 0), (other_routers(sampler), 0.1)):
         learner = make_learner(params)
@@ -355,7 +361,7 @@ def test_a_model_without_experts_is_refused():
 
 
 def spread_over_two_devices(path: str) -> None:
-    """The update of what is in the file, on one device and on two, over which rows and experts are spread."""
+    """The update of a saved trajectory, on one device and on two, which split rows and experts."""
     data = dict(np.load(path))
     expected = data.pop("expected")
     t = dataclasses.replace(trajectory(np.random.default_rng(0), len(data["ids"]), reward=1.0), **data)
@@ -376,7 +382,10 @@ def test_the_update_replays_on_a_mesh(trajectories, tmp_path):
     np.savez(
         tmp_path / "t.npz", ids=t.ids, mask=t.mask, logprobs=t.logprobs, routing=t.routing, expected=mismatch
     )
-    program = "import sys; from tests.rollout import test_routing; test_routing.spread_over_two_devices(sys.argv[1])"
+    program = (
+        "import sys; from tests.rollout import test_routing; "
+        "test_routing.spread_over_two_devices(sys.argv[1])"
+    )
     flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"}
     flags["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
@@ -393,7 +402,7 @@ def told(routing) -> str:
 
 
 def answer(seed, tokens) -> np.ndarray:
-    """[tokens, layers, K] as a server has it: zeros for the dense layer."""
+    """[tokens, layers, K] like a server's: zeros for the dense layer."""
     rng = np.random.default_rng(seed)
     routing = np.array([[rng.permutation(4)[:K] for _ in range(3)] for _ in range(tokens)]).reshape(
         tokens, 3, K

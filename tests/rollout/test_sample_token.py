@@ -1,4 +1,4 @@
-"""Sampling from logits: the inverse of the distribution function, by one random number and by two."""
+"""Sampling from logits by the inverse distribution function, with one random number and with two."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def drawn_from(logits, temperature=1.0, rows=ROWS):
 
 
 def peaked(size):
-    """Half of the mass on a few tokens of different blocks, half on all others."""
+    """Half of the mass lies on a few tokens of different blocks, half on all others."""
     logits = 0.1 * np.random.default_rng(1).normal(size=size)
     logits[[3, 4, size // 2, size - 1]] += np.log(size / 4) + np.array([0, 0.5, 1, -1])
     return logits.astype(np.float32)

@@ -1,4 +1,4 @@
-"""The server process: start, failure in one sentence, restart, nothing left behind; the patches for CPU."""
+"""The server process: start, failure in one sentence, restart, nothing left behind; the CPU patches."""
 
 import http.client
 import importlib.util
@@ -29,7 +29,7 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 
 
 def _members(session: int) -> dict[int, str]:
-    """Command lines of the living processes of a session: the supervisor and what it started."""
+    """Command lines of a session's living processes: the supervisor and its children."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -42,7 +42,7 @@ def _members(session: int) -> dict[int, str]:
 
 
 def started_by(supervisor: int) -> int:
-    """The only child of a server's supervisor, which leads the group of its processes; 0 where there is none yet."""
+    """The only child of a server's supervisor, the leader of its process group; 0 if there is none yet."""
     return int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text() or 0)
 
 
@@ -67,7 +67,7 @@ def _greedy(server: Server) -> dict:
 
 
 def _fake_python(folder: Path, script: str) -> str:
-    """A program that is started in the place of SGLang's python."""
+    """A program that runs instead of SGLang's python."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -89,7 +89,7 @@ def test_a_started_server_generates(sglang_server):
 
 
 def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, to_be_struck, tmp_path):
-    """Killed by another hand, like a crash; then back with a model of other numbers and another version."""
+    """A kill from outside acts like a crash; it returns with a model of other sizes and another version."""
     import numpy as np
     from safetensors.numpy import load_file, save_file
 
@@ -120,7 +120,7 @@ def test_killed_server_restarts_with_other_weights_at_its_url(sglang_server, to_
 
 
 def test_no_process_outlives_a_killed_owner(tmp_path):
-    """kill -9 while the scheduler is being born: SGLang's own children watch their parent only later."""
+    """kill -9 comes while the scheduler starts: SGLang's own children watch their parent only later."""
     program = (
         "import sys, time\nfrom coevolve_jax.rollout.sglang.server import Server\n"
         f"server = Server({str(TINY)!r}, log_path={str(tmp_path / 'log')!r})\n"
@@ -137,7 +137,7 @@ def test_no_process_outlives_a_killed_owner(tmp_path):
     assert "Uvicorn running" not in (tmp_path / "log").read_text()
 
 
-# ---- failures, with a program in the place of SGLang
+# ---- failures, with a program instead of SGLang
 
 
 def test_death_while_starting_quotes_this_start_only(tmp_path):
@@ -213,7 +213,7 @@ PATCHES = _patcher().PATCHES
 
 
 def _site_packages(folder: Path, versions: dict[str, str], around: str = "x = 1") -> None:
-    """Installs packages whose patched files hold the text to be patched with `around` before and after it."""
+    """Installs packages whose patched files hold the text to patch, with `around` before and after it."""
     for package, version in versions.items():
         info = folder / f"{package}-{version}.dist-info"
         info.mkdir(parents=True)

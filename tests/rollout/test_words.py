@@ -1,4 +1,4 @@
-"""A real SGLang server that speaks in words: an explorer asks it over HTTP, and its engine fits answers to schemas."""
+"""A real SGLang server with text: an explorer asks it over HTTP, and its engine fits answers to schemas."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def server(to_be_struck):
-    """With the weights of the tiny policy."""
+    """The server with the weights of the tiny policy."""
     server = to_be_struck().wait_until_ready()
     given = post(server, "/update_weights_from_disk", {"model_path": str(TINY), "weight_version": "0"})
     assert given["success"], given
@@ -30,8 +30,11 @@ def server(to_be_struck):
 
 
 def test_a_real_server_whose_model_knows_nothing(server, pool):
-    """SGLang serves the tiny policy, which has never seen such prompts: its answers fit the schemas where the server
-    constrains them, and make no sense. All of it is refused, counted and survived."""
+    """SGLang serves the tiny policy, which never saw such prompts.
+
+    Its answers fit the schemas where the server constrains them, and make no sense. The run refuses, counts
+    and survives all of them.
+    """
     scenarios = bfcl.scenarios("train", {"toolsets": ("TicketAPI",)})[:3]
     spoken_to = SimpleNamespace(url=f"{server.url}/v1")
     for constrained in (True, False):
@@ -47,12 +50,12 @@ def test_a_real_server_whose_model_knows_nothing(server, pool):
         assert stats.added == 0 and costs["llm_requests/explore"] >= 18 and costs["llm_tokens"] > 10_000
         assert sum(failed.values()) >= 18 - stats.environment_steps
         assert failed.keys() <= {"no_such_tool", "truncated", "wrong_schema", "no_json", "empty"}
-        # A constrained answer is JSON of the right form, unless it is cut: what is wrong with it is its sense.
+        # A constrained answer is JSON of the right form, unless it is truncated; only its content is wrong.
         assert ("no_such_tool" in failed) == constrained or "truncated" in failed
 
 
 def test_the_engine_over_a_real_server_constrains_what_it_samples(server):
-    """The policy as its own explorer, where a server that speaks in words serves it (tests/explorers/test_policy_explorer.py)."""
+    """The policy as its own explorer, served with text (tests/explorers/test_policy_explorer.py)."""
     policy = build.policy(TINY)
     engine = SGLangEngine(
         policy.config,

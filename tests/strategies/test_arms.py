@@ -1,4 +1,4 @@
-"""What the methods remember and ask for when the training set evolves, beside slow references over random histories."""
+"""Memories and requests of the methods when D_t evolves, beside slow references over random histories."""
 
 import json
 import math
@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 10**6)
 
 
 class Lab:
-    """Notes what it is asked for. Tool x is offered in the scenarios of places[x]."""
+    """Records its requests. Tool x is on offer in the scenarios of places[x]."""
 
     def __init__(self, places=None, scenarios=4, tasks=()):
         self.scenarios = [Task(f"scenario_{n}", "made_up", {"n": n}) for n in range(scenarios)]
@@ -56,7 +56,7 @@ class Lab:
 
 
 def again(strategy, config):
-    """As it comes back from a checkpoint."""
+    """The strategy as a checkpoint restores it."""
     state = json.loads(json.dumps(strategy.to_json()))
     return build.strategy(config, {"strategy": {"name": config.strategy.name, "state": state}})
 
@@ -65,7 +65,7 @@ def again(strategy, config):
 
 
 def missed_calls(task, t):
-    """(tool, whether it was missed) of the reference calls that a rollout came to."""
+    """(tool, whether it was missed) for the reference calls that a rollout reached."""
     said = [
         (s.call.name, json.dumps(s.call.arguments, sort_keys=True)) for s in t.steps if s.call is not None
     ]
@@ -93,9 +93,10 @@ def missed_calls(task, t):
 def test_blame_remembers_the_first_visits_and_lets_them_fade(
     seed, first_sight, memory, sharpness, breadth, chasing, saved
 ):
-    """saved: before which of the steps the run was killed and went on."""
+    """saved: the steps before which the run is killed and resumed."""
     own = {
-        "first_sight": first_sight, "memory": memory, "sharpness": sharpness, "breadth": breadth, "chasing": chasing,
+        "first_sight": first_sight, "memory": memory, "sharpness": sharpness, "breadth": breadth,
+        "chasing": chasing,
     }  # fmt: skip
     changes = {"steps": 40, "evolution.every": 1, "evolution.tasks": 9, "seed": seed % 7}
     config = settings_of("blame", **changes, **{f"strategy.{name}": value for name, value in own.items()})
@@ -134,7 +135,7 @@ def test_blame_remembers_the_first_visits_and_lets_them_fade(
     lab, luck, drawn = Lab(), rng_for(config.seed, "evolve", last), []
     names = [tool for tool in sorted(weights) if weights[tool] > 1e-12]
     assert blame.tool_weights(strategy._tools, sharpness, chasing) == pytest.approx(weights, abs=1e-12)
-    if any(0 < w < 1e-9 for w in weights.values()):  # where rounding decides
+    if any(0 < w < 1e-9 for w in weights.values()):  # rounding decides
         return
     while names and len(drawn) < 9:
         share = np.array([weights[name] for name in names])
@@ -171,7 +172,7 @@ def test_each_step_draws_anew_from_equal_weights():
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-# Tools that are asked for by name
+# Tools that are requested by name
 
 
 def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_gives_a_task():
@@ -182,7 +183,11 @@ def test_a_tool_is_explored_where_it_is_offered_and_elsewhere_again_until_it_giv
     ((contexts, asked),) = lab.asked
     assert [c.id for c in contexts] == ["blame/5/0/a/0", "blame/5/1/b/0", "blame/5/3/a/0"]
     assert [(c.must, c.focus_pattern) for c in contexts] == [((t,), (t,)) for t in "aba"]
-    assert {name: asked[name] for name in ("wanted", "kind", "step")} == {"wanted": 7, "kind": "signal", "step": 5}  # fmt: skip
+    assert {name: asked[name] for name in ("wanted", "kind", "step")} == {
+        "wanted": 7,
+        "kind": "signal",
+        "step": 5,
+    }
     places, unproductive = Counter(), contexts[0]
     for n in range(1, 60):
         unproductive = asked["relocate"](unproductive)
@@ -250,13 +255,13 @@ def test_a_probe_counts_valid_rollouts_only():
     assert solvable(config, Half(), 0, 2)([task]) == [Verdict(None, 2 / 3)]
 
 
-# Which groups count
+# Groups that count
 
 
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_what_is_skipped_and_what_is_filtered_are_two_settings(skip, filtered):
-    """The filter sees every group that has spread, whatever is skipped."""
+    """The filter sees every group with spread, whatever is skipped."""
     own = {"learner.skip_zero_variance_groups": skip, "learner.group_filter": filtered}
     config, rng = settings_of("static", **own), np.random.default_rng(4)
     groups = [g for _ in range(8) for g in some_groups(rng)]
@@ -306,7 +311,10 @@ def test_the_kinds_take_turns_and_failures_come_before_successes(seed, count):
 
 def test_which_evidence_is_told_and_where_a_placebo_goes_depends_on_the_step():
     rng = np.random.default_rng(2)
-    groups = [Group(t, tuple(as_(a_rollout(rng, t, m), m % 2, True) for m in range(4))) for t in (a_task(rng, f"t{i}") for i in range(8))]  # fmt: skip
+    groups = [
+        Group(t, tuple(as_(a_rollout(rng, t, m), m % 2, True) for m in range(4)))
+        for t in (a_task(rng, f"t{i}") for i in range(8))
+    ]
     changes = {"steps": 40, "evolution.every": 1, "evolution.contexts": 3}
     told, moved = [], []
     for step in (3, 3, 4):
@@ -323,7 +331,7 @@ def test_which_evidence_is_told_and_where_a_placebo_goes_depends_on_the_step():
 
 
 def test_evidence_of_one_group_only_is_that_groups():
-    """Two tasks with rollouts of the same numbers, and signals of each kind on one of them only."""
+    """Two tasks have rollouts of the same numbers; one alone has signals, of each kind."""
     rng = np.random.default_rng(0)
     groups = [Group(t, tuple(a_rollout(rng, t, m) for m in range(3))) for t in (a_task(rng, n) for n in "pq")]
     found = [Signal("rare", "p", 1, 0, "a"), Signal("boundary", "q", 2, 0), Signal("rare", "q", 0, 0, "b")]

@@ -1,4 +1,4 @@
-"""What made static, random and coevolve differ in more than they claim to, each as a test (docs/notes/results.md)."""
+"""Each test removes an unstated difference between static, random and coevolve (docs/notes/results.md)."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def settings_of(name="coevolve", **changes):
     return override(TINY, {"model": str(ROOT / "models" / "tiny_qwen3"), "strategy.name": name, **changes})
 
 
-# 1. What is born is trained on.
+# 1. New tasks are trained on.
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 15))
@@ -69,9 +69,11 @@ def test_every_method_keeps_to_it(name):
 BAD = {
     "seed": -1, "mesh.data": 0, "mesh.tensor": 0, "rollout.tasks_per_step": 0, "rollout.max_new_tokens": 0,
     "rollout.max_steps": 0, "rollout.max_length": 10, "engine.max_concurrency": 0, "data.min_calls": 99,
-    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.num_rollouts": 0, "evaluation.temperature": -1.0,
+    "signals.window": 0, "signals.rare_percent": 500.0, "evaluation.num_rollouts": 0,
+    "evaluation.temperature": -1.0,
     "evolution.contexts": 0, "evolution.rounds": 0, "evolution.steps": 0, "evolution.proposals": 0,
-    "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5, "learner.weight_decay": -1.0,
+    "learner.max_grad_norm": 0.0, "learner.clip_low": -0.1, "learner.clip_high": -0.5,
+    "learner.weight_decay": -1.0,
     "learner.kl_coef": float("inf"), "learner.lora_targets": "[", "environment.call_timeout": 0.0,
     "logging.trajectories_every": 0, "logging.trajectories": -1,
 }  # fmt: skip
@@ -82,7 +84,7 @@ def test_a_value_that_no_run_can_have_is_refused_before_anything_is_made(key):
     named = {"rollout.max_length": "rollout.max_new_tokens"}.get(key, key)
     with pytest.raises(ValueError, match=rf"config\.{named} is .*: it must be "):
         configs.check(settings_of(**{key: BAD[key]}))
-    if key == "learner.max_grad_norm":  # which would turn the gradient round
+    if key == "learner.max_grad_norm":  # it would reverse the gradient
         with pytest.raises(ValueError, match="max_grad_norm is -1.0: it must be above 0"):
             configs.check(settings_of(**{key: -1.0}))
 
@@ -94,7 +96,7 @@ def test_an_explorer_that_is_allowed_no_token_is_refused():
         configs.check(override(config, {"explorer.max_tokens": 0}))
 
 
-# 2. A bound on growth is met by all, and counted. (test_loop.py runs it in whole runs.)
+# 2. All strategies respect a bound on growth and count it. (tests/loop/test_loop.py covers whole runs.)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def test_free_exploration_is_probed_like_any_other(pool):
     how = dict(kind="random", step=1, wanted=6)
     scenarios, made = build.scenarios(settings_of()), synthesizer(pool)
 
-    def odd(tasks):  # by what they are, so that rounds with fewer tasks refuse the same ones
+    def odd(tasks):  # by their content, so that rounds with fewer tasks refuse the same ones
         return [Verdict(None if len(t.calls) % 2 else "never_solved", 0.5) for t in tasks]
 
     tasks = TaskPool()
@@ -143,11 +145,11 @@ def test_free_exploration_is_probed_like_any_other(pool):
     stats = made.synthesize_unguided(
         none, scenarios, SynthesisRequest(rng=np.random.default_rng(0), admit=refuse, **how)
     )
-    assert (len(none), stats.added) == (0, 0) and 0 < len(asked) <= 20  # ends, though nothing was found
+    assert (len(none), stats.added) == (0, 0) and 0 < len(asked) <= 20  # it ends, though it found nothing
 
 
 def test_only_a_run_that_begins_needs_all_that_it_asks_for(pool):
-    """As where a budget is spent or no endpoint answers: then D_t grows by less, whatever the strategy."""
+    """Later, a spent budget or a dead endpoint means less growth of D_t, for any strategy."""
     config = settings_of(**{"evolution.rounds": 1, "evolution.steps": 1, "data.min_calls": 5})  # no such task
     made = Synthesizer(build.explorer(config), bfcl.tools, pool, config, None)
     how = dict(wanted=2, kind="random", step=1)
@@ -182,7 +184,7 @@ def test_the_probe_of_free_exploration_is_its_own_key():
     assert asked[0] is None and asked[1] is not None
 
 
-# 3. A checkpoint of static stays small; evidence is kept without its tokens.
+# 3. A checkpoint of static stays small; evidence is saved without its tokens.
 
 
 def test_what_a_strategy_remembers_is_bounded_and_without_tokens():
@@ -201,7 +203,7 @@ def test_what_a_strategy_remembers_is_bounded_and_without_tokens():
     )
 
 
-# 4. Only a tool is an action. (test_env_family.py has the agent.)
+# 4. Only a tool is an action. (tests/envs/test_env_family.py covers the agent.)
 
 
 def test_a_call_to_what_is_no_tool_is_no_action():
@@ -216,7 +218,7 @@ def test_a_call_to_what_is_no_tool_is_no_action():
     assert history.action_counts == {"ls": 1}
 
 
-# 5. A task that no rollout can hold is not a task.
+# 5. A task that no rollout can hold is refused.
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +227,7 @@ def policy():
 
 
 class Says:
-    """An engine that plays the reference of a task, one call in a message."""
+    """An engine that plays a task's reference, one call per message."""
 
     batches = False
 
@@ -307,7 +309,7 @@ def test_what_does_not_fit_or_leaves_out_what_is_asked_for_is_refused(pool):
 
 
 def test_a_bound_on_the_kl_of_a_token():
-    """k3 up to the bound; from there a straight line, so that a token far from the reference is still pulled."""
+    """k3 up to the bound, then a straight line: a token far from the reference is still pulled."""
     delta = jnp.asarray([-30.0, -0.5, 0.0, 0.3, 2.0, 10.0, 500.0])
     free, bounded = (losses.kl(jnp.zeros(7), delta, "k3", bound) for bound in (0.0, 10.0))
     knee = scipy.optimize.brentq(lambda d: np.exp(d) - 1 - d - 10, 0, 10)
@@ -320,7 +322,7 @@ def test_a_bound_on_the_kl_of_a_token():
     np.testing.assert_allclose(gradient[5:], 1 - np.exp(knee), rtol=1e-6)
 
 
-# 8. Development and test are apart.
+# 8. Development and test are disjoint.
 
 
 def test_development_and_test_are_halves_of_the_evaluation_side():
@@ -338,7 +340,7 @@ def test_development_and_test_are_halves_of_the_evaluation_side():
     assert starts["development"].isdisjoint(starts["test"]) and min(map(len, fair.values())) >= 20
 
 
-# 9. Draws: tests/synthesis/test_task_pool.py. The weights of p (1 - p), and tasks that are drawn no more:
+# 9. Draws: tests/synthesis/test_task_pool.py. Here: weights of p (1 - p), and retired tasks.
 
 
 def test_sampling_weights():
@@ -548,7 +550,7 @@ def test_blame_finds_the_weak_tool_and_asks_for_tasks_with_it():
         "scenario_0",
         "scenario_1",
         "scenario_2",
-    }  # wherever it is offered
+    }  # wherever it is on offer
 
 
 def test_the_frozen_test_names_the_settings_that_its_arm_runs():
@@ -558,7 +560,7 @@ def test_the_frozen_test_names_the_settings_that_its_arm_runs():
     assert override(piloted, {"environment.eval_split": "test"}) == frozen
 
 
-# Sets of a known make-up
+# Sets of a known composition
 
 
 @settings(max_examples=30, deadline=None)
@@ -573,7 +575,7 @@ def test_chosen_sets(seed):
     times = [sum(f"tool_{i}" in choice.tools_of(t) for t in few) for i in range(8)]
     assert times[7] == 6 and min(times[:7]) >= 0.6 * np.mean(
         times[:7]
-    )  # all that there are, the others about as often
+    )  # all that exist, the others about as often
     weak = ("tool_0", "tool_3")
     scarce = choice.scarce(many, 20, weak, 1, 2, np.random.default_rng(seed))
     assert len({t.id for t in scarce}) == 20 and [t for t in many if t in scarce] == scarce

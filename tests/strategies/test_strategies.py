@@ -1,4 +1,4 @@
-"""The strategy seam: the suite on every strategy, faults that it must catch, and three methods that run for real."""
+"""Strategies: the suite on each, faults that it must catch, and three methods that run for real."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.support.strategies import faulty
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 OURS = ("coevolve", "random", "static", "blame", "oracle")
-EXAMPLES = ("unsolved", "failing")  # of docs/guides/add_strategy.md
+EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
     "tests.support.strategies.curriculum",
     "tests.support.strategies.replay",
@@ -26,8 +26,10 @@ SMALL_ONES = (
 )
 SMALL = {
     "steps": 4, "data.initial_tasks": 8, "rollout.tasks_per_step": 2, "rollout.group_size": 4,
-    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2, "evolution.freeze_last_steps": 1, "evolution.tasks": 3,
-    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.num_rollouts": 1, "checkpoint.every": 1, "checkpoint.keep": 9,
+    "engine.max_concurrency": 8, "learner.rows_per_microbatch": 2, "evolution.every": 2,
+    "evolution.freeze_last_steps": 1, "evolution.tasks": 3,
+    "evolution.contexts": 4, "evaluation.tasks": 4, "evaluation.num_rollouts": 1, "checkpoint.every": 1,
+    "checkpoint.keep": 9,
     "environment.workers": 1, "signals.rare_percent": 20.0, "logging.trajectories_every": 1,
 }  # fmt: skip
 
@@ -57,14 +59,14 @@ def test_every_strategy_passes_the_suite(name, learner):
 def test_the_suite_catches_faults(monkeypatch, fault, why):
     monkeypatch.setitem(faulty.DEFAULTS, "fault", fault)
     with pytest.raises(AssertionError, match=why):
-        # So many steps that some made-up rollout, of which one in twenty is, is invalid.
+        # Enough steps for an invalid rollout: one in twenty made-up ones is.
         check_strategy(
             "tests.support.strategies.faulty", settings("static", **{"learner.group_filter": True}), steps=20
         )
 
 
 def test_weights_of_tools_do_not_depend_on_the_order_in_which_they_were_met():
-    """A strategy that goes on has them by name."""
+    """A resumed strategy has them in order of their names."""
     for seed in range(200):
         rng = np.random.default_rng(seed)
         attempts = rng.uniform(0.1, 40, 12).tolist()
@@ -81,7 +83,7 @@ def rows(workdir: Path, name: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The three small methods, run for real on BFCL; by name."""
+    """The workdirs of the three small methods, run for real on BFCL; by name."""
     folder, done = tmp_path_factory.mktemp("runs"), {}
     for name in SMALL_ONES:
         done[name.rpartition(".")[2]] = folder / name
@@ -93,7 +95,7 @@ def test_a_curriculum_learns_which_sizes_teach(runs):
     saved = json.loads((runs["curriculum"] / "checkpoints/step_00000004/state.json").read_text())["state"]
     values = saved["strategy"]["state"]["values"]
     assert values and any(v > 0 for v in values.values())
-    # Three tasks of one evolution, twice each: after the last step there is none.
+    # Three tasks of one evolution, twice each: after the last step there is no evolution.
     assert saved["ledger"]["rollouts/probe"] == 3 * 2
     born = [t["lineage"]["kind"] for t in rows(runs["curriculum"], "tasks.jsonl")]
     assert born == ["initial"] * 8 + ["random"] * 3

@@ -7,11 +7,12 @@ import urllib.parse
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE = 60_000  # milliseconds: a busy machine draws slowly
+PATIENCE = 60_000  # milliseconds; a busy machine draws slowly
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 needs_browser = pytest.mark.skipif(
     not CHROMIUM,
-    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable CHROMIUM",
+    reason="no Chromium: install one (Debian: apt-get install chromium), or name yours in the variable "
+    "CHROMIUM",
 )
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -30,7 +31,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """visit(address, **options) opens a page; a dialog, an error or a request elsewhere fails the test."""
+    """visit(address, **options) opens a page. A dialog, an error or a foreign request fails the test."""
     opened, wrong = [], []
 
     def visit(address, **options):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 class Stopwatch:
-    """Seconds since it was made, less those for which this process and its children waited for a core.
+    """Seconds since its creation, less the time that this process and its children waited for a core.
 
-    The kernel keeps the latter per thread. Where none waits, on a quiet machine, this is the wall time.
+    The kernel keeps the waiting time per thread. On a quiet machine the result is the wall time.
     """
 
     def __init__(self):
@@ -21,7 +21,7 @@ class Stopwatch:
 
 
 def _waited() -> dict[str, float]:
-    """Seconds on a run queue since its start, of each thread of this process and of its children."""
+    """Seconds on a run queue since its start, for each thread of this process and its children."""
     children = [
         child for task in Path("/proc/self/task").iterdir() for child in _read(task / "children").split()
     ]
@@ -38,6 +38,6 @@ def _read(file: Path) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time that a process has computed, in steps of 10 ms."""
+    """CPU time of a process in seconds, in steps of 10 ms."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

@@ -40,7 +40,7 @@ def trajectory(rollout_index, reward, *steps, valid=True):
 
 
 def file_task(*calls):
-    """A small file system and the calls as the reference of one turn."""
+    """A task of one turn in a small file system, with `calls` as its reference."""
     contents = {
         "a.txt": {"type": "file", "content": "one\ntwo"},
         "sub": {"type": "directory", "contents": {}},
@@ -57,7 +57,7 @@ def recorded(pool, task, calls):
 
 
 def evidence(kind, task, own, siblings=(), step=1, pattern=None):
-    """A signal of this kind, carried by the trajectory `own`."""
+    """A signal of this kind, whose trajectory is `own`."""
     return Evidence(Signal(kind, task.id, own.rollout_index, step, pattern), Group(task, (*siblings, own)))
 
 

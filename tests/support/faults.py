@@ -1,4 +1,4 @@
-"""A proxy on loopback before a real server, which does to requests what networks and servers do."""
+"""A proxy on loopback before a real server, which adds the faults of networks and servers."""
 
 import asyncio
 import json
@@ -10,12 +10,12 @@ from coevolve_jax import event_loop
 
 
 class Proxy:
-    """Forwards everything to `target`, but does to /generate what `faults` holds next: "reset", "500", "truncate",
-    "hang", "abort", "garbage" or "pass". `always` is done to each request of every kind, "" for nothing; always_at
-    to those of a path.
+    """Forwards everything to `target`, with faults. A context manager; `url` is where it listens.
 
-    A context manager; url is where it listens. seen: bodies of the /generate requests. aborted: ids of those that
-    it was told to abort. posted: paths of all POSTs. pretended: what answers at a path say instead of the target's word.
+    faults: what it does to the next /generate requests: "reset", "500", "truncate", "hang", "abort",
+    "garbage" or "pass". always: what it does to every request of any kind, "" for nothing. always_at: the
+    same for a path. seen: bodies of the /generate requests. aborted: ids that it was told to abort. posted:
+    paths of all POSTs. pretended: by path, what answers say instead of the target's word.
     """
 
     def __init__(self, target: str):
@@ -85,7 +85,7 @@ class Proxy:
 
 
 def aborted(answer: dict) -> dict:
-    """The same answer, given up after its first half, as a server does that runs out of memory."""
+    """The same answer, aborted after its first half, like a server that runs out of memory."""
     half = len(answer["output_ids"]) // 2
     meta = answer["meta_info"]
     meta["output_token_logprobs"] = meta["output_token_logprobs"][:half]

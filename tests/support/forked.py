@@ -1,8 +1,8 @@
-"""Starts of a program without the seconds that its imports take: forked from a process that has imported them before.
+"""Starts programs without the seconds of their imports: forks a process that has imported them before.
 
-That process, the zygote, has the environment of the starts, and no JAX backend yet. Everything else is as when the
-program is started anew, but that all starts of one zygote share what Python draws when it starts, the order of sets
-for one: what is compared with them bit by bit comes from a process of its own. As a program, this file is the zygote.
+That process, the zygote, has the environment of the starts and no JAX backend yet. Its starts equal fresh
+ones, but they share Python's hash seed, and so the order of sets. A reference for a comparison bit by bit
+must therefore come from a process of its own. Run as a program, this file is the zygote.
 """
 
 import functools
@@ -20,19 +20,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # a zygote finds no module of tests/
-# What a run of experiments/main.py imports, at its start and later.
+ROOT = Path(__file__).resolve().parents[2]  # a zygote has no module of tests/ on its path
+# A run of experiments/main.py imports these, at its start and later.
 RUN = "coevolve_jax.train", "coevolve_jax.explorers.scripted", "bfcl_eval", "scipy.stats", "tensorboardX"
 OPTIMISES = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 LATE = (
     "XLA_FLAGS",
     "NPROC",
     OPTIMISES,
-)  # variables that JAX reads when its backend starts, or is told: one zygote serves all
+)  # variables that JAX reads when its backend starts: one zygote serves all their values
 
 
 class Start:
-    """What subprocess.Popen is, of `python PROGRAM ARGUMENT...`; what it writes is kept for `communicate`."""
+    """subprocess.Popen for `python PROGRAM ARGUMENT...`; it keeps the output for `communicate`."""
 
     def __init__(self, arguments: Sequence[str], env: Mapping[str, str], cwd: Path = ROOT):
         self.args, self.returncode = list(map(str, arguments)), None
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Complete
 
 @functools.cache
 def _zygote(env: tuple[tuple[str, str], ...]) -> tuple[socket.socket, subprocess.Popen]:
-    """It ends with this process, when this end of its socket closes."""
+    """Starts a zygote. It ends when this end of its socket closes, so at the latest with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         program = [sys.executable, __file__, str(theirs.fileno())]
@@ -100,9 +100,9 @@ def _serve(channel: socket.socket) -> None:
     del sys.path[0]  # this folder
     for module in RUN:
         importlib.import_module(module)
-    gc.freeze()  # what is imported is not searched for garbage in each start, and so not copied
+    gc.freeze()  # starts need not search (and so copy) the imported objects
     gc.set_threshold(20_000, 20, 20)  # as in conftest.py
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who waits for a start is not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps ended starts; nobody waits for them here
     while True:
         request, files, _, _ = socket.recv_fds(channel, 2**16, 3)
         if not request:
@@ -115,7 +115,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _start(arguments: list[str], late: dict[str, str], cwd: str, told: int, out: int, err: int) -> None:
-    """Tells the process id of the start and, when it has ended, its exit code."""
+    """Sends the start's process id and, when it has ended, its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid:
@@ -128,7 +128,7 @@ def _start(arguments: list[str], late: dict[str, str], cwd: str, told: int, out:
     os.dup2(err, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where Ctrl-C is ignored
     os.environ.update(late)
-    if OPTIMISES in late:  # read when JAX was imported
+    if OPTIMISES in late:  # JAX read this when it was imported
         sys.modules["jax"].config.update(OPTIMISES.lower(), late[OPTIMISES] == "1")
     os.chdir(cwd)
     sys.argv = arguments

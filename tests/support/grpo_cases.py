@@ -1,4 +1,4 @@
-"""A model, a learner's config and trajectories, small and random, for the tests of coevolve_jax/grpo."""
+"""A model, a learner's config and trajectories, small and random, for tests of coevolve_jax/grpo."""
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def make_learner(params, **changes) -> Learner:
 
 
 def programs_of(learner) -> int:
-    """How many programs of the update it has compiled, for itself and for learners of equal settings."""
+    """How many programs of the update it has compiled, shared with learners of equal settings."""
     return learner._programs.update_step._cache_size()
 
 
@@ -92,7 +92,7 @@ def moved(params, seed=5):
 
 
 def samples(trajectories, advantages) -> list[TrainingSample]:
-    """Of the valid trajectories, each with one advantage on all its tokens."""
+    """Samples of the valid trajectories, each with one advantage on all its tokens."""
     pairs = zip(trajectories, advantages, strict=True)
     return [TrainingSample(t, np.full(len(t.ids), a, np.float32)) for t, a in pairs if t.outcome.valid]
 

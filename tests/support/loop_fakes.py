@@ -1,7 +1,7 @@
-"""What stands around the loop in its tests: a policy that is a number, roles that play with lamps, worlds in this process.
+"""Fakes for tests of the loop: a policy that is a number, roles that play with lamps, in-process worlds.
 
-All of it is a function of what it is given. The loop of the package and the loop of reference_loop.py use the same
-`write`, roles and lamps, and nothing else in common.
+Each is a function of its arguments. The loop of the package and the loop of reference_loop.py share `write`,
+the roles and the lamps, and nothing else.
 """
 
 import hashlib
@@ -23,13 +23,16 @@ BLUNDERS = "level level level lamp lamp unknown malformed none none smash spin l
 
 
 def noise(*key) -> float:
-    """In [0, 1), a function of the key."""
+    """A number in [0, 1), a function of the key."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest()) / 2**32
 
 
 class Chat:
-    """A token is a character. A query stands in <>, answers in [], and each message begins with a mark of its own
-    (a character above 255, which tells which rollout wrote it) and ends with a full stop."""
+    """A chat format whose tokens are characters.
+
+    A query stands in <>, answers in []. Each message begins with a mark of its own and ends with a full stop.
+    The mark is a character above 255 and tells which rollout wrote the message.
+    """
 
     stop_ids = (ord("."),)
 
@@ -61,12 +64,12 @@ CHAT = Chat()
 
 
 def write(weights, version, ids, seed, temperature) -> Completion:
-    """One assistant message by a policy: mostly the next calls that the query asks for, sometimes a blunder."""
+    """One assistant message of a policy: mostly the next calls of the query, sometimes a blunder."""
     said = CHAT.decode(ids)
     query, _, since = said[said.rindex("<") + 1 :].partition(">")
     asked = query.split("; ")
     done = sum(len(m.split("; ")) for m in re.findall("[\u0100-\uffff]([^.]*)[.]", since))
-    key = (weights, query, done, temperature, temperature and seed)  # greedy is without chance
+    key = (weights, query, done, temperature, temperature and seed)  # greedy decoding ignores the seed
     skill = noise("skill", weights, query)
     skill = 0.1 if skill < 0.2 else 1.0 if skill < 0.5 else 0.8
     at_once = 1 + (noise("at once", *key) < 0.2)
@@ -81,7 +84,7 @@ def write(weights, version, ids, seed, temperature) -> Completion:
     new = [0x100 + int(noise(seed, len(ids)) * 2000), *map(ord, body), *CHAT.stop_ids]
     if finish == "abort":
         new = new[:1]
-    # A served engine may answer with weights that have been replaced since: the first token says so.
+    # A served engine may answer with outdated weights; the first token tells which.
     ages = np.zeros(len(new), np.int32)
     ages[0] = noise("age", version, seed, len(ids)) < 0.03
     return Completion(
@@ -94,12 +97,12 @@ def write(weights, version, ids, seed, temperature) -> Completion:
 
 
 def next_weights(weights, learned) -> int:
-    """What an update makes of the policy, from the token ids of what it learned."""
+    """Weights after an update: a function of the token ids that it learned from."""
     return int(noise(weights, sorted(learned)) * 2**32) if learned else weights
 
 
 class Lamplighter:
-    """The four roles of an explorer, each by the generator that it is given."""
+    """The four roles of an explorer. Each draws from the generator that it is given."""
 
     def __init__(self, tell=lambda *event: None):
         self.tell = tell
@@ -138,7 +141,7 @@ class Lamplighter:
         return [[p for _ in range(limits.proposals) if (p := self._propose(x, limits))] for x in explorations]
 
     def _propose(self, x, limits):
-        """A piece of a round, here and there with a fault in it, in a few turns."""
+        """Proposes a piece of a round in a few turns, sometimes with a fault."""
         if not x.triplets or x.rng.random() < 0.1:
             return None
         first = x.triplets[x.rng.integers(len(x.triplets))]
@@ -161,7 +164,7 @@ class Lamplighter:
         )
 
     def judge(self, proposals, answered):
-        """Why the answers of each turn are not those that exploration recorded."""
+        """Says for each turn why its answers differ from those of exploration."""
         opinions = []
         for p, own in zip(proposals, answered, strict=True):
             wanted, row = iter(p.observations), []
@@ -175,7 +178,7 @@ class Lamplighter:
 
 
 def as_rows(e):
-    """Evidence as plain values, without tokens: a checkpoint does not keep them."""
+    """Evidence as plain values, without tokens, which a checkpoint does not keep."""
     return e.signal.to_json(), e.task.id, [t.to_json() for t in e.group.trajectories]
 
 
@@ -221,7 +224,7 @@ class Worlds:
 
 
 class Engine:
-    """rollout.engine.Engine. What it writes depends on the weights that it was given last."""
+    """rollout.engine.Engine. Its output depends on the weights that it received last."""
 
     def __init__(self, weights, batches, tell):
         self.weights, self.version, self.batches, self.tell = int(weights), 0, batches, tell
@@ -244,7 +247,7 @@ class Engine:
 
 
 class Learner:
-    """grpo.learner.Learner whose policy is a number, and whose update says what the batch holds."""
+    """grpo.learner.Learner whose policy is a number and whose update reports the batch's content."""
 
     routing, scores, keeps_reference, score = (0, 0), False, True, None
 
@@ -275,8 +278,11 @@ class Learner:
 
 
 def unpack(batch):
-    """(token ids, what the policy wrote, its advantages, its log-probabilities, its ages where the batch has them) of each
-    trajectory, sorted by the ids."""
+    """One tuple per trajectory, sorted by token ids.
+
+    Each holds (token ids, whether the policy wrote them, advantages, log-probabilities, and ages where the
+    batch has them).
+    """
     found = []
     for r in np.ndindex(batch.tokens.shape[:2]):
         for segment in range(1, batch.segment_ids[r].max(initial=0) + 1):
@@ -285,7 +291,8 @@ def unpack(batch):
             found.append(
                 (
                     tuple(batch.tokens[r][here].tolist()),
-                    (False, *mask[:-1].tolist()),  # a batch has what predicts a token one place before it
+                    # A batch stores a token's values one place earlier, where it is predicted
+                    (False, *mask[:-1].tolist()),
                     batch.advantages[r][here][mask].tolist(),
                     batch.sampler_logprobs[r][here][mask].tolist(),
                     batch.ages[r][here][mask].tolist() if batch.ages.size else [],

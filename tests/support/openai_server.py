@@ -1,7 +1,7 @@
 """A server that speaks the OpenAI protocol and plays the four roles by driving the scripted explorer.
 
-It is given nothing but the requests: it reads tools and steps out of the prompts, as a model would, and answers in
-words and JSON. `faults` holds what it does to the next requests instead (see `FAULTS`).
+It sees the requests alone. It reads tools and steps from the prompts, like a model, and answers in text and
+JSON. `faults` lists its misbehaviour for the next requests (see `FAULTS`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from coevolve_jax.explorers.scripted import abstractor, explorer
 from coevolve_jax.types import Call, Context, Observation, Task, Triplet
 
 KEY = "sk-the-key-of-the-tests"
-MOST_CALLS = 6  # of a task
+MOST_CALLS = 6  # calls of a task
 BFCL = envs.load("bfcl")
 SCRIPTED = explorer.Explorer(BFCL.action_pattern)
 
@@ -91,7 +91,7 @@ async def packed(request):
     return answer
 
 
-# What it does -> (the name that the client gives it, whether another attempt is made, the behaviour).
+# Misbehaviour -> (the client's name for it, whether the client tries again, the behaviour).
 FAULTS = {
     "429": ("rate_limited", True, status(429)),
     "429 for an hour": ("rate_limited", True, status(429, {"Retry-After": "3600"})),
@@ -107,7 +107,8 @@ FAULTS = {
     "half a JSON": ("no_json", False, replied(text='{"tool": "ls", "arguments": {"a": }')),
     "half a character": ("no_json", False, replied(text="\ud800")),
     "lone surrogate": ("no_json", False, replied(text='{"tool": "\\ud800", "arguments": {}}')),
-    "deep": ("no_json", False, replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
+    "deep": ("no_json", False,
+        replied(text='{"tool": "ls", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001)),
     "html": ("no_protocol", False, html),
     "no choices": ("no_choices", False, no_choices),
     "10 MB": ("too_large", False, enormous),
@@ -118,7 +119,8 @@ FAULTS = {
     "tool call": (
         "tool_call",
         False,
-        replied(text=None, finish="tool_calls", tool_calls=[{"id": "t", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]),
+        replied(text=None, finish="tool_calls",
+            tool_calls=[{"id": "t", "type": "function", "function": {"name": "ls", "arguments": "{}"}}]),
     ),
     "reasoning only": ("reasoning_only", False, replied(text=None, reasoning_content='{"tool": "ls"}')),
 }  # fmt: skip
@@ -128,9 +130,12 @@ SERVES = {"scripted-1": "the/scripted-one"}
 
 
 class OpenAIServer:
-    """A context manager; url is its base URL. seen: bodies of the requests. delay: seconds before each answer.
-    always: done to every question, a name of FAULTS. wrap: what it does to the texts of its answers. model: who answers.
-    serves: the models that it lists, id -> root; None: it has no list. port: 0 for a free one."""
+    """A context manager; url is its base URL. port: 0 for a free one.
+
+    seen: bodies of the requests. delay: seconds before each answer. always: a fault for every request, a name
+    of FAULTS. wrap: changes the text of each answer. model: who answers. serves: the models that it lists, id
+    -> root; None: it has no list.
+    """
 
     def __init__(self, delay=0.0, serves=SERVES, port=0):
         self.serves, self.port = serves, port
@@ -184,15 +189,18 @@ class OpenAIServer:
 
 
 class Model:
-    """What it says to the messages of a request. spoil: a fault that all tasks it proposes have: one of SPOILT, what the
-    user says then differs from the steps that are named, where that can be; or "two_goals". worded: what each query asks
-    for, by the query. spoiled: the queries that have the fault."""
+    """Answers the messages of a request.
+
+    spoil: a fault in every proposed task, one of SPOILT or "two_goals". With one of SPOILT the user's words
+    differ from the named steps, where they can. worded: by query, what it asks for. spoiled: the queries that
+    have the fault.
+    """
 
     def __init__(self):
         self.spoil, self.worded, self.spoiled = "", {}, set()
 
     def answer(self, body):
-        """The role is known by what it is asked for."""
+        """Answers a request. The question tells which role is asked."""
         system, user = (m["content"] for m in body["messages"][:2])
         play = {
             '"focus_pattern"': self.reflect,
@@ -266,11 +274,11 @@ class Model:
         return "I made these:\n" + json.dumps({"tasks": tasks})
 
     def said(self, goal, rng):
-        """The calls that the user asks for: those of the goal, but for the fault."""
+        """The calls that the user's words ask for: those of the goal, but for the fault."""
         steps = goal.exploration.triplets
         said = [t.call for t in steps if t.index in goal.wanted]
         able = [i for i, call in enumerate(said) if any(isinstance(v, str) for v in call.arguments.values())]
-        if self.spoil == "missing_step":  # the reference lacks what the user asks for
+        if self.spoil == "missing_step":  # the reference lacks a step that the user asks for
             said += [
                 t.call
                 for t in steps
@@ -288,7 +296,7 @@ class Model:
         return said
 
     def solve(self, system, user, rng):
-        """What an able agent does, who knows what the words say and nothing more; what they leave out it makes up."""
+        """Solves a task like an able agent that knows the words alone; it makes up what they leave out."""
         requests = re.findall(r"^\d+\. (.*)$", user, flags=re.MULTILINE)
         said, done = self.worded[requests[-1]], len(steps(user))
         if done >= len(said):
@@ -318,7 +326,7 @@ SPOILT = ("missing_step", "wrong_argument", "not_said")
 
 
 def joined(one, other):
-    """Two goals of one round as one, which nobody would ask for at once; None where they are not apart, or too long."""
+    """Two unrelated goals of one round as one goal; None where they share steps or are too long."""
     steps = one.exploration.triplets
     (round,) = {steps[i].round for i in one.wanted}
     apart = {steps[i].round for i in other.wanted} == {round} and not set(one.wanted) & set(other.wanted)
@@ -336,7 +344,7 @@ def schemas(system):
 
 
 def objects(text):
-    """The lines of JSON objects in a prompt."""
+    """The objects of a prompt's lines of JSON."""
     found = []
     for line in text.splitlines():
         if line.startswith("{"):

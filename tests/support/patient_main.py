@@ -1,4 +1,4 @@
-"""experiments/main.py, whose first argument says how many seconds one process of a run waits for another that is dead."""
+"""experiments/main.py; the first argument is how many seconds a process waits for a dead one of its run."""
 
 import runpy
 import sys

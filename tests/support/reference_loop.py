@@ -1,8 +1,8 @@
-"""The algorithm once more, as slow and obvious Python: what the loop of the package has to do, step by step.
+"""The algorithm once more, as slow and obvious Python: what the package's loop must do, step by step.
 
-It shares with the package the types and the generators of seeding.rng_for, and with its tests the world, the policy and
-the roles (families/lamps.py, loop_fakes.py); no logic. What it asks of the world is in reference_services.py. A group is
-(task, rollouts).
+With the package it shares types and the generators of seeding.rng_for. With the package's tests it shares the
+world, the policy and the roles (families/lamps.py, loop_fakes.py). It shares no logic.
+reference_services.py holds its services. A group is (task, rollouts).
 """
 
 import copy
@@ -41,7 +41,7 @@ class Exhausted(Exception):
 
 @dataclasses.dataclass
 class State:
-    """All that there is between two steps, and so what a checkpoint holds."""
+    """The whole state between two steps, which a checkpoint holds."""
 
     step: int = 0  # GRPO steps done
     weights: int = START
@@ -52,18 +52,20 @@ class State:
     scores: dict = dataclasses.field(default_factory=dict)  # task id -> all its scores
     actions: Counter = dataclasses.field(default_factory=Counter)  # pattern -> how often it was taken
     evidence: list = dataclasses.field(default_factory=list)  # since the last evolution
-    spreads: tuple = (0.0, 0.0, 0)  # of the group filter: running mean, running variance, groups seen
+    # Statistics of the group filter: running mean, running variance, groups seen
+    spreads: tuple = (0.0, 0.0, 0)
     signals: Counter = dataclasses.field(default_factory=Counter)  # by kind
-    made: Counter = dataclasses.field(default_factory=Counter)  # what became of the proposals of evolution
+    made: Counter = dataclasses.field(default_factory=Counter)  # counts of evolution's proposals by outcome
     ledger: Counter = dataclasses.field(default_factory=Counter)
-    under_way: tuple = ()  # an evolution beside training: the step that it began after, and the State of then
+    # An evolution beside training: the step after which it began, and the State at that time
+    under_way: tuple = ()
 
     def copy(self):
         return State(**{name: copy.copy(value) for name, value in vars(self).items()})
 
 
 class Loop:
-    """soon: evolutions beside training are done as soon as they begin; otherwise at the last moment."""
+    """The loop. soon: evolutions beside training run when they begin; otherwise at the last moment."""
 
     def __init__(self, config, roles, soon=True):
         self.c, self.roles, self.soon = config, roles, soon
@@ -71,7 +73,7 @@ class Loop:
         self.similarities = {}  # task id -> cosine to each evaluation task
 
     def run(self, start=None, until=None):
-        """The events of the run from its beginning, or from the checkpoint of step `start`, up to step `until`."""
+        """Runs from the start, or the checkpoint of step `start`, up to step `until`. Returns the events."""
         c = self.c
         self.events, self.begun, self.ended = [("learner", c.rollout.temperature, c.seed)], {}, float("inf")
         if start is None:
@@ -81,12 +83,13 @@ class Loop:
             self.version, self.s = start, self.states[start].copy()
             self.events.append(("engine", self.s.weights, self.version))
         self.evaluation = [*lamps.tasks("test"), *self.held_out]
-        if self.s.under_way:  # it begins again
+        if self.s.under_way:  # the pending evolution starts again
             self.set_off(*self.s.under_way)
         last, coming = min(c.steps, until or c.steps), []
         for step in range(self.s.step, last):
             self.begun[step] = len(self.events)
-            # 1. A batch of tasks, K rollouts each; those of the next steps may already run, by the weights that there are.
+            # 1. A batch of tasks, K rollouts each. Rollouts of the next steps may start, with the present
+            # weights.
             while len(coming) <= c.rollout.max_staleness and (not coming or step + len(coming) < c.steps):
                 coming.append(self.collect(step + len(coming)))
             groups, costs = coming.pop(0)
@@ -119,7 +122,7 @@ class Loop:
         return self.events
 
     def begin(self):
-        """Held-out tasks of scenarios that are never trained on; D_0 without human tasks; the success before RL."""
+        """Held-out tasks of scenarios without training; D_0 without human tasks; success before RL."""
         c, training = self.c, [s.scenario for s in lamps.scenarios("train")]
         fair = [s for s in lamps.scenarios("test") if s.scenario not in training]
         self.held_out, self.evaluation = [], []
@@ -130,7 +133,7 @@ class Loop:
         self.before = self.evaluate()
         self.states[0] = self.s.copy()
 
-    # --- Rollouts ---------------------------------------------------------------------------------------------------
+    # --- Rollouts -------------------------------------------------------------------------------------------
 
     def roll(self, jobs, temperature):
         """jobs: (task, rollout index, seed)."""
@@ -150,11 +153,13 @@ class Loop:
             rates.append(fmean(valid) if valid else None)
         return rates
 
-    # --- 1. Which tasks ---------------------------------------------------------------------------------------------
+    # --- 1. Which tasks -------------------------------------------------------------------------------------
 
     def collect(self, step):
-        """A batch of tasks with their rollouts. With dynamic sampling a group whose rewards are all equal asks for
-        another task, for some rounds."""
+        """A batch of tasks with their rollouts.
+
+        With dynamic sampling, a group whose rewards are all equal draws another task, for some rounds.
+        """
         c, groups, costs = self.c, [], Counter()
         for round in range(1 + c.learner.dynamic_sampling):
             again = [round] if round else []
@@ -179,7 +184,7 @@ class Loop:
         return groups, costs
 
     def draw(self, n, barred, rng):
-        """n different tasks by chance, no matter what was drawn before; a share of them among those that evolution made."""
+        """Draws n different tasks, whatever was drawn before; a share of them from evolution's tasks."""
         by_id = {task.id: task for task in self.s.tasks if task.id not in barred}
         whole, rest = (0, min(n, len(by_id))) if barred else (n // len(by_id), n % len(by_id))
         luck = dict(zip(by_id, rng.exponential(size=len(by_id)).tolist()))
@@ -199,7 +204,7 @@ class Loop:
         return [by_id[batch[i]] for i in rng.permutation(len(batch))]
 
     def unless_stale(self, t, step):
-        """A rollout with a token by weights that are too old counts as no rollout."""
+        """Turns a rollout into none where a token comes from weights that are too old."""
         written = t.versions[t.mask]
         if t.outcome.valid and len(written) and step - min(written) > self.c.rollout.max_staleness:
             return dataclasses.replace(
@@ -207,10 +212,10 @@ class Loop:
             )
         return t
 
-    # --- 2. What is learned -----------------------------------------------------------------------------------------
+    # --- 2. What is learned ---------------------------------------------------------------------------------
 
     def compute_advantages(self, groups):
-        """(rollout, advantage) of all valid rollouts of the groups that count."""
+        """(rollout, advantage) for all valid rollouts of the groups that count."""
         c, chosen = self.c.learner, [valid(rollouts) for _, rollouts in groups if valid(rollouts)]
         rewards = lambda group: [t.outcome.reward for t in group]
         spread = lambda group: float(np.std(rewards(group))) if len(set(rewards(group))) > 1 else 0.0
@@ -229,10 +234,10 @@ class Loop:
                 learned.append((t, above / by[c.advantage] if spread(group) else 0.0))
         return learned
 
-    # --- 3. What the rollouts tell ----------------------------------------------------------------------------------
+    # --- 3. What the rollouts show --------------------------------------------------------------------------
 
     def observe(self, step, groups):
-        """Forgetting, boundary and rare, by the valid rollouts alone."""
+        """Forgetting, boundary and rare signals, from the valid rollouts alone."""
         c, s, found = self.c.signals, self.s, []
         everything = [t for _, rollouts in groups for t in valid(rollouts)]
         s.actions = s.actions + Counter(action for t in everything for action in t.actions)
@@ -258,16 +263,14 @@ class Loop:
             born, times, first, last, alike = s.records[task.id]
             alike = 0 if score not in (0.0, 1.0) else alike + 1 if score == last else 1
             s.records[task.id] = born, times + 1, score if first is None else first, score, alike
-        if any(
-            self.evolves(later) for later in range(step, self.c.steps)
-        ):  # nobody asks for what comes after
+        if any(self.evolves(later) for later in range(step, self.c.steps)):  # no later action is asked for
             s.evidence = [*s.evidence, *found]
         return found
 
-    # --- 4. How the training set evolves ----------------------------------------------------------------------------
+    # --- 4. How the training set evolves --------------------------------------------------------------------
 
     def evolve_beside(self, step):
-        """What is found with the D_t of now joins it config.evolution.async_steps steps later."""
+        """Tasks found with today's D_t join it config.evolution.async_steps steps later."""
         grown, size = None, len(self.s.tasks)
         if self.s.under_way and step == self.s.under_way[0] + self.c.evolution.async_steps:
             grown, then, heard = self.found
@@ -287,10 +290,10 @@ class Loop:
         return grown
 
     def set_off(self, step, then):
-        """Evolves with the state of then: self.found is what became of it, the state after it, and what was heard."""
+        """Evolves from the state `then` and sets self.found = (outcome, state after it, events)."""
         here, events, self.s, self.events = self.s, self.events, then.copy(), []
         grown = self.evolve(step)
-        begun, *heard = self.events  # that it begins is heard at once
+        begun, *heard = self.events  # the start is an event at once
         self.found = grown, self.s, heard
         self.s, self.events = here, [*events, begun, *(heard if self.soon else [])]
 
@@ -314,7 +317,7 @@ class Loop:
             self.events.append(("evidence", [as_rows(e) for e in chosen]))
             contexts = type(self.roles)().reflect(chosen)
             wanted = self.room(self.s.tasks, self.c.data.max_tasks, c.tasks, stats)
-            for _ in range(3):  # passes over the same contexts, while tasks are wanted
+            for _ in range(3):  # passes over the same contexts, while tasks are missing
                 if contexts and stats["added"] < wanted:
                     missing = wanted - stats["added"]
                     stats += self.grow(self.s.tasks, contexts, missing, kind, step, stats["proposed"], rng)
@@ -327,7 +330,7 @@ class Loop:
         return stats
 
     def select(self, evidence, rng):
-        """The kinds in turn, each (kind, task) once, by a failed rollout where there is one; in random order else."""
+        """Takes kinds in turn, each (kind, task) once, with a failed rollout if any; else in random order."""
         shuffled = [evidence[i] for i in rng.permutation(len(evidence))]
         failed_first = [e for e in shuffled if not e.trajectory.outcome.success]
         failed_first += [e for e in shuffled if e.trajectory.outcome.success]
@@ -341,12 +344,12 @@ class Loop:
         return in_turn[: self.c.evolution.contexts]
 
     def unguided(self, wanted, kind, step, rng):
-        """D_t grows by `wanted` tasks from free exploration of the training scenarios."""
+        """Grows D_t by `wanted` tasks from free exploration of the training scenarios."""
         bound = self.c.data.max_tasks
         return self.explore_unguided(self.s.tasks, bound, lamps.scenarios("train"), wanted, kind, step, rng)
 
     def room(self, pool, bound, wanted, stats):
-        """How many of the wanted tasks the pool has room for; the others are counted."""
+        """How many of the wanted tasks fit into the pool; counts the others."""
         fitting = min(wanted, max(bound - len(pool), 0)) if bound else wanted
         if fitting < wanted:
             stats["refused/pool_full"] += wanted - fitting
@@ -372,7 +375,7 @@ class Loop:
         return total
 
     def grow(self, pool, contexts, wanted, kind, step, first, rng):
-        """explore -> abstract -> validate -> D_t grows by `wanted` at most. first: number of the first proposal."""
+        """explore -> abstract -> validate; D_t gains `wanted` at most. first: the first proposal's number."""
         e, d = self.c.evolution, self.c.data
         spawn = lambda: [np.random.default_rng(int(x)) for x in rng.integers(2**63, size=len(contexts))]
         explored = [
@@ -381,7 +384,7 @@ class Loop:
         explored = [dataclasses.replace(x, rng=own) for x, own in zip(explored, spawn())]
         limits = Limits(e.proposals, d.min_calls, d.max_calls, d.max_turns)
         proposed = self.roles.abstract(explored, limits, None)
-        # The first proposal of every context comes before the second of any.
+        # The first proposal of every context precedes the second of any.
         in_turn = [row[i] for i in range(e.proposals) for row in proposed if i < len(row)]
         stats = Counter(contexts=len(contexts), environment_steps=sum(len(x.triplets) for x in explored))
         verdicts = [validate(d.min_calls, self.c.rollout, self.roles, proposal) for proposal in in_turn]
@@ -394,7 +397,8 @@ class Loop:
                 origin, kept = proposal.context, proposal.turns[:turns_kept]
                 used = proposal.triplets[: sum(len(turn.calls) for turn in kept)]
                 lineage = Lineage(
-                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason, step,
+                    kind, origin.signal, origin.task.id, origin.id, "lamplighter", used, verdict, reason,
+                    step,
                     focus=tuple(origin.focus_pattern),
                 )  # fmt: skip
                 id = f"{kind}-{step}-{first + n}"
@@ -408,7 +412,7 @@ class Loop:
         return stats
 
     def refusal(self, pool, task):
-        """Why a valid task is not taken: too close to an evaluation task, or there already."""
+        """Why a valid task is refused: too close to an evaluation task, or a duplicate."""
         if self.evaluation:
             by_features = cosines(lamps.features(task), [lamps.features(t) for t in self.evaluation])
             by_calls = known_cosines(calls_made(task), [calls_made(t) for t in self.evaluation])
@@ -421,7 +425,7 @@ class Loop:
             return "duplicate"
         return None
 
-    # --- What the run says about itself -----------------------------------------------------------------------------
+    # --- What the run records -------------------------------------------------------------------------------
 
     def note(self, step, groups, learned, found, grown, costs):
         everything = [t for _, rollouts in groups for t in rollouts]
@@ -442,12 +446,15 @@ class Loop:
         self.s.ledger["learned_tokens"] += sum(int(t.mask.sum()) for t, _ in learned)
         self.s.made.update(grown or {})
         self.rows[step] = {
-            "step": step, "reward": mean(t.outcome.reward for t in good), "success": mean(t.outcome.success for t in good),
-            "success_initial": by_origin(True), "success_new": by_origin(False), "valid": len(good) / len(everything),
+            "step": step, "reward": mean(t.outcome.reward for t in good),
+            "success": mean(t.outcome.success for t in good),
+            "success_initial": by_origin(True), "success_new": by_origin(False),
+            "valid": len(good) / len(everything),
             "mixed_groups": mean(len({t.outcome.success for t in g}) == 2 for g in per_group),
             "mean_turn_calls": mean(len(t.steps) / len(t.turn_starts) for t in good),
             "malformed": mean(x.call is None for x in steps), "length": mean(len(t.ids) for t in good),
-            "staleness_mean": mean(ages) or 0.0, "staleness_max": max(ages, default=0), "tasks": len(self.s.tasks),
+            "staleness_mean": mean(ages) or 0.0, "staleness_max": max(ages, default=0),
+            "tasks": len(self.s.tasks),
             "groups": {"rolled_out": len(groups), "learned_from": len({t.task_id for t, a in learned if a})},
             "signals": counts, "evolution": grown, "loss": float(len(learned)),
         }  # fmt: skip

@@ -1,6 +1,7 @@
-"""The services of reference_loop.py, each as directly as docs/guides/understand_the_code.md states it: a conversation, a round of
-exploration, validation, whether a rollout can hold a task, the group filter, similarity to the evaluation tasks.
+"""The services of reference_loop.py, each as directly as docs/guides/understand_the_code.md states it.
 
+These are a conversation, a round of exploration, validation, whether a rollout can hold a task, the group
+filter and similarity to the evaluation tasks.
 A rollout is a Trajectory; the world is families/lamps.py; the policy is `write` of loop_fakes.py.
 """
 
@@ -17,10 +18,10 @@ from tests.support.loop_fakes import CHAT, write
 
 
 def converse(limits, weights, version, task, index, seed, temperature):
-    """One rollout. What was written is never written again: tokens only come after those that are there."""
+    """One rollout. It is append-only: new tokens only follow the existing ones."""
     world = lamps.Lamps()
     world.reset(task)
-    seen, logprobs, versions = [], [], []  # logprobs, versions: None at what the policy did not write
+    seen, logprobs, versions = [], [], []  # logprobs, versions: None for tokens that the policy did not write
     feed = lambda new: (
         seen.extend(new),
         logprobs.extend([None] * len(new)),
@@ -58,12 +59,12 @@ def converse(limits, weights, version, task, index, seed, temperature):
                 offered = p.call and p.call.name in task.scenario["tools"]
                 pattern = lamps.action_pattern(p.call) if offered else "" if p.call else None
                 steps.append(Step(turn, p.text, p.call, texts[-1], answer.error, pattern))
-                if not answer.valid:  # the world is gone: the conversation ends here
+                if not answer.valid:  # the world is lost: the conversation ends here
                     stop = "environment"
                     break
             if stop is None:
                 feed(CHAT.observations(texts))
-    if stop == "context_limit":  # nobody reads what does not fit
+    if stop == "context_limit":  # no message answers an observation that does not fit
         seen, logprobs, versions = (x[: limits.max_length] for x in (seen, logprobs, versions))
     outcome = Outcome(0.0, False, valid=False, reason="gone") if stop == "engine" else world.score()
     return Trajectory(
@@ -92,10 +93,10 @@ def explore(rounds, steps, explorer, context, rng):
 
 
 def validate(least, limits, validator, proposal):
-    """(verdict, reason, turns kept, whether the judge and the world agree: "JUDGE_WORLD", "" where it was not asked).
-    The calls are made in a fresh world, which has to score them a success.
+    """Validates a proposal in a fresh world, which must score its calls a success.
 
-    least: calls that a task has to have. limits: of a rollout.
+    Returns (verdict, reason, turns kept, whether judge and world agree: "JUDGE_WORLD", "" where it was not
+    asked). least: the fewest calls of a task. limits: those of a rollout.
     """
     offered = proposal.context.task.scenario["tools"]
     if any(call.name not in offered for call in proposal.calls):
@@ -133,7 +134,7 @@ def validate(least, limits, validator, proposal):
 
 
 def fits(limits, task, answers):
-    """Whether a policy that makes the reference calls, one in a message, comes to the end of the task."""
+    """Whether a policy that makes the reference calls, one per message, reaches the task's end."""
     seen, spare, answers = (
         len(CHAT.prompt(lamps.tools(task), task.turns[0].query)),
         limits.max_new_tokens,
@@ -156,9 +157,9 @@ def fits(limits, task, answers):
 
 
 def filter_groups(spreads, mean, variance, seen):
-    """Leaves out groups of unusually small spread, but half of them at most: (positions of the others, new statistics).
+    """Drops groups of unusually small spread, but at most half: (positions of the others, new statistics).
 
-    mean, variance, seen: running statistics of the spreads of all groups before these.
+    mean, variance, seen: running statistics of the spreads of all earlier groups.
     """
     bound = mean - 1.28 * math.sqrt(variance) if seen >= 20 else 0.0
     widest_first = sorted(range(len(spreads)), key=lambda i: -spreads[i])
@@ -174,7 +175,7 @@ def filter_groups(spreads, mean, variance, seen):
 
 
 def cosines(counts, documents):
-    """Of one task's features to those of each evaluation task, weighed by how few of these have them."""
+    """Cosines of a task's features to those of each evaluation task, weighted by rarity among these."""
     rarity = lambda f: math.log((len(documents) + 1) / (sum(f in d for d in documents) + 0.5))
     weigh = lambda d: {f: n * rarity(f) for f, n in d.items()}
     norm = lambda d: math.sqrt(sum(w * w for w in d.values()))
@@ -183,12 +184,12 @@ def cosines(counts, documents):
 
 
 def calls_made(task):
-    """Counts of the calls of a task, each with its arguments."""
+    """Counts of a task's calls, each with its arguments."""
     return Counter(lamps.text(call) for call in task.calls)
 
 
 def known_cosines(counts, documents):
-    """The same, but what none of the evaluation tasks has does not count."""
+    """`cosines`, but features that no evaluation task has do not count."""
     known = {f: n for f, n in counts.items() if any(f in d for d in documents)}
     return cosines(known, documents)
 
@@ -214,8 +215,10 @@ def tokens(t):
 
 
 def as_learned(t, advantage, step=None):
-    """Token ids, which of them the policy wrote, and the advantage, the sampler's log-probability and, at a step, the age
-    of each of these."""
+    """A rollout as plain values per token: id, whether the policy wrote it, and what it learns from.
+
+    The latter are the advantage, the sampler's log-probability and, given `step`, the age.
+    """
     written = t.mask
     ages = [] if step is None else [step - v for v in t.versions[written].tolist()]
     return (

@@ -1,4 +1,4 @@
-"""The files of runs and comparisons that nobody ran: a policy that learns a little, and what it writes."""
+"""Made-up files of runs and comparisons: a policy that learns a little, and what it writes."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def fed(text):
 
 
 def fake_row(rng, step, skill, signals, evolution, tasks):
-    """A row of metrics.jsonl of a policy that succeeds at rate `skill`."""
+    """A row of metrics.jsonl for a policy that succeeds at rate `skill`."""
     noise = rng.standard_normal(8)
     success = float(np.clip(skill + 0.06 * noise[0], 0, 0.9))
     seconds = {
@@ -150,7 +150,7 @@ def fake_row(rng, step, skill, signals, evolution, tasks):
 
 
 def _exploration(task):
-    """The row of explorations.jsonl that a task was made of: some of ten steps."""
+    """The row of explorations.jsonl that gave a task: some of ten steps."""
     said = {"summary": f"{task.id} went wrong", "failure_cause": "no such folder", "instability_pattern": ""}
     plan = {"focus_pattern": ["mkdir", "cd"], "avoid": [], "must": []}
     born = task.lineage
@@ -163,13 +163,14 @@ def _exploration(task):
         ],
         "proposals": [
             {"task": None, "description": "", "triplets": [0], "verdict": "discard", "reason": "too_short"},
-            {"task": task.id, "description": "", "triplets": list(born.triplets), "verdict": "accept", "reason": ""},
+            {"task": task.id, "description": "", "triplets": list(born.triplets), "verdict": "accept",
+                "reason": ""},
         ],
     }  # fmt: skip
 
 
 def _llm_calls(exploration):
-    """What a model was asked for a row of explorations.jsonl: two tasks were proposed, and the second became one."""
+    """A model's calls for a row of explorations.jsonl: of two proposed tasks the second was kept."""
     context, tools = {"context": exploration["context"]["id"]}, '{"name": "cd"}\n{"name": "mkdir"}'
     kept = exploration["proposals"][1]["triplets"]
     ask = lambda role, about, user, *answers, **more: LLMCall(
@@ -345,11 +346,14 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
     spread = lambda mean: {"mean": mean, "low": mean - 0.05, "high": mean + 0.05, "iqm": mean}
     curve = lambda mean: {
         "step": [0, 10, 20],
-        **{name: [0.3, mean - 0.1 + shift, mean + shift] for name, shift in (("mean", 0), ("low", -0.05), ("high", 0.05))},
+        **{name: [0.3, mean - 0.1 + shift, mean + shift]
+            for name, shift in (("mean", 0), ("low", -0.05), ("high", 0.05))},
     }  # fmt: skip
     difference = lambda a, b: {
-        "a": a, "b": b, "difference": means[a] - means[b], "low": means[a] - means[b] - 0.06, "high": means[a] - means[b] + 0.06,
-        "boot_low": 0.01, "boot_high": 0.2, "p": 0.012, "p_holm": 0.024, "n": len(seeds), "p_improvement": 0.78,
+        "a": a, "b": b, "difference": means[a] - means[b], "low": means[a] - means[b] - 0.06,
+        "high": means[a] - means[b] + 0.06,
+        "boot_low": 0.01, "boot_high": 0.2, "p": 0.012, "p_holm": 0.024, "n": len(seeds),
+        "p_improvement": 0.78,
     }  # fmt: skip
     result = {
         "metric": {"name": "macro success on weak tools, final step", "set": "balanced", "group": "weak"},
@@ -375,7 +379,7 @@ def fake_comparison(path, arms=("coevolve", "random", "static"), seeds=(0, 1, 2)
     return path
 
 
-# Dictionaries whose keys are names that models, tasks and tools give.
+# Dictionaries whose keys are names from models, tasks and tools.
 NAMED = (
     "arguments",
     "by_task",

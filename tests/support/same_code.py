@@ -1,9 +1,9 @@
-"""Checks that a change of words changed no code: the syntax trees of two versions differ in docstrings alone.
+"""Checks that a change of words changed no code: two versions' syntax trees differ in docstrings alone.
 
     python tests/support/same_code.py REF                compares the files here with those of the commit REF
     python tests/support/same_code.py REF --messages     lets the texts of `raise` statements differ too
 
-Comments are in no syntax tree. The exit status is 1 where a file's code differs; each such file is named.
+Comments are in no syntax tree. It names each file whose code differs; then the exit status is 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Words(ast.NodeTransformer):
-    """Takes out docstrings and, with `messages`, the texts of `raise` statements."""
+    """Removes docstrings and, with `messages`, the texts of `raise` statements."""
 
     def __init__(self, messages: bool):
         self._messages = messages
@@ -36,7 +36,7 @@ class Words(ast.NodeTransformer):
 
 
 def _without_texts(tree: ast.expr) -> ast.expr:
-    """The expression with empty texts. What an f-string computes stays, in its order."""
+    """The expression with empty texts. Expressions inside f-strings stay, in order."""
 
     class Texts(ast.NodeTransformer):
         def visit_Constant(self, node: ast.Constant) -> ast.AST:

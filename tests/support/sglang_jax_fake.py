@@ -1,6 +1,8 @@
-"""What of sglang-jax the shim touches, around a real small model: the same attribute paths, parameter names,
-layouts and bad habits, as in the source that docs/notes/tpu.md names. It answers /generate by running the policy on
-the leaves that are being served, so that a leaf in the wrong place gives wrong log-probabilities."""
+"""The parts of sglang-jax that the shim touches, around a real small model.
+
+Attribute paths, parameter names, layouts and bad habits follow the source that docs/notes/tpu.md names. It
+answers /generate by running the policy on the served leaves: a misplaced leaf gives wrong log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from safetensors.numpy import load_file
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.qwen import Qwen
 
-LENGTH = 96  # of the compiled forward pass
+LENGTH = 96  # tokens of the compiled forward pass
 
 
 class Holder(nnx.Module):
-    """LinearBase, RMSNorm or Embed: parameters by name."""
+    """Parameters by name, like LinearBase, RMSNorm or Embed."""
 
     def __init__(self, **params):
         for name, value in params.items():
@@ -38,7 +40,7 @@ class Block(nnx.Module):
 
 
 def make_model(folder, config, repeats=1):
-    """The nnx model as models/qwen3.py builds and weight_utils.py fills it; repeats: of key-value heads."""
+    """The nnx model as models/qwen3.py and weight_utils.py make it. repeats: of key-value heads."""
     file = load_file(folder / "model.safetensors")
 
     def linear(name):
@@ -89,7 +91,7 @@ class ModelRunner:
 
 
 def params_of(model, config, repeats):
-    """Our parameter tree, read off the nnx model."""
+    """Our parameter tree, read from the nnx model."""
 
     def leaf(path, abstract):
         names = jax.tree_util.keystr(path, simple=True, separator=".").split(".")
@@ -116,14 +118,16 @@ def forward(config):
 
 
 class App:
-    """The FastAPI app: /generate (greedy), /flush_cache, /abort_request, /health. With an event as `stall`,
-    requests hang until it is set."""
+    """The FastAPI app: /generate (greedy), /flush_cache, /abort_request, /health.
+
+    stall: an event; requests hang until it is set.
+    """
 
     def __init__(self, runner, config, repeats=1):
         self.runner, self.config, self.repeats = runner, config, repeats
         self.stack, self.calls, self.running, self.can_flush = self._answer, [], 0, True
         self.cache, self.by_rid, self.stall, self.aborted = {}, {}, None, []
-        self._read = None  # leaves, and our parameters read off them
+        self._read = None  # leaves, and our parameters read from them
 
     def add_middleware(self, kind, **options):
         self.stack = kind(self.stack, **options)
@@ -180,7 +184,7 @@ class App:
         }
 
     def _logprobs(self, ids):
-        """Of the token after `ids`; what older weights gave is reused until the cache is flushed."""
+        """Log-probabilities of the token after `ids`; cached until a flush, even across new weights."""
         if ids not in self.cache:
             leaves = self.runner.model_state_leaves
             if self._read is None or self._read[0] is not leaves:
@@ -201,7 +205,7 @@ def http_server(folder, config, repeats=1):
 
     def launch(server_args):
         info = module._launch_subprocesses_or_threads(server_args=server_args, port_args=None)[2]
-        info.pop("scheduler", None)  # as there
+        info.pop("scheduler", None)  # as in sglang-jax
 
     module.launch = launch
     return module

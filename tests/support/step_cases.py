@@ -1,4 +1,4 @@
-"""Groups of rollouts by chance: every outcome, invalid ones, empty groups, calls that go wrong, texts that are no call."""
+"""Random groups of rollouts: every outcome, invalid ones, empty groups, failing calls, unparsable texts."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def a_task(rng, name, kind="initial") -> Task:
 
 
 def a_step(rng, reference) -> Step:
-    """A call of the reference, another one, or a text that is none."""
+    """A call of the reference, another one, or a text that is no call."""
     kind, error = rng.random(), bool(rng.random() < 0.3)
     if kind < 0.15:
         return Step(0, pick(rng, ("?", "??")), None, "no call", error=True)
@@ -60,13 +60,13 @@ def a_rollout(rng, task, index, step=0) -> Trajectory:
 
 
 def some_groups(rng, step=0, most=5, k=4) -> list[Group]:
-    """Of tasks that the run began with and of new ones; some without a valid rollout, some without any."""
+    """Groups of initial and of new tasks; some without a valid rollout, some without any."""
     groups = []
     for i in range(rng.integers(1, most + 1)):
         task = a_task(rng, f"t{i}", pick(rng, ("initial", "signal")))
         count = int(rng.integers(0, k + 1)) if i else k
         rollouts = [a_rollout(rng, task, m, step) for m in range(count)]
-        if rng.random() < 0.3:  # all rewards are the same
+        if rng.random() < 0.3:  # all rewards are equal
             rollouts = [as_(t, rollouts[0].outcome.reward, t.outcome.valid) for t in rollouts]
         if rng.random() < 0.15:
             rollouts = [as_(t, t.outcome.reward, False) for t in rollouts]

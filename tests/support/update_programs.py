@@ -1,11 +1,12 @@
-"""The StableHLO text of the update's program, by setting, for a batch without cross-entropy weights and without
-given reference log-probabilities.
+"""The StableHLO text of the update's program, by setting.
+
+The batch has no cross-entropy weights and no given reference log-probabilities.
 
     python -m tests.support.update_programs
 
-writes update_programs.json beside this file: the SHA-256 of each text, and the versions of jax and flax that made them.
-A text is taken as `Learner.lower(batch).as_text()` gives it. Run it on a commit whose programs are known to be right; this file
-needs nothing else that is younger than it.
+writes update_programs.json beside this file: the SHA-256 of each text, and the versions of jax and flax.
+A text is the result of `Learner.lower(batch).as_text()`. Run it on a commit whose programs are known to be
+right. This file needs nothing else that is younger than it.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ CASES = {
 
 
 def text(name: str, **mesh: int) -> str:
-    """mesh: sizes of its axes, as of `sharding.make_mesh`."""
+    """mesh: sizes of its axes, see `sharding.make_mesh`."""
     model, changes = CASES[name]
     learner = Learner(
         model,

@@ -1,4 +1,4 @@
-"""Task sets of a known make-up, beside slow references."""
+"""Task sets of a known composition, beside slow references."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def candidates(seed, count):
 
 
 def balanced(tasks, count, rng):
-    """A tool's tasks in an order of chance, the last first; then, over and over, one of the tool with the fewest."""
+    """Shuffles each tool's tasks and takes the last; repeats with a task of the tool that has the fewest."""
     order = {}
     for tool in sorted({name for task in tasks for name in named(task)}):
         own = [task for task in tasks if tool in named(task)]
@@ -60,7 +60,7 @@ def scarce(tasks, count, tools, low, high, rng):
     """None where no choice is found."""
     for _ in range(20):
         order, chosen = [tasks[i] for i in rng.permutation(len(tasks))], []
-        for tool in sorted(tools):  # first what there has to be
+        for tool in sorted(tools):  # first the required ones
             for task in order:
                 if (
                     times(tool, chosen) < low

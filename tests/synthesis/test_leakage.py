@@ -1,4 +1,4 @@
-"""Leak control: what counts as a near copy of an evaluation task."""
+"""Leak control: which tasks count as near copies of an evaluation task."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ WORDS = [f"{a}_{b}" for a in ("final", "draft", "budget", "summer", "alpha", "om
 
 
 def task(name, *calls):
-    """Worded from the tool documentation, as the synthetic tasks are."""
+    """A task worded from the tool documentation, like synthetic tasks."""
     query = " ".join(TEMPLATES[tool].format(value) for tool, value in calls)
     return Task(name, "bfcl", {}, (Turn(query, tuple(Call(t, {"x": v}) for t, v in calls)),))
 
@@ -108,7 +108,7 @@ def test_unrelated_tasks_are_near_zero():
 
 
 def test_shared_wording_weighs_little():
-    # Query and tools are shared by the whole corpus; only the value differs.
+    # The whole corpus shares query and tools; only the value differs.
     corpus = [task(f"c{i}", ("cd", f"folder{i}")) for i in range(100)]
     assert LeakGuard(corpus[:1]).similarities(corpus[1])[0] > 0.3
     assert LeakGuard(corpus[:1], corpus=corpus[2:]).similarities(corpus[1])[0] < 0.05
@@ -164,7 +164,7 @@ def test_300_evaluation_tasks_take_less_than_two_milliseconds_each():
 
 
 class Dense:
-    """The same as one dense matrix [features, evaluation tasks] in float32, as published similarities were computed."""
+    """The same by one dense matrix [features, evaluation tasks] in float32, as in published similarities."""
 
     def __init__(self, evaluation, features, corpus=()):
         self.features = features
@@ -217,7 +217,7 @@ def test_only_what_the_evaluation_tasks_have_is_kept():
 
 
 def test_it_says_which_measure_refuses_and_for_which_task():
-    def embed(texts):  # how often each letter comes
+    def embed(texts):  # counts each letter
         return np.array(
             [[text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
         )
@@ -247,7 +247,7 @@ def test_it_says_which_measure_refuses_and_for_which_task():
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.floats(0.05, 1.0))
 @settings(max_examples=40)
 def test_the_nearest_is_by_the_measure_that_comes_closest_to_refusing(seed, features_from, arguments_from):
-    """The similarity that decides, which lineage and the report show, against plain loops over all measures and tasks."""
+    """The deciding similarity (shown by lineage and report) against plain loops over measures and tasks."""
     rng = np.random.default_rng(seed)
     evaluation, new = [random_task(f"e{i}", rng) for i in range(8)], random_task("new", rng)
     kept = new.calls[: rng.integers(1, len(new.calls) + 1)]
@@ -300,7 +300,7 @@ def test_calls_count_with_all_their_arguments_and_in_any_order():
     found = cosines(asks(call(n=103), Call("pwd", {}), call(n=3), call(), call(n=999)))
     assert (
         found[3] == pytest.approx(1.0) and max(np.delete(found, 3)) < 0.1
-    )  # what all call weighs next to nothing
+    )  # a call of every task weighs next to nothing
     assert cosines(asks(call(n=3), call())).max() < 0.75 and not cosines(asks(Call("pwd", {}))).any()
 
 
@@ -342,7 +342,7 @@ def test_every_config_compares_the_calls_with_their_arguments(path):
 
 
 def test_copies_of_the_benchmark_with_an_idle_call_in_other_words_are_refused():
-    """A task of BFCL's development or test split with one more call that changes nothing, said in another way."""
+    """Adds an idle call to a task of BFCL's development or test split, and words it differently."""
     config = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
     family, copies = build.family(config), []
     for task in build.benchmark_tasks(config):

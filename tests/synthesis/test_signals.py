@@ -1,4 +1,4 @@
-"""Signals against a slow reference written from the table of the paper."""
+"""Signals against a slow reference written from the paper's table."""
 
 import json
 from fractions import Fraction
@@ -25,7 +25,7 @@ def group(task, rewards, actions=()):
 
 
 def groups_of(rollouts):
-    """A group a task, in the order of first appearance."""
+    """One group per task, in order of first appearance."""
     by_task = {}
     for t in rollouts:
         by_task.setdefault(t.task_id, []).append(t)

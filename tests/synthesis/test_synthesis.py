@@ -1,4 +1,4 @@
-"""Exploration, shortening, validation and growth of D_t, with the scripted explorer on BFCL's real tools."""
+"""Exploration, shortening, validation and growth of D_t: the scripted explorer with BFCL's real tools."""
 
 import dataclasses
 import json
@@ -144,7 +144,7 @@ def test_what_is_no_goal_has_no_solution_and_the_others_keep_their_places(pool):
         Goal(here, (0, 9)),  # no such step
         Goal(here, (0, 1)),  # an error
         Goal(here, (0, 3)),  # two rounds
-        Goal(lied, (0, 2)),  # not what the environment answers
+        Goal(lied, (0, 2)),  # not the environment's answer
         Goal(here, (0, 2)),
         Goal(here, (0,)),
     ]
@@ -159,7 +159,7 @@ def test_what_is_no_goal_has_no_solution_and_the_others_keep_their_places(pool):
 
 
 def test_no_call_of_a_proposal_can_go(pool, proposals):
-    """Without any one call another answers differently, or the final state or an asked answer is missing."""
+    """Without any one call, another answer changes, or the final state or an asked answer is missing."""
     assert len(proposals) > 60
     whole = pool.execute([(p.context.task, p.calls) for p in proposals])
     for p, run in zip(proposals, whole):
@@ -269,7 +269,7 @@ def test_a_call_that_hangs_is_not_taken_up_and_a_reference_that_hangs_is_refused
     add, hang = Call("add", {"a": 1, "b": 2}), Call("power", {"base": 10, "exponent": 10**9})
 
     class Careless:
-        """It adds, then hangs, then would add again."""
+        """Adds, then hangs, then would add again."""
 
         def act(self, episodes):
             return [[add, hang, add][len(e.history)] for e in episodes]
@@ -338,7 +338,7 @@ def test_a_proposal_with_a_tool_that_is_not_offered_is_not_executed(roles, pool)
 
 
 def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
-    """Its reason fails a turn whatever the environment scores; what is lost anyway is not its business."""
+    """Its reason fails a turn whatever the environment scores; it never sees lost proposals."""
 
     class Strict:
         asked = []
@@ -373,7 +373,7 @@ def test_a_validator_is_asked_once_for_all_that_may_be_kept(roles, pool):
 
 
 def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, pool):
-    """So many at most, by the generator; not what was never checked, such as a flaky or an interrupted one."""
+    """The generator draws them, up to a bound; unchecked ones (flaky, interrupted) are never shown."""
 
     class Lenient:
         def judge(self, proposals, answers):
@@ -396,8 +396,10 @@ def test_some_that_failed_are_shown_to_the_validator_and_stay_refused(roles, poo
 
 
 def test_a_proposal_whose_executions_differ_is_refused():
-    """In a world in which the lamp b flickers: every third world begins with another level, which `look` tells and the
-    state comparison sees."""
+    """The lamp b flickers: every third world starts with another level of it.
+
+    `look` and the state comparison see the level.
+    """
 
     class Flickering(Worlds):
         def reset(self, tasks):
@@ -419,9 +421,11 @@ def test_a_proposal_whose_executions_differ_is_refused():
     of_a, of_b, unseen = ("set a 2", "look a"), ("set a 2", "look b"), ("set b 0", "set a 2")
     for texts in (of_a, of_b, unseen):
         assert flickers(*texts, executions=2) == ("accept", "reproduced")  # the first two worlds are alike
-    assert flickers(*of_b, executions=3) == ("discard", "flaky")  # an answer
-    assert flickers(*of_a, executions=3) == ("discard", "flaky")  # the score alone: b is in another state
-    assert flickers(*unseen, executions=3) == ("discard", "flaky")  # what `set` answers: the level before
+    assert flickers(*of_b, executions=3) == ("discard", "flaky")  # an answer differs
+    # Only the score differs: b is in another state
+    assert flickers(*of_a, executions=3) == ("discard", "flaky")
+    # The answer of `set` differs: the level before
+    assert flickers(*unseen, executions=3) == ("discard", "flaky")
 
 
 def test_no_proposal_in_a_deterministic_environment_is_flaky(synthesizer):
@@ -501,7 +505,7 @@ def test_a_context_that_gives_no_task_is_explored_elsewhere(synthesizer, pool):
     made = synthesizer.synthesize(tasks, first, SynthesisRequest(wanted=4, **options))
     places = [row["context"]["id"] for row in made.explored if row["context"]["id"].startswith("hopeless")]
     assert places[:5] == [f"hopeless/{place}" for place in range(5)]
-    assert made.added == 4 == len(tasks)  # made up by second tasks of the others
+    assert made.added == 4 == len(tasks)  # second tasks of the others make up for it
     assert all("touch" in {c.name for c in t.calls} for t in tasks)
 
 
@@ -578,7 +582,8 @@ if __name__ == "__main__":
         Birth("initial"), np.random.default_rng(7))
     pool.shutdown()
     tasks = [v.task for v in made.verdicts if v.task]
-    text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], made.environment_steps])
+    text = json.dumps([[v.reason for v in made.verdicts], [t.to_json() for t in tasks], \
+made.environment_steps])
     print(len(tasks), hashlib.sha256(text.encode()).hexdigest())
     assert "jax" not in sys.modules
 """

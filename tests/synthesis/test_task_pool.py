@@ -1,4 +1,4 @@
-"""The task pool: growth, duplicates, uniform and weighted draws (against a slow reference), forks, exact state."""
+"""The task pool: growth, duplicates, uniform and weighted draws (against a slow reference), forks, state."""
 
 import dataclasses
 import json
@@ -94,7 +94,7 @@ def test_a_batch_holds_different_tasks_as_far_as_there_are(size, n, seed):
 
 
 def drawn(pool, n, steps=4000, **how):
-    """How often each task comes, as a share of the batches."""
+    """Each task's frequency, as a share of the batches."""
     rng = np.random.default_rng(0)
     counts = Counter(name for _ in range(steps) for name in names(pool.draw(n, rng, **how)))
     return {task.id: counts[task.id] / steps for task in pool}
@@ -155,7 +155,7 @@ def test_new_share_is_at_least_that_fraction(share, of, least):
 
 
 def slow_sample(pool, n, rng, min_evolved_share, weight, apart_from):
-    """The draw as it is meant: all tasks in the order of their times, each weighed by its record alone."""
+    """The intended draw: all tasks in the order of their times, each weighted by its record alone."""
     ids = [t.id for t in pool if t.id not in apart_from]
     rounds, rest = (0, min(n, len(ids))) if apart_from else divmod(n, len(ids))
     weights = np.array([weight(pool.records[i]) for i in ids])
@@ -169,7 +169,7 @@ def slow_sample(pool, n, rng, min_evolved_share, weight, apart_from):
 
 
 class Ties:
-    """A generator whose times are given, and may be equal or 0."""
+    """A generator with given times, which may be equal or 0."""
 
     def __init__(self, times):
         self.times = times

@@ -1,5 +1,7 @@
-"""The scripts for Cloud TPUs, with a gcloud that writes down what it is asked and, where a test wants it,
-does it on this machine."""
+"""The scripts for Cloud TPUs, with a fake gcloud.
+
+It records its requests and, if a test wants it, carries them out on this machine.
+"""
 
 import functools
 import os
@@ -38,8 +40,8 @@ SLICE = {
 ALONE = {**ONE_HOST, "ACCELERATOR": "v5p-32", "ENGINE": "native"}
 AT_ONCE = {**SLICE, "QUEUED": "no", "ACCELERATOR": "v5litepod-8", "MODEL": "/srv/it's here", "RUNTIME": "my"}
 
-# Writes its words to $LOG, one call a line, and answers what the scripts ask for. With $FAKE_VM set, commands
-# run in that folder as they would on the VM, and copies are made.
+# Appends its arguments to $LOG, one call a line, and answers the scripts' queries. With $FAKE_VM set,
+# commands run in that folder as they would on the VM, and copies are made.
 FAKE = r"""#!/usr/bin/env bash
 { printf '%q ' "$(basename "$0")" "$@"; echo; } >> "$LOG"
 case "$*" in
@@ -57,7 +59,7 @@ if [[ $4 == scp ]]; then cp "${5/#coevolve:/$FAKE_VM/}" "${6/#coevolve:/$FAKE_VM
 
 @pytest.fixture
 def fakes(tmp_path):
-    """A folder with gcloud, tar and mkdir that are fakes."""
+    """A folder with fakes of gcloud, tar and mkdir."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("gcloud", "tar", "mkdir"):
@@ -67,7 +69,7 @@ def fakes(tmp_path):
 
 
 def bash(*command, setup, fakes, log, stdin="", **more):
-    """A finished process; setup: the settings."""
+    """Runs a script to its end. setup: the settings."""
     env = {"PATH": f"{fakes}:{os.environ['PATH']}", "HOME": str(fakes), "TMPDIR": str(fakes), "LOG": str(log)}
     return subprocess.run(
         ["bash", *map(str, command)],
@@ -152,7 +154,7 @@ def test_on_one_host_the_chips_are_split(type, server_chips, learner_chips, fake
     ],
 )
 def test_without_a_server_all_chips_are_the_learners(type, chips, more, fakes, tmp_path):
-    config = "configs/bfcl_qwen3_4b.py:explorer=policy,seed=3"  # whose own arguments stay
+    config = "configs/bfcl_qwen3_4b.py:explorer=policy,seed=3"  # the config's own arguments stay
     setup = {**ALONE, "ACCELERATOR": type, "CONFIG": config}
     (learner,) = commands("launch.sh", setup=setup, fakes=fakes, log=tmp_path / "log")
     assert "--worker=all" in learner
@@ -293,7 +295,7 @@ def test_waiting_ends_where_a_request_has_failed(state, fakes, tmp_path):
 CURL = """#!/usr/bin/env bash
 cd "$FAKE_VM/coevolve_logs" && grep -q chips= server.log && ! grep -q doomed server.log
 """
-# What stands in for python in the VM's environments: it writes down its chips and words, and stays.
+# Replaces python in the VM's environments: it records its chips and arguments, and stays alive.
 PYTHON = """#!/usr/bin/env bash
 echo "chips=${TPU_VISIBLE_CHIPS:-all} bounds=${TPU_CHIPS_PER_PROCESS_BOUNDS:-} port=${TPU_PROCESS_PORT:-} $*"
 for word in "$@"; do

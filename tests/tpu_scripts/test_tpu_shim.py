@@ -1,4 +1,4 @@
-"""The shim around sglang-jax's app, over a real small model (sglang_jax_fake.py)."""
+"""The shim around sglang-jax's app, over a real small model (tests/support/sglang_jax_fake.py)."""
 
 import asyncio
 import dataclasses
@@ -48,7 +48,7 @@ def policy(config, seed):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two policies on disk: what the server starts with, and an update."""
+    """Two policies on disk: the server's initial one, and an update."""
     root = tmp_path_factory.mktemp("policies")
     for seed, name in enumerate(("old", "new")):
         hf_io.save(root / name, CONFIG, policy(CONFIG, seed))
@@ -79,7 +79,7 @@ load = functools.cache(hf_io.load)
 
 
 def greedy(folder, prompt, tokens):
-    """Ids and log-probabilities that the learner's own model gives."""
+    """Ids and log-probabilities from the learner's own model."""
     config, params = load(folder)
     ids, logprobs = list(prompt), []
     for _ in range(tokens):
@@ -148,7 +148,7 @@ def test_a_model_whose_names_the_table_does_not_know_is_refused_at_the_start(fol
 
 
 def damage(kind, name, tensors, folder):
-    """Breaks a checkpoint; returns what the refusal must name."""
+    """Breaks a checkpoint. Returns the words that the refusal must contain."""
     if kind == "missing":
         del tensors[name]
     elif kind == "extra":
@@ -224,7 +224,7 @@ def test_a_request_never_sees_two_versions(folders):
         first = [asyncio.create_task(fake.request(app, "/generate", body(p, 12))) for p in prompts]
         await asyncio.sleep(0.01)
         change = asyncio.create_task(update(app, folders / "new"))
-        while not change.done():  # requests go on arriving while the update reads, waits and switches
+        while not change.done():  # requests keep arriving while the update reads, waits and switches
             prompt = prompts[len(first) % 6]
             first.append(asyncio.create_task(fake.request(app, "/generate", body(prompt, 12))))
             await asyncio.sleep(0.02)
@@ -401,7 +401,7 @@ def test_another_build_of_sglang_jax_fails_by_name(folders, path):
 
 @pytest.mark.parametrize("new", [True, False])
 def test_main_starts_the_server_in_one_process_without_tokenizer(folders, monkeypatch, new):
-    """With both ways in which versions of sglang-jax read their options."""
+    """Covers both ways in which versions of sglang-jax read their options."""
     seen = []
 
     def read(argv):

@@ -1,4 +1,4 @@
-"""On PYTHONPATH, hides from a process what only the tests install: PyTorch, which takes a second to import."""
+"""On PYTHONPATH, hides from a process what only the tests install: PyTorch, a second to import."""
 
 from importlib.machinery import PathFinder
 

@@ -1,4 +1,4 @@
-"""A cupboard with two shelves: the good family from which the suite's tests make broken ones."""
+"""A cupboard with two shelves: the sound family from which the suite's tests derive broken ones."""
 
 import dataclasses
 import json

@@ -1,8 +1,8 @@
 """A text adventure: one tool that takes free text, goals that are facts, and a package of its own.
 
-`doorworld` is installed in the virtual environment that the tests make, and nowhere else. The turns of its own tasks
-have no reference calls: one is passed when the facts of its line in scenario["goals"] hold. Tasks that exploration
-makes have them: a turn is passed when the facts are those that they lead to.
+The tests install `doorworld` in a virtual environment of its own and nowhere else. Its own tasks have no
+reference calls: a turn passes when the facts of its line in scenario["goals"] hold. Explored tasks have
+reference calls: a turn passes when the facts equal those that the calls lead to.
 """
 
 import json

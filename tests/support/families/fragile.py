@@ -1,7 +1,8 @@
-"""A world that says what was called, and whose process dies, or which fails, in the operation that the scenario names.
+"""A world that logs its calls and fails in the operation that the scenario names.
 
-scenario: {"fails_in": an operation or "", "how": "crash", "spin" (it computes for ever), "wait" (it never computes again),
-"once" (it crashes where the file `mark` is not there yet, and makes it) or "broken" (it says that it has failed)}.
+scenario: {"fails_in": an operation or "", "how": ...}. Ways to fail ("how"):
+"crash": the process dies. "spin": it computes for ever. "wait": it sleeps for ever.
+"once": it crashes unless the file `mark` exists, and creates it. "broken": it reports a failure.
 """
 
 import os
@@ -27,7 +28,7 @@ def tools(task):
 
 
 def judge(task_id, turns):
-    """Computes for as many seconds as the task's id says."""
+    """Computes for as many seconds as the task's id states."""
     end = time.process_time() + float(task_id)
     while time.process_time() < end:
         pass

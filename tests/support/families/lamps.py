@@ -1,7 +1,7 @@
-"""The smallest world that can go wrong in every way, for the tests of the loop: lamps with levels 0 to 2.
+"""The smallest world that can go wrong in every way, for tests of the loop: lamps with levels 0 to 2.
 
-`set` answers with the level before, `look` with the present one; `spin` keeps its turn from being passed;
-`smash` is a failure of our own infrastructure. The lamps named in a scenario exist, the tools named there are offered.
+`set` returns the previous level, `look` the present one. `spin` keeps its turn from passing. `smash` fails
+in our own infrastructure. A scenario names the lamps that exist and the tools on offer.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections import Counter
 from coevolve_jax.envs.base import digest
 from coevolve_jax.types import Call, Observation, Outcome, Task, Turn
 
-# Scenario 2 starts as one of the evaluation split does.
+# Scenario 2 starts like one of the evaluation split.
 SPLITS = {"train": (0, 1, 2, 3), "test": (2, 4, 5, 6)}
 
 
@@ -25,7 +25,7 @@ def scenarios(split, settings=None, apart_from=""):
 
 
 def tasks(split, settings=None):
-    """The benchmark's own."""
+    """The benchmark's own tasks of a split."""
     wanted = [["set a 2", "look a"], ["look b", "look b", "set a 1"], ["set b 0", "set a 0"]]
     bare = scenarios(split)
     return [
@@ -55,7 +55,7 @@ def action_pattern(call):
 
 
 def task_key(task):
-    """How the calls are spread over turns does not matter."""
+    """A key that ignores how the calls are spread over turns."""
     return digest([task.scenario, [c.to_json() for c in task.calls]])
 
 

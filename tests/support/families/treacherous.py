@@ -1,4 +1,4 @@
-"""BFCL, in which one call in twenty crashes its process, computes for ever or asks for more memory than there is."""
+"""BFCL in which one call in twenty crashes its process, never ends, or exhausts the memory."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ FAULTS = ("crash", "hang", "memory")
 
 
 def fault(task, number):
-    """What befalls the call of this number in a world of this task; "" in 19 of 20."""
+    """The fault of call `number` in a world of this task; "" in 19 of 20."""
     drawn = int(digest([task.id, number])[:8], 16) % 60
     return FAULTS[drawn] if drawn < len(FAULTS) else ""
 
@@ -37,5 +37,5 @@ class World:
         while befalls == "hang":
             pass
         if befalls == "memory":
-            bytearray(3 * 2**30)  # of 2 GiB that a worker may have
+            bytearray(3 * 2**30)  # a worker may have 2 GiB
         return self._world.step(call)

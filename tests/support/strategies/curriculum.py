@@ -1,7 +1,8 @@
-"""A curriculum by difficulty (SEC, arXiv 2505.14970): tasks of the sizes that teach most are drawn most.
+"""A curriculum by difficulty (SEC, arXiv 2505.14970): draws most from the sizes that teach most.
 
-Arms are numbers of calls. Q <- (1 - a) Q + a * mean |advantage|, which is 2 sqrt(p (1 - p)) for a binary reward of
-mean p; slots of a batch are drawn from softmax(Q / tau). New tasks come from free exploration and are probed first.
+Arms are numbers of calls. Q <- (1 - a) Q + a * mean |advantage|, which is 2 sqrt(p (1 - p)) for a binary
+reward of mean p. A batch's slots are drawn from softmax(Q / tau). New tasks come from free exploration and
+are probed first.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Strategies that do one thing wrong each, by config.strategy.fault, for the suite to catch."""
+"""Strategies with one fault each, named by config.strategy.fault, for the suite to catch."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Hints from memory: what a tool last answered to a wrong call is told to half of the later rollouts."""
+"""Hints from memory: half of the later rollouts see what a tool last answered to a wrong call."""
 
 from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of

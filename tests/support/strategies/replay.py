@@ -8,7 +8,7 @@ from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import StepReport, collect_batch, grpo_samples, trajectories_of
 from coevolve_jax.types import TrainingSample, Trajectory
 
-DEFAULTS = {"weight": 0.1, "size": 16}  # of the cross-entropy; successes kept
+DEFAULTS = {"weight": 0.1, "size": 16}  # weight: of the cross-entropy; size: kept successes
 
 
 class Replay:
