@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 
-def path(room: str, name: str) -> str:
-    """The dotted path that `name` stands for: coevolve_jax.ROOM.NAME, or `name` itself if it has a dot."""
-    return name if "." in name else f"coevolve_jax.{room}.{name}"
+def path(package: str, name: str) -> str:
+    """The dotted path that `name` stands for: coevolve_jax.PACKAGE.NAME, or `name` itself if it has a dot."""
+    return name if "." in name else f"coevolve_jax.{package}.{name}"
 
 
 def module(
-    room: str, name: str, key: str, needs: Sequence[str] = (), remedy: str = "install it"
+    package: str, name: str, key: str, needs: Sequence[str] = (), remedy: str = "install it"
 ) -> ModuleType:
     """The module that config.<key> names.
 
     Args:
-      room: the package of our own modules: "strategies", "explorers", "envs" or "records.trackers".
+      package: the package of our own modules: "strategies", "explorers", "envs" or "records.trackers".
       needs: functions that it must define.
       remedy: for the error if it imports a package that this interpreter lacks.
 
@@ -32,7 +32,7 @@ def module(
       ValueError: there is no such module, it cannot be imported here, or it lacks a function. In one
         sentence.
     """
-    wanted = path(room, name)
+    wanted = path(package, name)
     try:
         found = importlib.import_module(wanted)
     except (ModuleNotFoundError, TypeError, ValueError) as error:
@@ -42,7 +42,7 @@ def module(
                 f"config.{key} is {name!r}, which imports {lacking}, "
                 f"and {sys.executable} does not have that: {remedy}."
             ) from None
-        ours = importlib.import_module(f"coevolve_jax.{room}")
+        ours = importlib.import_module(f"coevolve_jax.{package}")
         files = {m.name: m.ispkg for m in pkgutil.iter_modules(ours.__path__) if m.name != "base"}
         # In a package whose implementations are folders, the files beside these are shared code.
         known = sorted(n for n, folder in files.items() if folder or not any(files.values()))

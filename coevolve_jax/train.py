@@ -105,17 +105,17 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
-            begun, saved = bootstrap(c, synthesizer, agent), None
+            run_state, saved = bootstrap(c, synthesizer, agent), None
             state = learner.init(policy.params)
         else:
             step, state, saved = restored
-            begun = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
+            run_state = RunState.from_json(saved, c.data.max_tasks or None, build.family(c).task_key)
             engine.update_weights(learner.policy(state), step)
         strategy = build.strategy(c, saved)
 
         # ---- The loop ------------------------------------------------------------------------------
         last = c.steps if until is None else min(c.steps, until)
-        with closing(Run(c, workdir, begun, saved, trackers)) as run, run.noting_divergence():
+        with closing(Run(c, workdir, run_state, saved, trackers)) as run, run.noting_divergence():
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
             lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
@@ -123,10 +123,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
             held_out = partial(evaluate_held_out, c, agent, run.state.held_out)
             # Around blocks between two updates, where the state is consistent: if one fails, save first.
-            kept = partial(saved_where_it_fails, lambda: run.save(learner, state, evolve.to_json()))
+            saving = partial(save_on_error, lambda: run.save(learner, state, evolve.to_json()))
             if last == 0:  # the initial state, for other runs to fork
                 run.save(learner, state, evolve.to_json())
-            with kept():
+            with saving():
                 run.evaluate_if_due(held_out)  # the last run may have ended during this evaluation
             for step in range(run.state.step, last):
                 seconds = run.seconds_so_far()
@@ -134,7 +134,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                     # A checkpoint may lie between a step's update and its evolution: then only 4. is left.
                     if run.state.pending is None:
                         # 1. K rollouts for each of a batch of tasks from D_t
-                        with timed(seconds, "rollout"), kept():
+                        with timed(seconds, "rollout"), saving():
                             collected = collect(step)
                             if c.engine.sleep and (sleep := getattr(engine, "sleep", None)):
                                 sleep()
@@ -153,11 +153,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                         run.note(collected, samples, learned, found, seconds, policy.chat)
 
                     # 4. Every F steps the training set evolves. If it is given up, save the state before it.
-                    with timed(seconds, "evolution"), kept(only_if=lambda: evolve.given_up):
-                        grown = evolve(step)
+                    with timed(seconds, "evolution"), saving(only_if=lambda: evolve.given_up):
+                        evolved = evolve(step)
 
-                run.log(grown, seconds)
-                with kept():
+                run.log(evolved, seconds)
+                with saving():
                     run.evaluate_if_due(held_out)
                 if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
                     run.save(learner, state, evolve.to_json())
@@ -175,9 +175,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
 
 
 @contextmanager
-def saved_where_it_fails(
-    save: Callable[[], object], only_if: Callable[[], bool] = lambda: True
-) -> Iterator[None]:
+def save_on_error(save: Callable[[], object], only_if: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Saves, then re-raises, if the block fails. Not after FloatingPointError: that policy is useless."""
     try:
         yield

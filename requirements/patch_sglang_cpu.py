@@ -1,11 +1,17 @@
-"""Makes the installed SGLang start on a machine without a GPU, and soon. Run with the python of its environment:
+"""Patches the installed SGLang, so that it starts on a machine without a GPU, and fast.
+
+Run it with the python of SGLang's environment:
 
     .sglang/bin/python requirements/patch_sglang_cpu.py
 
-Two things break there: torchvision, imported, describes CUDA operators that its library does not have, and
-SGLang's rotary embedding asks for vLLM's kernel, which the CPU never calls. And each of a server's three processes
-imports everything anew, for CUDA cannot be forked; without it they are. Only the exact text of the versions below is
-changed; any other version or text is refused by name. Running it twice changes nothing.
+Two things break there. An imported torchvision describes CUDA operators that its library does not have.
+SGLang's rotary embedding asks for vLLM's kernel, which the CPU never calls.
+
+Each of a server's three processes also imports everything anew, because CUDA cannot be forked. Without CUDA
+they are forked.
+
+Only the exact text of the versions below is changed. Any other version or text is refused by name. A second
+run changes nothing.
 """
 
 import os
@@ -31,7 +37,8 @@ PATCHES = (
         "sglang",
         "sglang/srt/layers/rotary_embedding/base.py",
         "\n                from vllm._custom_ops import rotary_embedding\n",
-        "\n                rotary_embedding = None  # no CUDA: from vllm._custom_ops import rotary_embedding\n",
+        "\n                rotary_embedding = None"
+        "  # no CUDA: from vllm._custom_ops import rotary_embedding\n",
     ),
     (
         "sglang",

@@ -6,7 +6,8 @@ Run it in sglang-jax's own environment (Python 3.12) from the root of this repos
 in this process and without a tokenizer. No other file touches sglang-jax. A version that is built differently
 gives an error with the name that is missing.
 
-This file has not run against sglang-jax itself. See docs/guides/run_on_tpu.md for the source that it was written against.
+This file has not run against sglang-jax itself. docs/notes/tpu.md names the source that it was written
+against.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def run_all(
     Returns the failures, one for a failed start. A diverged cell has a result and is no failure. A
     deterministic run would diverge again, so only `retry` runs such a cell again.
 
-    If this process is asked to end (`preemption.handle_signals`), so are the runs under way. Raises Preempted when they
-    have saved.
+    If this process is asked to end (`preemption.handle_signals`), so are the runs under way. Raises Preempted
+    when they have saved.
     """
     starts: dict[Path, list[Cell]] = {}
     for cell in cells:

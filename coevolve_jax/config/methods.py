@@ -57,6 +57,6 @@ def trackers(config: ConfigDict) -> list[ModuleType]:
     ]
 
 
-def _section(room: str, name: str, key: str) -> ConfigDict:
-    module = names.module(room, name, key, ["make"], remedy=REMEDY)
+def _section(package: str, name: str, key: str) -> ConfigDict:
+    module = names.module(package, name, key, ["make"], remedy=REMEDY)
     return ConfigDict({"name": name, **getattr(module, "DEFAULTS", {})})

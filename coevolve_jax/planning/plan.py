@@ -2,7 +2,8 @@
 
 Only shapes are needed. Parameters, optimiser and gradients are exact: their shapes come from
 `jax.eval_shape`, their shards from the rules of distributed/sharding.py. Activations and log-probabilities
-are arithmetic, which docs/notes/memory.md explains and tests/planning/test_plan.py compares with the compiler's own account.
+are arithmetic. docs/notes/memory.md explains it, and tests/planning/test_plan.py compares it with the
+compiler's own account.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def smallest_change(
     scale: a compiler's figure divided by the plan's, which corrects plans. run: as for `plan`.
     """
     axes, remat, offload = dict(mesh.shape), bool(learner.remat), learner.optimizer_offload
-    # Each change: remat, whether moments are with the host, rows, and factors for the devices in all and for those of a row.
+    # Each change: remat, offload of moments, rows, factors for all devices and for those of a row.
     changes = [(True, offload, rows, 1, 1)] * (not remat)
     changes += [(remat, offload, fewer, 1, 1) for fewer in range(rows - 1, 0, -1)]
     split = [2**k for k in range(4)]

@@ -216,8 +216,8 @@ def test_a_copy_of_a_quest_is_a_leak_and_a_training_task_is_none(family, train):
 @installed
 def test_a_quest_ends_when_it_is_won(family, pool):
     (task, *_) = family.tasks("development", SETTINGS)
-    (execution,) = execute(pool, [task])
-    assert execution.outcome.success and execution.observations[-1][-1].text.endswith("*** The End ***")
+    ((answers, outcome),) = execute(pool, [task])
+    assert outcome.success and answers[-1][-1].text.endswith("*** The End ***")
     env_ids = pool.reset([task])
     pool.step(env_ids, [task.calls])
     assert pool.options(env_ids) == [[]]

@@ -1,4 +1,4 @@
-"""The algorithm in one file, against the package: its pieces on made-up rollouts, and the whole against `train`."""
+"""Checks the algorithm in one file: its pieces on made-up rollouts, and the whole against `train`."""
 
 import itertools
 import json

@@ -390,7 +390,7 @@ def test_a_run_is_evaluated_within_its_own_limits(finished, environ, tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         told = json.loads(output.read_text())["protocol"]
         assert told["limits"] == limits and told["max_new_tokens"] == (8 if more else ours["max_new_tokens"])
-        for name in ("max_length", "max_observation", "calls"):
+        for name in ("max_length", "max_observation", "tool_call_format"):
             assert told[name] == ours[name]
     done = forked.run([*program, f"--output={finished / 'config.json' / 'x.json'}"], environ)
     assert done.returncode != 0 and "cannot be written" in done.stderr and "Traceback" not in done.stderr

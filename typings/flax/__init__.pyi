@@ -1,4 +1,4 @@
-"""What pyright is told of flax: nothing, for it cannot follow a module's lifted methods and the trees that they return."""
+"""Leaves flax untyped: pyright cannot follow a module's lifted methods and the trees that they return."""
 
 from typing import Any
 
