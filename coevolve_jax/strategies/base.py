@@ -220,7 +220,7 @@ def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
         p = rows["last_score"]
         weights = np.where(np.isnan(p), 1.0, np.maximum(c.sampling_floor, 4 * p * (1 - p)))
     if c.retire_after:
-        weights = np.where(rows["settled"] >= c.retire_after, 0.0, weights)
+        weights = np.where(rows["saturated_visits"] >= c.retire_after, 0.0, weights)
     return weights
 
 

@@ -24,21 +24,21 @@ class Record:
       born: GRPO step of birth.
       trained: number of steps that scored the task.
       first_score, last_score: mean rewards; None before the first visit.
-      settled: number of latest consecutive visits with the same score, 0 or 1. Rewards lie in [0, 1], so
-        their mean is 0 or 1 only if all rollouts got that reward: all failed, or all succeeded.
+      saturated_visits: number of latest consecutive visits with the same score, 0 or 1. Rewards lie in [0, 1],
+        so their mean is 0 or 1 only if all rollouts got that reward: all failed, or all succeeded.
     """
 
     born: int
     trained: int = 0
     first_score: float | None = None
     last_score: float | None = None
-    settled: int = 0
+    saturated_visits: int = 0
 
     def scored(self, score: float) -> Record:
         first = score if self.first_score is None else self.first_score
-        again = self.settled if score == self.last_score else 0
-        settled = 0 if mixed(score, 1) else again + 1
-        return Record(self.born, self.trained + 1, first, score, settled)
+        again = self.saturated_visits if score == self.last_score else 0
+        saturated_visits = 0 if mixed(score, 1) else again + 1
+        return Record(self.born, self.trained + 1, first, score, saturated_visits)
 
 
 # A record as a row: whether evolution made the task, then the fields of Record. A score of None is NaN.
@@ -49,7 +49,7 @@ ROW = np.dtype(
         ("trained", int),
         ("first_score", float),
         ("last_score", float),
-        ("settled", int),
+        ("saturated_visits", int),
     ],
     align=True,
 )
@@ -307,9 +307,9 @@ class _Records(Mapping[str, Record]):
         return (task.id for task in self._pool)
 
     def __getitem__(self, task_id: str) -> Record:
-        _, born, trained, first, last, settled = self._pool._rows[self._pool._place(task_id)].item()
+        _, born, trained, first, last, saturated_visits = self._pool._rows[self._pool._place(task_id)].item()
         first, last = (None if math.isnan(score) else score for score in (first, last))
-        return Record(born, trained, first, last, settled)
+        return Record(born, trained, first, last, saturated_visits)
 
 
 def _first(count: int, times: np.ndarray, noise: np.ndarray) -> np.ndarray:

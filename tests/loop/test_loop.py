@@ -252,7 +252,7 @@ def check_state(saved, reference, state, strategy):
     assert saved["weights"] == state.weights and found["step"] == state.step
     check_tasks(found["tasks"]["tasks"], reference, state.tasks)
     check_tasks(found["held_out"], reference, reference.held_out)
-    fields = ("born", "trained", "first_score", "last_score", "settled")
+    fields = ("born", "trained", "first_score", "last_score", "saturated_visits")
     alike(found["tasks"]["records"], {i: dict(zip(fields, r)) for i, r in state.records.items()}, "records")
     assert {k: n for k, n in found["signals"].items() if n} == dict(+state.signals)
     assert {k: n for k, n in found["ledger"].items() if n} == dict(+state.ledger)

@@ -346,7 +346,7 @@ def test_development_and_test_are_halves_of_the_evaluation_side():
 def test_sampling_weights():
     config = settings_of(**{"data.sampling": "variance", "data.sampling_floor": 0.2, "data.retire_after": 3})
     rows = np.zeros(4, ROW)
-    rows["last_score"], rows["settled"] = [np.nan, 0.5, 1.0, 0.0], [0, 0, 1, 3]
+    rows["last_score"], rows["saturated_visits"] = [np.nan, 0.5, 1.0, 0.0], [0, 0, 1, 3]
     assert sampling_weights(config, rows).tolist() == [1.0, 1.0, 0.2, 0.0]
     assert sampling_weights(TINY, rows).tolist() == [1.0] * 4
 

@@ -216,7 +216,7 @@ def test_a_draw_is_that_of_the_slow_reference(made, n, share, barred, uniform, s
 
 def slow_weight(config, record):
     c = config.data
-    if c.retire_after and record.settled >= c.retire_after:
+    if c.retire_after and record.saturated_visits >= c.retire_after:
         return 0.0
     if c.sampling == "uniform" or record.last_score is None:
         return 1.0
@@ -270,7 +270,7 @@ def test_tasks_that_are_always_or_never_solved_settle():
     pool, seen = filled(1), []
     for score in (1.0, 1.0, 0.5, 0.0, 0.0, 0.0, 1.0):
         pool.record({"t0": score})
-        seen.append(reload(pool).records["t0"].settled)
+        seen.append(reload(pool).records["t0"].saturated_visits)
     assert seen == [1, 2, 0, 1, 2, 3, 1]
 
 
