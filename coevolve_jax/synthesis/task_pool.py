@@ -24,7 +24,7 @@ class Record:
       born: GRPO step of birth.
       trained: number of steps that scored the task.
       first_score, last_score: mean rewards; None before the first visit.
-      saturated_visits: number of latest consecutive visits with the same score, 0 or 1. Rewards lie in [0, 1],
+      saturated_visits: latest consecutive visits with the same score, 0 or 1. Rewards lie in [0, 1],
         so their mean is 0 or 1 only if all rollouts got that reward: all failed, or all succeeded.
     """
 
