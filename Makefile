@@ -60,7 +60,7 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@touch $@
 
 $(VENV)/.installed-fast: $(VENV)/.installed requirements/test-fast.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements/test-fast.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements/test-fast.txt
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt requirements/test-fast.txt
