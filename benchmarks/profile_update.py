@@ -24,7 +24,7 @@ from worker_ours import make_batch, make_learner, trajectories
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.objective import microbatch
 from coevolve_jax.models.attention import attention
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 
 UPDATES = [name for name, case in cases.CASES.items() if case.kind == "update"]
 _CASE = flags.DEFINE_enum("case", "small-ragged", UPDATES, "Whose shapes.")
@@ -72,11 +72,11 @@ def pieces(case: cases.Case, folder: Path, data: dict) -> dict[str, tuple[Callab
         draw(1, _ROW.value, n, c.head_dim) for n in (c.num_attention_heads, *[c.num_key_value_heads] * 2)
     ]
     states = draw(1, _ROW.value, c.hidden_size)
-    unembedding, axis = model.apply({"params": params}, method=Qwen.unembedding)
+    unembedding, axis = model.apply({"params": params}, method=Decoder.unembedding)
 
     def hidden(params, micro):
         return model.apply(
-            {"params": params}, micro.tokens, micro.positions, micro.segment_ids, method=Qwen.hidden
+            {"params": params}, micro.tokens, micro.positions, micro.segment_ids, method=Decoder.hidden
         )
 
     def attend(q, k, v, micro):

@@ -18,7 +18,7 @@ import numpy as np
 from absl import app, flags
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.planning import plan
 from coevolve_jax.rollout.sglang import checksum, weights
 
@@ -29,8 +29,8 @@ _EXPERTS = flags.DEFINE_integer("experts", 32, "Experts of each layer.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Pushes.")
 
 
-def model() -> QwenConfig:
-    return QwenConfig.from_hf(
+def model() -> ModelConfig:
+    return ModelConfig.from_hf(
         {
             "model_type": "qwen3_moe",
             "vocab_size": 8192,
@@ -54,7 +54,7 @@ def model() -> QwenConfig:
     )
 
 
-def transfers(config: QwenConfig, params, dtype: str) -> int:
+def transfers(config: ModelConfig, params, dtype: str) -> int:
     """Transfers from the devices to the host, for one push."""
     files = hf_io.split(hf_io.entries_of(config, params), np.dtype(dtype), weights.FILE)
     return sum(1 for file in files for _ in hf_io.blocks(file, np.dtype(dtype)))

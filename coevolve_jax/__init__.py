@@ -7,7 +7,7 @@ These attributes of `coevolve_jax` cover most uses in a notebook:
     fork(run, step, workdir, overrides)   makes a new run from another run's checkpoint
     evaluate.evaluate(agent, tasks, ...)  success rates; build.agent makes the agent of a config
     load_run(workdir)                     reads the files of a run; write_report, summary_table present them
-    hf_io.load, hf_io.save, Qwen          Hugging Face folders as parameters, and the model that applies them
+    hf_io.load, hf_io.save, Decoder       Hugging Face folders as parameters, and the model that applies them
     tfds_tasks.write, tfds_tasks.read     a run's training set as a TFDS data set (the extra "tfds")
     plan.table(config, ...)               memory per device, before you rent a machine
     Task, Trajectory, TaskPool, ...       the data types that the packages exchange (types.py)
@@ -37,7 +37,7 @@ _OFFERED: dict[str, tuple[str, ...]] = {
     "coevolve_jax.analysis.loading": ("load_run",),
     "coevolve_jax.analysis.report": ("write_report",),
     "coevolve_jax.analysis.summary": ("summary_table",),
-    "coevolve_jax.models.qwen": ("Qwen", "QwenConfig"),
+    "coevolve_jax.models.decoder": ("Decoder", "ModelConfig"),
     "coevolve_jax.synthesis.task_pool": ("TaskPool",),
     "coevolve_jax.types": (
         *("Call", "Evidence", "Group", "Hint", "Lineage", "Outcome"),

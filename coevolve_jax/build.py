@@ -22,7 +22,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat, load_tokenizer
@@ -40,7 +40,7 @@ class Policy:
     params: None once a run has a TrainState and does not need the policy before RL (`loop.trainer.Trainer`).
     """
 
-    config: QwenConfig
+    config: ModelConfig
     params: Any
     tokenizer: Any
     chat: Chat

@@ -29,7 +29,7 @@ import hypothesis
 import jax
 import pytest
 
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.rollout.sglang.server import Server
 
 TINY = ROOT / "models" / "tiny_qwen3"
@@ -164,9 +164,9 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture
-def tiny_config() -> QwenConfig:
+def tiny_config() -> ModelConfig:
     """A Qwen3 whose sizes all differ, so that a transposed or swapped axis shows."""
-    return QwenConfig(
+    return ModelConfig(
         model_type="qwen3",
         vocab_size=88,
         hidden_size=32,

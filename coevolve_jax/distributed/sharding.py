@@ -45,9 +45,9 @@ RULES = (
     (r"layers/.*/experts/(gate|up)_proj/kernel", P(None, EXPERTS, None, "tensor")),
     (r"layers/.*/experts/down_proj/kernel", P(None, EXPERTS, "tensor")),
     (r"layers/.*/(q|k|v|gate|up)_proj/kernel", P(None, MATRICES, "tensor")),
-    (r"layers/.*/(q|k|v)_proj/bias", P(None, "tensor")),
+    (r"layers/.*/(q|k|v|gate|up)_proj/bias", P(None, "tensor")),
     (r"layers/.*/(o|down)_proj/kernel", P(None, "tensor", MATRICES)),
-    (r".*/scale|.*/o_proj/bias|layers/mlp/gate/kernel", P()),
+    (r".*/scale|.*/(o|down)_proj/bias|layers/mlp/gate/kernel", P()),
 )
 
 

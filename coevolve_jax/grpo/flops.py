@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 
 
-def forward(c: QwenConfig, tokens: int, pairs: int, predicted: int) -> float:
+def forward(c: ModelConfig, tokens: int, pairs: int, predicted: int) -> float:
     """Operations of one forward pass.
 
     tokens: without padding. pairs: of a token and one that it attends to. predicted: tokens with logits.
@@ -26,7 +26,7 @@ def forward(c: QwenConfig, tokens: int, pairs: int, predicted: int) -> float:
     return 2.0 * (tokens * layers + pairs * scores + predicted * c.hidden_size * c.vocab_size)
 
 
-def of_batch(c: QwenConfig, batch: Batch[np.ndarray]) -> float:
+def of_batch(c: ModelConfig, batch: Batch[np.ndarray]) -> float:
     """Operations of one forward pass on a batch. A backward pass has twice as many, with LoRA as many."""
     real = batch.segment_ids > 0
     predicted = batch.mask | (batch.ce_weights != 0) if batch.ce_weights.size else batch.mask

@@ -23,7 +23,7 @@ from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.optimizer_offload import step_by_layer
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import moe
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 
 
 class TrainState(NamedTuple):
@@ -69,7 +69,7 @@ class Learner:
 
     def __init__(
         self,
-        model_config: QwenConfig,
+        model_config: ModelConfig,
         config: ConfigDict,
         reference: Any,
         *,

@@ -19,7 +19,7 @@ from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import context_parallel, moe
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
 PEAKS = ("mismatch_max", "ratio_max")
@@ -58,15 +58,15 @@ class Objective:
     config: the `learner` section of the run's config. temperature: the sampler's; logits are divided by it.
     """
 
-    model_config: QwenConfig
+    model_config: ModelConfig
     config: FrozenConfigDict
     temperature: float
     mesh: Mesh
 
     @functools.cached_property
-    def model(self) -> Qwen:
+    def model(self) -> Decoder:
         c = self.config
-        return Qwen(
+        return Decoder(
             self.model_config,
             dtype=jnp.dtype(c.dtype),
             param_dtype=jnp.dtype(c.param_dtype),
@@ -225,13 +225,13 @@ class Objective:
             split(micro.segment_ids),
             routing,
             split(micro.parents) if micro.parents.size else None,
-            method=Qwen.hidden,
+            method=Decoder.hidden,
             mutable=["intermediates"],
         )
         # A device's tokens as one row: `token_logprobs` gathers from each row the positions that are trained
         # on.
         joined = lambda x: x.reshape(sharding.token_parts(self.mesh), -1, *x.shape[2:])
-        unembedding, axis = self.model.apply(variables, method=Qwen.unembedding)
+        unembedding, axis = self.model.apply(variables, method=Decoder.unembedding)
         scores = token_logprobs(
             joined(hidden),
             unembedding,

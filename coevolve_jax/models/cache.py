@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.models.attention import cached_attention
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 
 
 @flax.struct.dataclass
@@ -94,7 +94,7 @@ def resize_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
 
 
 def init_cache(
-    config: QwenConfig,
+    config: ModelConfig,
     rows: int,
     capacity: int,
     dtype: Any = jnp.float32,

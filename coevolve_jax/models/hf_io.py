@@ -1,7 +1,7 @@
 """Hugging Face checkpoints: safetensors to parameters and back, one tensor at a time.
 
-The modules of `qwen` bear the checkpoint's names, so a table of rules maps a parameter to its tensors. Linear
-kernels are transposed. A parameter under layers/ stacks one tensor per layer, or per layer and expert.
+The modules of `decoder` bear the checkpoint's names, so a table of rules maps a parameter to its tensors.
+Linear kernels are transposed. A parameter under layers/ stacks one tensor per layer, or per layer and expert.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -100,7 +100,7 @@ def load(path: str | os.PathLike, dtype: Any = jnp.float32, mesh: jax.sharding.M
     return config, jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
-def load_config(path: str | os.PathLike) -> QwenConfig:
+def load_config(path: str | os.PathLike) -> ModelConfig:
     """The architecture that a folder's config.json describes. Raises ValueError where there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
@@ -112,24 +112,24 @@ def load_config(path: str | os.PathLike) -> QwenConfig:
         data = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not valid JSON ({error}); restore it from the checkpoint.") from error
-    return QwenConfig.from_hf(data)
+    return ModelConfig.from_hf(data)
 
 
-def abstract_params(config: QwenConfig, dtype: Any = jnp.float32) -> Any:
+def abstract_params(config: ModelConfig, dtype: Any = jnp.float32) -> Any:
     """The parameter tree of `config` as shapes, without memory."""
     shapes = _abstract_params(config, jnp.dtype(dtype))
     return jax.tree.map(lambda shape: shape, shapes)  # a tree of the caller's own
 
 
 @functools.lru_cache(64)  # a plan tries many meshes for one model
-def _abstract_params(config: QwenConfig, dtype: Any) -> Any:
-    model = Qwen(config, param_dtype=dtype)
+def _abstract_params(config: ModelConfig, dtype: Any) -> Any:
+    model = Decoder(config, param_dtype=dtype)
     return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def save(
     path: str | os.PathLike,
-    config: QwenConfig,
+    config: ModelConfig,
     params: Any,
     dtype: Any = None,
     max_shard_bytes: int = 5 * 10**9,
@@ -184,7 +184,7 @@ def save(
         multihost_utils.sync_global_devices("model is saved")
 
 
-def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
+def check_tokenizer(config: ModelConfig, tokenizer: Any) -> None:
     """Raises ValueError where the tokenizer can produce ids for which the model has no embedding."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
@@ -194,7 +194,7 @@ def check_tokenizer(config: QwenConfig, tokenizer: Any) -> None:
         )
 
 
-def entries_of(config: QwenConfig, params: Any) -> list[Entry]:
+def entries_of(config: ModelConfig, params: Any) -> list[Entry]:
     """Lists the parameters in the order of the tree's leaves."""
     numbers = {
         "layer": range(config.num_hidden_layers),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 from coevolve_jax.models.expert_all_to_all import exchanged
 from coevolve_jax.models.grouped_matmul import grouped_matmul
 
@@ -26,7 +26,7 @@ class Routing(NamedTuple):
     All but `experts` are sums, not means, so that several micro-batches can be added.
 
     Attributes:
-      experts: int32 [A, B, L, K], the experts of each token, -1 on padding. `Qwen.hidden` takes them as
+      experts: int32 [A, B, L, K], the experts of each token, -1 on padding. `Decoder.hidden` takes them as
         `routing`.
       load: float32 [A, E], how often each expert was chosen.
       probability: float32 [A, E], the router's probability of each expert.
@@ -41,7 +41,7 @@ class Routing(NamedTuple):
     tokens: jax.Array
 
 
-def no_routing(config: QwenConfig) -> Routing | None:
+def no_routing(config: ModelConfig) -> Routing | None:
     """Sums of nothing, without `experts`. None for a model without experts."""
     if not config.sparse_layers:
         return None
@@ -93,7 +93,7 @@ class Kernel(nn.Module):
 class Experts(nn.Module):
     """The matrices of all experts; gate_proj and up_proj [E, D, F], down_proj [E, F, D]."""
 
-    config: QwenConfig
+    config: ModelConfig
     param_dtype: Any
 
     def setup(self):
@@ -110,7 +110,7 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """The sparse block in place of the MLP. mesh: the mesh over which it is spread, if it is."""
 
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any
     param_dtype: Any
     mesh: Mesh | None = None

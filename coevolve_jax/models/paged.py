@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.attention import attend
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 
 PAGE = 64  # tokens
 BLOCK = 4  # pages that a kernel takes at once; M is a multiple
@@ -78,7 +78,7 @@ class PagedCache:
         return self.replace(table=table)  # type: ignore[attr-defined]
 
 
-def init_pages(config: QwenConfig, pages: int, dtype: Any) -> PagedCache:
+def init_pages(config: ModelConfig, pages: int, dtype: Any) -> PagedCache:
     """Makes a cache of so many pages, without rows."""
     shape = config.num_key_value_heads, pages, PAGE, config.head_dim
     empty = lambda: tuple(jnp.zeros(shape, dtype) for _ in range(config.num_hidden_layers))

@@ -26,8 +26,8 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.losses import uses_kl
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.models import expert_all_to_all, hf_io
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import PAGE
-from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.topologies import GB, TOPOLOGIES, Topology
 from coevolve_jax.rollout.native.store import COLUMNS, ladder, least_tokens, part_pages
 
@@ -95,11 +95,11 @@ class Plan:
         return self.total <= USABLE * topology.memory
 
 
-def load_model(name: str) -> QwenConfig:
+def load_model(name: str) -> ModelConfig:
     """The architecture of a Hugging Face folder, or of a published model in configs/models by its name."""
     for path in (Path(name) / "config.json", PUBLISHED / f"{Path(name).name}.json"):
         if path.is_file():
-            return QwenConfig.from_hf(json.loads(path.read_text()))
+            return ModelConfig.from_hf(json.loads(path.read_text()))
     known = ", ".join(sorted(path.stem for path in PUBLISHED.glob("*.json")))
     raise ValueError(f"config.model is {name!r}: neither a folder with a config.json nor one of {known}.")
 
@@ -118,7 +118,7 @@ def make_mesh(topology: Topology, sizes: Mapping[str, int]) -> AbstractMesh:
 
 
 def plan(
-    model: QwenConfig,
+    model: ModelConfig,
     learner: ConfigDict,
     mesh: Any,
     *,
@@ -169,7 +169,7 @@ def plan(
     )
 
 
-def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | None) -> None:
+def check_fits(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int | None) -> None:
     """Raises ValueError, with the smallest change that mends it, where a run does not fit its devices.
 
     It fits if the update, and rollouts in this process, need at most `memory` bytes of a device. The engine's
@@ -184,7 +184,7 @@ def check_fits(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int | N
         part_pages(tokens, _longest(config), _engine_parts(config, mesh))
 
 
-def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> None:
+def _check_memory(config: ConfigDict, model: ModelConfig, mesh: Any, memory: int) -> None:
     """Checks the memory for `check_fits`, of a run that can be planned."""
     learner = config.learner
     rows = -(-learner.rows_per_microbatch // sharding.row_parts(mesh))
@@ -204,7 +204,7 @@ def _check_memory(config: ConfigDict, model: QwenConfig, mesh: Any, memory: int)
 
 
 def smallest_change(
-    model: QwenConfig,
+    model: ModelConfig,
     learner: ConfigDict,
     mesh: Any,
     memory: float,
@@ -265,7 +265,7 @@ def smallest_change(
     return "no number of such devices holds a row of this length: use devices with more memory"
 
 
-def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int]:
+def _in_process(run: ConfigDict, model: ModelConfig, mesh: Any) -> tuple[int, int]:
     """Bytes of a device that the in-process engine takes: (weights, cache).
 
     The cache counts when it is full, or while it grows to that.
@@ -283,7 +283,7 @@ def _in_process(run: ConfigDict, model: QwenConfig, mesh: Any) -> tuple[int, int
     return weights if own or gathered else 0, cache
 
 
-def _token_bytes(run: ConfigDict, model: QwenConfig, mesh: Any) -> int:
+def _token_bytes(run: ConfigDict, model: ModelConfig, mesh: Any) -> int:
     """Bytes of a device for a cached token: keys and values of its heads, and experts for replay."""
     heads = model.num_key_value_heads // (mesh.shape["tensor"] if run.engine.sharded else 1)
     keys = 2 * model.num_hidden_layers * heads * model.head_dim * jnp.dtype(run.engine.dtype).itemsize
@@ -314,7 +314,7 @@ def _engine_parts(run: ConfigDict, mesh: Any) -> int:
     return sharding.token_parts(mesh) if run.engine.sharded else 1
 
 
-def _smaller_cache(run: ConfigDict, model: QwenConfig, mesh: Any, memory: int) -> str:
+def _smaller_cache(run: ConfigDict, model: ModelConfig, mesh: Any, memory: int) -> str:
     """Names settings with which the cache fits beside what is kept, as the end of a sentence.
 
     They set a power of two of tokens in pages, and the devices: one, all, or more of them.
@@ -384,7 +384,7 @@ def _gathered(layers: Any, learner: ConfigDict, mesh: Any) -> int:
     return copies * layer * jnp.dtype(learner.dtype).itemsize
 
 
-def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
+def _whole_rows(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
     """Bytes of gathered keys and values, and their gradients, of rows that are split over devices."""
     if sharding.context_parts(mesh) == 1:
         return 0
@@ -392,7 +392,7 @@ def _whole_rows(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> i
     return 4 * width * tokens * jnp.dtype(learner.dtype).itemsize
 
 
-def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:
+def _activations(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> tuple[int, int]:
     """Bytes that all layers keep from the forward to the backward pass, and bytes that one layer's takes."""
     tensor = mesh.shape["tensor"]
     stream = c.hidden_size
@@ -417,7 +417,7 @@ def _activations(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> 
     return size * c.num_hidden_layers * kept, size * work + exchanged
 
 
-def _exchanged(c: QwenConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int:
+def _exchanged(c: ModelConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int:
     """Bytes of one round of an exchange in the backward pass.
 
     In the compute type: tokens and gradients, sent and received, and an expert's three hidden arrays with
@@ -431,7 +431,7 @@ def _exchanged(c: QwenConfig, learner: ConfigDict, mesh: Any, pairs: int) -> int
     return one_round * jnp.dtype(learner.dtype).itemsize + 4 * sums
 
 
-def _logprobs(c: QwenConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
+def _logprobs(c: ModelConfig, learner: ConfigDict, mesh: Any, tokens: int) -> int:
     """Bytes of the log-probabilities.
 
     These are logits, logits below their peak and their exponentials, in float32; the unembedding and its

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from coevolve_jax.models.cache import KVCache, resize_axis
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 from coevolve_jax.models.paged import PagedCache
 
 
@@ -59,14 +59,14 @@ class Recorded(NamedTuple):
         return Recorded(kv, kv.write(self.experts, experts.transpose(1, 2, 0, 3), positions, mesh))
 
 
-def init_recorded(config: QwenConfig, cache: KVCache | PagedCache) -> Recorded:
+def init_recorded(config: ModelConfig, cache: KVCache | PagedCache) -> Recorded:
     """Returns an empty cache of a model with experts. cache: its keys and values."""
     places, each = cache.places
     shape = (places, len(config.sparse_layers), each, config.num_experts_per_tok)
     return Recorded(cache, jnp.full(shape, -1, jnp.int16))
 
 
-def read_routing(text: Any, config: QwenConfig, tokens: int) -> np.ndarray:
+def read_routing(text: Any, config: ModelConfig, tokens: int) -> np.ndarray:
     """Reads the routing in an answer of an SGLang server (0.5.23, --enable-return-routed-experts).
 
     SGLang counts all layers; its entries for dense ones mean nothing.

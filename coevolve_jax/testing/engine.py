@@ -4,8 +4,8 @@
     check_engine(lambda: MyEngine(policy, max_length=MAX_LENGTH, max_new_tokens=MAX_NEW_TOKENS), policy)
 
 The in-process engine and a real SGLang server pass it. tests/rollout/test_engines.py runs both, and also
-shows the faults that the suite finds. Log-probabilities must equal those of models/qwen.py within 1e-4: serve
-the weights in float32.
+shows the faults that the suite finds. Log-probabilities must equal those of models/decoder.py within 1e-4:
+serve the weights in float32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 
 from coevolve_jax import event_loop
 from coevolve_jax.build import Policy
-from coevolve_jax.models.config import QwenConfig
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.config import ModelConfig
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
 
 MAX_LENGTH, MAX_NEW_TOKENS = 128, 64  # limits of the checked engine
@@ -382,9 +382,9 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 
 
 @functools.cache
-def _forward(config: QwenConfig) -> Callable[[Any, np.ndarray, float], jax.Array]:
+def _forward(config: ModelConfig) -> Callable[[Any, np.ndarray, float], jax.Array]:
     def run(params, tokens, temperature):
-        logp = jax.nn.log_softmax(Qwen(config).apply({"params": params}, tokens))
+        logp = jax.nn.log_softmax(Decoder(config).apply({"params": params}, tokens))
         return jax.nn.log_softmax(logp / temperature)[0]
 
     return jax.jit(run)

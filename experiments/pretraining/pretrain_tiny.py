@@ -50,7 +50,7 @@ from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 
 _OUTPUT = flags.DEFINE_string("output", "runs/pretrain/clean", "Folder to write, in Hugging Face format.")
 _ENVIRONMENT = flags.DEFINE_string(
@@ -95,7 +95,7 @@ flags.register_multi_flags_validator(
     "--new_tokenizer is for going on from --start: without one the tokenizer is always new.",
 )
 
-MODEL = QwenConfig(
+MODEL = ModelConfig(
     "qwen3",
     vocab_size=VOCABULARY,
     hidden_size=128,
@@ -116,7 +116,7 @@ MODEL = QwenConfig(
 def first_params(tokenizer: PreTrainedTokenizerFast) -> Any:
     """The parameters of --start, or random ones. With --new_tokenizer the embedding is carried over to it."""
     if not _START.value:
-        init = jax.jit(lambda key: Qwen(MODEL).init(key, jnp.zeros((1, 8), jnp.int32))["params"])
+        init = jax.jit(lambda key: Decoder(MODEL).init(key, jnp.zeros((1, 8), jnp.int32))["params"])
         return init(jax.random.key(_SEED.value))
     _, params = hf_io.load(_START.value)
     if _NEW_TOKENIZER.value:
@@ -131,7 +131,7 @@ def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> 
 
     save: called with the parameters every --save_every steps and at the end.
     """
-    model = Qwen(MODEL)
+    model = Decoder(MODEL)
     falling = round(_DECAY.value * _STEPS.value)
     schedule = optax.join_schedules(
         [
@@ -157,8 +157,10 @@ def train(params: Any, data: Iterator[Batch], save: Callable[[Any], object]) -> 
 
     def loss_fn(params, batch: Batch):
         variables = {"params": params}
-        hidden = model.apply(variables, batch.tokens, batch.positions, batch.segment_ids, method=Qwen.hidden)
-        unembedding, axis = model.apply(variables, method=Qwen.unembedding)
+        hidden = model.apply(
+            variables, batch.tokens, batch.positions, batch.segment_ids, method=Decoder.hidden
+        )
+        unembedding, axis = model.apply(variables, method=Decoder.unembedding)
         logprobs, _ = token_logprobs(
             hidden.reshape(-1, hidden.shape[-1]),
             unembedding,

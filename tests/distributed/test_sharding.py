@@ -19,7 +19,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 from tests.support.grpo_cases import samples
 from tests.support.paths import ROOT
@@ -27,7 +27,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow
 
 STEPS = 10
-QWEN3 = QwenConfig(
+QWEN3 = ModelConfig(
     "qwen3",
     vocab_size=64,
     hidden_size=32,
@@ -43,6 +43,9 @@ QWEN3 = QwenConfig(
 MODELS = {
     "qwen3": QWEN3,
     "qwen2": dataclasses.replace(QWEN3, model_type="qwen2", tie_word_embeddings=False),
+    "llama": dataclasses.replace(
+        QWEN3, model_type="llama", tie_word_embeddings=False, attention_bias=True, mlp_bias=True
+    ),
     "qwen3_moe": dataclasses.replace(
         QWEN3,
         model_type="qwen3_moe",
@@ -59,6 +62,7 @@ MESHES = {
     "tensor": ("qwen3", dict(tensor=8)),
     "fsdp and tensor": ("qwen2", dict(fsdp=4, tensor=2)),
     "data, fsdp and tensor": ("qwen3", dict(data=2, fsdp=2, tensor=2)),
+    "fsdp and tensor, llama": ("llama", dict(fsdp=4, tensor=2)),
     "rows over expert": ("qwen3", dict(data=2, fsdp=2, expert=2)),
     "expert": ("qwen3_moe", dict(data=2, expert=4)),
     "fsdp, expert and tensor": ("qwen3_moe", dict(fsdp=2, expert=2, tensor=2)),
@@ -79,7 +83,7 @@ def settings(config):
 
     c = get_config().learner
     c.pack_length, c.rows_per_microbatch, c.logprob_chunk = 16, 8, 64
-    c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type == "qwen2")
+    c.max_grad_norm, c.kl_coef = 1e9, 0.1 * (config.model_type in ("qwen2", "llama"))
     c.router_balance = 0.1
     # Adam turns the rounding of a gradient near zero into a large part of a step.
     c.learning_rate = 2e-5

@@ -14,7 +14,7 @@ import pytest
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.models import context_parallel
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from tests.distributed.test_sharding import named, start
 from tests.grpo.test_shared_prompts import packed, rollouts
 from tests.support.grpo_cases import learner_config, moved
@@ -37,7 +37,7 @@ SETTINGS = dict(
 
 
 def main(folder):
-    params = jax.jit(Qwen(EXPERTS).init)(jax.random.key(0), np.zeros((1, 4), np.int32))["params"]
+    params = jax.jit(Decoder(EXPERTS).init)(jax.random.key(0), np.zeros((1, 4), np.int32))["params"]
     for name, sizes in MESHES.items():
         mesh = sharding.make_mesh(**sizes)
         place = lambda tree: jax.device_put(tree, sharding.param_shardings(mesh, tree))

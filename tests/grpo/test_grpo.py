@@ -18,7 +18,7 @@ from coevolve_jax.grpo.advantages import group_advantages
 from coevolve_jax.grpo.layout import assign_rows
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import (
     MODEL,
     init_params,
@@ -152,7 +152,7 @@ def pad(x: np.ndarray) -> np.ndarray:
 @jax.jit
 def padded_logprobs(params, ids, temperature=1.0) -> jax.Array:
     """Log-probabilities [31] of ids[1:]."""
-    logp = jax.nn.log_softmax(Qwen(MODEL).apply({"params": params}, ids[None])[0] / temperature)
+    logp = jax.nn.log_softmax(Decoder(MODEL).apply({"params": params}, ids[None])[0] / temperature)
     return logp[jnp.arange(31), ids[1:]]
 
 

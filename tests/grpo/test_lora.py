@@ -13,7 +13,7 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from tests.support.grpo_cases import MODEL, init_params, learner_config, make_learner, samples, trajectory
 
 TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(np.int32)
@@ -21,7 +21,7 @@ TOKENS = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 32)).astype(
 
 @jax.jit
 def plain(params):
-    return Qwen(MODEL).apply({"params": params}, TOKENS)
+    return Decoder(MODEL).apply({"params": params}, TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,9 @@ def test_the_first_forward_is_the_bases(params, batch, trained):
 def base_scores(params, batch):
     """The base model's log-probabilities of the batch's policy tokens, 0 elsewhere."""
     flat = type(batch)(*(x.reshape(-1, 32) if x.ndim else x for x in batch))
-    apply = jax.jit(lambda p: Qwen(MODEL).apply({"params": p}, flat.tokens, flat.positions, flat.segment_ids))
+    apply = jax.jit(
+        lambda p: Decoder(MODEL).apply({"params": p}, flat.tokens, flat.positions, flat.segment_ids)
+    )
     logp = np.asarray(jax.nn.log_softmax(apply(params)))
     chosen = np.take_along_axis(logp, flat.targets[..., None], axis=-1)[..., 0]
     return np.where(flat.mask, chosen, 0).reshape(batch.mask.shape)
@@ -114,7 +116,7 @@ def test_a_model_of_dense_and_sparse_layers_has_adapters_on_both(batch):
         moe_intermediate_size=8,
         mlp_only_layers=(0, 2),
     )
-    params = jax.jit(Qwen(mixed).init)(jax.random.key(0), TOKENS)["params"]
+    params = jax.jit(Decoder(mixed).init)(jax.random.key(0), TOKENS)["params"]
     config = learner_config(lora_rank=2, lora_targets="self_attn/(q|o)_proj|mlp/(gate|down)_proj")
     learner = Learner(mixed, config, params, temperature=1.0, mesh=sharding.make_mesh())
     first = learner.init(params)
@@ -157,6 +159,6 @@ def test_targets_that_match_nothing_or_no_stack_of_matrices_are_named(params):
 def test_an_adapter_that_no_dense_layer_runs_is_refused(params):
     strange = {"layers": {**params["layers"], "router": {"kernel": jnp.zeros((2, 16, 4))}}}
     adapters = lora.init(jax.random.key(0), strange, 2, "router|q_proj")
-    forward = lambda p: Qwen(MODEL).apply({"params": p}, TOKENS)
+    forward = lambda p: Decoder(MODEL).apply({"params": p}, TOKENS)
     with pytest.raises(ValueError, match="cannot have adapters: layers/router; narrow"):
         lora.check_reached(forward, params, adapters)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.types import TrainingSample
 from tests.support.grpo_cases import MODEL, learner_config, moved, trajectory
 from tests.support.update_programs import EXPERTS
@@ -167,7 +167,7 @@ UPDATES = {
 def programs(name: str):
     model, changes, *_ = UPDATES[name]
     tokens = np.zeros((1, 4), np.int32)
-    params = jax.jit(Qwen(model).init)(jax.random.key(0), tokens)["params"]
+    params = jax.jit(Decoder(model).init)(jax.random.key(0), tokens)["params"]
     learner = Learner(model, learner_config(**changes), params, temperature=1.0, mesh=sharding.make_mesh())
     return jax.jit(learner.gradients), moved(params), params
 

@@ -15,7 +15,7 @@ from coevolve_jax.grpo.packing import pack
 from coevolve_jax.loop import timing
 from coevolve_jax.loop.collect import Collected
 from coevolve_jax.models.attention import BLOCKS
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.planning import topologies
 from coevolve_jax.rollout.utilization import Usage
 from tests.support.grpo_cases import MODEL, init_params, make_learner, samples, trajectory
@@ -48,7 +48,7 @@ def test_a_forward_pass_is_what_the_traced_model_does(config):
         3,
         BLOCKS,
     )  # as many tokens as blocks: plain attention then computes no masked pair
-    model, tokens = Qwen(config, attention="plain"), jnp.zeros((rows, length), jnp.int32)
+    model, tokens = Decoder(config, attention="plain"), jnp.zeros((rows, length), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
     forward = lambda p: model.apply({"params": p}, tokens).sum()
     counted = flops.forward(config, rows * length, rows * length * (length + 1) // 2, rows * length)

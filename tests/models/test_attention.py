@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from coevolve_jax.models import attention as attn
 from coevolve_jax.models import flash, splash
 from coevolve_jax.models.context_parallel import places
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.models.packed import Row, Segments, meeting_blocks
-from coevolve_jax.models.qwen import Qwen
 
 pytestmark = pytest.mark.slow
 
@@ -331,12 +331,12 @@ def test_an_unknown_name_is_refused():
 
 def test_the_model_takes_the_named_implementation(tiny_config, monkeypatch):
     tokens = np.arange(32, dtype=np.int32)[None] % tiny_config.vocab_size
-    params = jax.jit(Qwen(tiny_config).init)(jax.random.key(0), tokens)["params"]
+    params = jax.jit(Decoder(tiny_config).init)(jax.random.key(0), tokens)["params"]
     used = []
     noted = lambda *x: used.append(1) or attn.chunked(*x, size=8)
     monkeypatch.setitem(attn.IMPLEMENTATIONS, "chunked", noted)
     logits = {
-        n: jax.jit(Qwen(tiny_config, attention=n).apply)({"params": params}, tokens)
+        n: jax.jit(Decoder(tiny_config, attention=n).apply)({"params": params}, tokens)
         for n in ("plain", "chunked")
     }
     assert used

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -66,6 +66,7 @@ def hf_config(**changes) -> dict:
         {},
         {"tie_word_embeddings": False, "attention_bias": True, "eos_token_id": (3, 4), "bos_token_id": 1},
         {"model_type": "qwen2", "head_dim": 8},
+        {"model_type": "llama", "mlp_bias": True, "attention_bias": True},
     ],
 )
 def test_round_trip(tiny_config, tmp_path, changes):
@@ -91,8 +92,12 @@ def test_bfloat16_in_the_file_and_in_memory(tiny_config, params, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False}],
-    ids=["qwen3", "qwen2"],
+    [
+        {},
+        {"model_type": "qwen2", "head_dim": 8, "tie_word_embeddings": False},
+        {"model_type": "llama", "hidden_size": 32, "mlp_bias": True},
+    ],
+    ids=["qwen3", "qwen2", "llama"],
 )
 def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
     torch = pytest.importorskip("torch")
@@ -111,7 +116,7 @@ def test_transformers_loads_what_we_save(tiny_config, tmp_path, dtype, changes):
     with torch.no_grad():
         expected = reference.float()(torch.tensor(tokens)).logits.numpy()
     loaded, params = hf_io.load(tmp_path / "model")
-    logits = jax.jit(Qwen(loaded).apply)({"params": params}, tokens)
+    logits = jax.jit(Decoder(loaded).apply)({"params": params}, tokens)
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 
@@ -139,7 +144,7 @@ def test_transformers_loads_a_model_of_several_files(tiny_config, tmp_path, chan
         expected = reference.float()(torch.tensor(tokens)).logits.numpy()
     loaded, again = hf_io.load(tmp_path / "model")
     assert_equal_trees(again, params)
-    logits = jax.jit(Qwen(loaded).apply)({"params": again}, tokens)
+    logits = jax.jit(Decoder(loaded).apply)({"params": again}, tokens)
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 
@@ -370,21 +375,22 @@ def test_a_folder_that_is_no_model(tmp_path, folder):
 
 
 def test_config_in_both_places_of_rope_theta():
-    old = QwenConfig.from_hf(hf_config())
+    old = ModelConfig.from_hf(hf_config())
     assert (old.rope_theta, old.head_dim, old.rms_norm_eps) == (1e6, 8, 1e-5)
     new = hf_config(rope_parameters={"rope_type": "default", "rope_theta": 5e6})
-    assert QwenConfig.from_hf(new).rope_theta == 5e6
+    assert ModelConfig.from_hf(new).rope_theta == 5e6
     del new["rope_theta"]
-    assert QwenConfig.from_hf(new).rope_theta == 5e6
-    assert QwenConfig.from_hf(hf_config(head_dim=20)).head_dim == 20
+    assert ModelConfig.from_hf(new).rope_theta == 5e6
+    assert ModelConfig.from_hf(hf_config(head_dim=20)).head_dim == 20
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "qwen3_moe"}, "lacks num_experts, num_experts_per_tok, moe_intermediate_size"),
-        ({"model_type": "llama"}, "model_type 'llama'"),
-        ({"rope_scaling": {"type": "llama3", "factor": 4.0}}, "rope_scaling type 'llama3'"),
+        ({"model_type": "gemma3"}, "model_type 'gemma3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling type 'linear'"),
+        ({"rope_scaling": {"type": "llama3", "factor": 4.0}}, "llama3 rope .* lacks low_freq_factor"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}}, "rope_parameters type 'linear'"),
         ({"rope_theta": None}, "names no rope_theta"),
         ({"use_sliding_window": True}, "use_sliding_window"),
@@ -396,7 +402,7 @@ def test_config_in_both_places_of_rope_theta():
 )
 def test_config_refuses_what_is_not_implemented(changes, message):
     with pytest.raises(ValueError, match=message) as error:
-        QwenConfig.from_hf(hf_config(**changes))
+        ModelConfig.from_hf(hf_config(**changes))
     assert str(error.value).endswith(".") and "\n" not in str(error.value)
 
 

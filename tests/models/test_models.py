@@ -19,8 +19,8 @@ from coevolve_jax.grpo import lora
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.cache import init_cache
-from coevolve_jax.models.config import Yarn
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
+from coevolve_jax.models.rope_scaling import Llama3Rope, Yarn
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +41,29 @@ YARN = (
         "truncate": False,
     },
 )
-SEEDS = range(80, 96)  # chosen so that they vary everything; a test checks this
+KINDS = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+LLAMA3 = dict(factor=8.0, original_max_position_embeddings=24, low_freq_factor=0.5, high_freq_factor=2.0)
+SEEDS = range(80, 104)  # chosen so that they vary everything; a test checks this
+LLAMA_SEEDS = range(96, 104)
 
 
 def random_hf_config(seed: int) -> dict:
-    """The fields of a random config.json: a quarter each Qwen2 and Qwen3, the rest Qwen3-MoE."""
+    """The fields of a random config.json: a Llama for LLAMA_SEEDS, else Qwen2, Qwen3 or Qwen3-MoE."""
     rng = np.random.default_rng(seed)
     pick = lambda *options: options[rng.integers(len(options))]
     kind = ("qwen2", "qwen3", "qwen3_moe", "qwen3_moe")[seed % 4]
+    kind = "llama" if seed in LLAMA_SEEDS else kind
     kv_heads, head_dim = pick(1, 2, 3), pick(8, 12, 20)
     heads = kv_heads * pick(1, 2, 3)
     scaling = pick(None, *YARN)
     rope = {"rope_type": "yarn", **scaling} if scaling else {"rope_type": "default"}
+    if kind == "llama":
+        rope = {"rope_type": "llama3", **LLAMA3} if pick(True, False) else {"rope_type": "default"}
     fields = dict(
         model_type=kind,
         vocab_size=88,
@@ -68,6 +79,8 @@ def random_hf_config(seed: int) -> dict:
     )
     if kind != "qwen2":
         fields |= dict(head_dim=head_dim, attention_bias=pick(True, False))
+    if kind == "llama":
+        fields |= dict(mlp_bias=pick(True, False), hidden_size=heads * pick(4, 8))
     if kind == "qwen3_moe":
         fields |= dict(
             num_hidden_layers=pick(2, 4),
@@ -86,7 +99,7 @@ def forward(model, params, tokens, positions=None, segment_ids=None):
     return model.apply({"params": params}, tokens, positions, segment_ids)
 
 
-def random_params(config: QwenConfig, seed: int = 0):
+def random_params(config: ModelConfig, seed: int = 0):
     """Every parameter random: an untouched bias or scale would hide a mistake."""
     rng = np.random.default_rng(seed)
     center = {"scale": 1.0}
@@ -96,15 +109,17 @@ def random_params(config: QwenConfig, seed: int = 0):
     )
 
 
-def tokens_of(config: QwenConfig, *shape: int, seed: int = 0) -> np.ndarray:
+def tokens_of(config: ModelConfig, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, config.vocab_size, shape, dtype=np.int32)
 
 
 def test_the_random_configurations_vary_everything():
-    configs = [QwenConfig.from_hf(random_hf_config(seed)) for seed in SEEDS]
-    by_kind = {kind: [c for c in configs if c.model_type == kind] for kind in ("qwen2", "qwen3", "qwen3_moe")}
+    configs = [ModelConfig.from_hf(random_hf_config(seed)) for seed in SEEDS]
+    by_kind = {kind: [c for c in configs if c.model_type == kind] for kind in KINDS}
     for kind, some in by_kind.items():
-        varied = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "yarn"}
+        varied = {"rope_theta", "rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "rope_scaling"}
+        if kind == "llama":
+            varied |= {"attention_bias", "mlp_bias"}
         if kind == "qwen3_moe":
             varied |= {
                 "attention_bias",
@@ -116,9 +131,10 @@ def test_the_random_configurations_vary_everything():
             }
         for name in varied:
             assert len({getattr(c, name) for c in some}) > 1, (kind, name)
-    assert {c.yarn for c in configs} == {None, *(Yarn(**y) for y in YARN)}
+    assert {c.rope_scaling for c in configs} == {None, Llama3Rope(**LLAMA3), *(Yarn(**y) for y in YARN)}
     assert {c.attention_bias for c in by_kind["qwen3"]} == {True, False}
-    assert any(c.head_dim != c.hidden_size // c.num_attention_heads for c in by_kind["qwen3"])
+    for kind in ("llama", "qwen3"):
+        assert any(c.head_dim != c.hidden_size // c.num_attention_heads for c in by_kind[kind])
     mixed = [bool(c.sparse_layers and c.dense_layers) for c in by_kind["qwen3_moe"]]
     assert any(mixed) and not all(mixed)
 
@@ -138,7 +154,7 @@ def test_logits_agree_with_transformers(seed, tmp_path):
     tokens = tokens_of(ours, 2, 33)  # beyond the unscaled length of some
     with torch.no_grad():
         expected = reference.float().eval()(torch.tensor(tokens.astype(np.int64))).logits.numpy()
-    logits = forward(Qwen(ours), params, tokens)
+    logits = forward(Decoder(ours), params, tokens)
     assert np.abs(expected).max() > 0.5
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
@@ -148,11 +164,10 @@ def test_config_round_trip(seed):
     """Ours -> ours, and transformers' reading of ours: every field, the architecture's name too."""
     transformers = pytest.importorskip("transformers")
     fields = random_hf_config(seed)
-    config = QwenConfig.from_hf(fields)
+    config = ModelConfig.from_hf(fields)
     written = config.to_hf()
-    assert QwenConfig.from_hf(json.loads(json.dumps(written))) == config
-    names = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-    assert written["architectures"] == [names[fields["model_type"]]]
+    assert ModelConfig.from_hf(json.loads(json.dumps(written))) == config
+    assert written["architectures"] == [KINDS[fields["model_type"]]]
     assert ("num_experts" in written) == (fields["model_type"] == "qwen3_moe")
     theirs = transformers.AutoConfig.for_model(**written)
     for name, value in fields.items():
@@ -164,16 +179,16 @@ def test_yarn_of_an_older_config():
     """rope_scaling beside a top-level rope_theta, and the defaults of its missing fields."""
     old = random_hf_config(1) | {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", "factor": 4.0}}
     del old["rope_parameters"]
-    config = QwenConfig.from_hf(old)
-    assert (config.rope_theta, config.yarn) == (5e5, Yarn(4.0, 64))
-    assert config.yarn.scale == pytest.approx(0.1 * np.log(4.0) + 1)
+    config = ModelConfig.from_hf(old)
+    assert (config.rope_theta, config.rope_scaling) == (5e5, Yarn(4.0, 64))
+    assert config.rope_scaling.scale == pytest.approx(0.1 * np.log(4.0) + 1)
     old["original_max_position_embeddings"] = 32
-    assert QwenConfig.from_hf(old).yarn == Yarn(4.0, 32)
+    assert ModelConfig.from_hf(old).rope_scaling == Yarn(4.0, 32)
     old["rope_scaling"]["factor"] = None
-    assert QwenConfig.from_hf(old).yarn == Yarn(2.0, 32)
+    assert ModelConfig.from_hf(old).rope_scaling == Yarn(2.0, 32)
     old["rope_scaling"]["partial_rotary_factor"] = 0.5
     with pytest.raises(ValueError, match="partial_rotary_factor 0.5"):
-        QwenConfig.from_hf(old)
+        ModelConfig.from_hf(old)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +203,21 @@ def test_yarn_of_an_older_config():
 )
 def test_config_refuses_what_does_not_fit(changes, message):
     with pytest.raises(ValueError, match=message):
-        QwenConfig.from_hf(random_hf_config(2) | changes)
+        ModelConfig.from_hf(random_hf_config(2) | changes)
 
 
-@pytest.fixture(params=["dense", "experts"])
+@pytest.fixture(params=["dense", "experts", "llama"])
 def any_config(request, tiny_config):
     if request.param == "dense":
         return tiny_config
+    if request.param == "llama":
+        return dataclasses.replace(
+            tiny_config,
+            model_type="llama",
+            attention_bias=True,
+            mlp_bias=True,
+            rope_scaling=Llama3Rope(**LLAMA3),
+        )
     return dataclasses.replace(
         tiny_config,
         model_type="qwen3_moe",
@@ -207,9 +230,9 @@ def any_config(request, tiny_config):
 
 
 def test_rope_theta_of_the_checkpoint_matters(tiny_config):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
+    model, params = Decoder(tiny_config), random_params(tiny_config)
     tokens = tokens_of(tiny_config, 2, 23)
-    other = Qwen(dataclasses.replace(tiny_config, rope_theta=1e4))
+    other = Decoder(dataclasses.replace(tiny_config, rope_theta=1e4))
     difference = forward(model, params, tokens) - forward(other, params, tokens)
     assert np.abs(difference).max() > 1e-3
 
@@ -228,16 +251,16 @@ def packed_row(config):
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_packed_equals_unpacked(any_config, remat):
-    model, params = Qwen(any_config), random_params(any_config)
+    model, params = Decoder(any_config), random_params(any_config)
     parts, starts, row, segments = packed_row(any_config)
-    packed = forward(Qwen(any_config, remat=remat), params, row, segment_ids=segments)[0]
+    packed = forward(Decoder(any_config, remat=remat), params, row, segment_ids=segments)[0]
     for start, part in zip(starts, parts, strict=True):
         alone = forward(model, params, part[None])[0]
         np.testing.assert_allclose(packed[start : start + len(part)], alone, atol=1e-5, rtol=0)
 
 
 def test_given_positions_are_used(tiny_config):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
+    model, params = Decoder(tiny_config), random_params(tiny_config)
     parts, starts, row, segments = packed_row(tiny_config)
     positions = np.zeros_like(row)
     for start, part in zip(starts, parts, strict=True):
@@ -250,7 +273,7 @@ def test_given_positions_are_used(tiny_config):
 
 
 def test_pads_do_not_matter_and_stay_finite(any_config):
-    model, params = Qwen(any_config), random_params(any_config)
+    model, params = Decoder(any_config), random_params(any_config)
     _, _, row, segments = packed_row(any_config)
 
     def loss(params, row):
@@ -267,7 +290,7 @@ def test_pads_do_not_matter_and_stay_finite(any_config):
 
 @pytest.mark.parametrize("change", [0, 3, 11, 22])
 def test_nothing_leaks_from_the_future(any_config, change):
-    model, params = Qwen(any_config), random_params(any_config)
+    model, params = Decoder(any_config), random_params(any_config)
     tokens = tokens_of(any_config, 1, 23)
     other = tokens.copy()
     other[0, change] = (other[0, change] + 1) % any_config.vocab_size
@@ -309,11 +332,11 @@ def test_decode_equals_the_full_forward_with_each_head_in_an_array_of_its_own(ti
 def check_decode(config, dtype, tolerance, **layout):
     """Ragged prefill, then one token at a time, then a ragged chunk, over a cache full of garbage."""
     params = random_params(config)
-    model = Qwen(config, dtype=dtype)
+    model = Decoder(config, dtype=dtype)
     tokens, capacity = tokens_of(config, 3, 20), 24
     full = forward(model, params, tokens)
-    decode = jax.jit(functools.partial(model.apply, method=Qwen.decode))
-    unembed = jax.jit(functools.partial(model.apply, method=Qwen.unembed))
+    decode = jax.jit(functools.partial(model.apply, method=Decoder.decode))
+    unembed = jax.jit(functools.partial(model.apply, method=Decoder.unembed))
     cache = jax.tree.map(lambda x: x + 7.0, init_cache(config, 3, capacity, dtype, **layout))
     lengths = np.zeros(3, int)
     for counts in ([7, 2, 5], *[[1, 1, 1]] * 4, [3, 6, 0], [1, 0, 1]):
@@ -333,10 +356,10 @@ def check_decode(config, dtype, tolerance, **layout):
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_padding_is_not_written_to_the_cache(tiny_config, platform):
-    model, params = Qwen(tiny_config), random_params(tiny_config)
+    model, params = Decoder(tiny_config), random_params(tiny_config)
     cache = jax.tree.map(lambda x: x + 7.0, init_cache(tiny_config, 2, 8, platform=platform))
     positions = np.array([[0, 1], [8, 9]], np.int32)
-    decode = jax.jit(functools.partial(model.apply, method=Qwen.decode))
+    decode = jax.jit(functools.partial(model.apply, method=Decoder.decode))
     _, after = decode({"params": params}, np.ones((2, 2), np.int32), positions, cache)
     for before, now in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(now[1], before[1])
@@ -364,9 +387,9 @@ def test_cache_rows_are_taken_and_put(tiny_config, platform):
 
 def test_norms_and_logits_are_float32_in_bfloat16(tiny_config):
     params = random_params(tiny_config)
-    model = Qwen(tiny_config, dtype=jnp.bfloat16)
+    model = Decoder(tiny_config, dtype=jnp.bfloat16)
     tokens = tokens_of(tiny_config, 2, 9)
-    hidden = jax.jit(functools.partial(model.apply, method=Qwen.hidden))({"params": params}, tokens)
+    hidden = jax.jit(functools.partial(model.apply, method=Decoder.hidden))({"params": params}, tokens)
     assert hidden.dtype == jnp.bfloat16
     assert forward(model, params, tokens).dtype == jnp.float32
 
@@ -376,7 +399,7 @@ def test_remat_gives_the_same_gradient(any_config):
     tokens = tokens_of(any_config, 2, 9)
 
     def gradient(remat):
-        model = Qwen(any_config, remat=remat)
+        model = Decoder(any_config, remat=remat)
         loss = lambda p: jnp.mean(jax.nn.logsumexp(forward(model, p, tokens), axis=-1))
         return jax.jit(jax.grad(loss))(params)
 
@@ -390,7 +413,7 @@ def test_layers_that_are_opaque_to_the_compiler_for_tpus_compute_the_same(any_co
     adapters = jax.tree.map(lambda x: x + 0.1, adapters)
 
     def gradient(platform):
-        model = Qwen(any_config, remat=True, attention="plain", platform=platform)
+        model = Decoder(any_config, remat=True, attention="plain", platform=platform)
         logits = lambda p: model.apply({"params": p}, tokens)
         loss = lambda p: jnp.mean(jax.nn.logsumexp(logits(p), axis=-1))
         if not adapted:
@@ -399,14 +422,16 @@ def test_layers_that_are_opaque_to_the_compiler_for_tpus_compute_the_same(any_co
         with lora.adapted(2.0):
             return jax.jit(jax.value_and_grad(lambda a: loss(lora.attach(params, a))))(adapters)
 
-    made = jax.eval_shape(Qwen(any_config, platform="tpu", attention="plain").init, jax.random.key(0), tokens)
+    made = jax.eval_shape(
+        Decoder(any_config, platform="tpu", attention="plain").init, jax.random.key(0), tokens
+    )
     assert jax.tree.map(jnp.shape, made["params"]) == jax.tree.map(jnp.shape, params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradient("cpu"), gradient("tpu"))
 
 
 def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):
     """The program runs in a process of its own: JAX fixes the number of devices at its start."""
-    model, params = Qwen(tiny_config), random_params(tiny_config)
+    model, params = Decoder(tiny_config), random_params(tiny_config)
     tokens = tokens_of(tiny_config, 4, 16)
     hf_io.save(tmp_path / "model", tiny_config, params)
     np.save(tmp_path / "tokens.npy", tokens)
@@ -414,7 +439,7 @@ def test_a_mesh_of_eight_devices_gives_the_same_logits(tiny_config, tmp_path):
 import sys, jax, numpy as np
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 folder = sys.argv[1]
 mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
 config, params = hf_io.load(folder + "/model", mesh=mesh)
@@ -422,7 +447,7 @@ kernel = params["layers"]["mlp"]["up_proj"]["kernel"]
 assert kernel.addressable_shards[0].data.shape == (3, 16, 28), kernel.sharding
 tokens = jax.device_put(np.load(folder + "/tokens.npy"), sharding.batch_sharding(mesh))
 assert tokens.addressable_shards[0].data.shape == (1, 16)
-np.save(folder + "/logits.npy", jax.jit(Qwen(config).apply)({"params": params}, tokens))
+np.save(folder + "/logits.npy", jax.jit(Decoder(config).apply)({"params": params}, tokens))
 hf_io.save(folder + "/again", config, params)
 """
     flags = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coevolve_jax.models import hf_io, moe
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 
 pytestmark = pytest.mark.slow
 
@@ -176,7 +176,7 @@ def test_replayed_experts_are_used_with_the_routers_weights(config, logits, norm
 
 def test_a_forwards_routing_can_be_replayed_in_the_whole_model(config):
     """Covers gradient, remat and padding; decode reports the routing of the full forward."""
-    model, params = Qwen(config, remat=True), random_params(config)
+    model, params = Decoder(config, remat=True), random_params(config)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 10), dtype=np.int32)
     segments = np.array([[1] * 8 + [0] * 2, [1] * 10], np.int32)
 
@@ -189,7 +189,7 @@ def test_a_forwards_routing_can_be_replayed_in_the_whole_model(config):
                 None,
                 segments,
                 routing,
-                method=Qwen.hidden,
+                method=Decoder.hidden,
                 mutable=["intermediates"],
             )
             routed = state["intermediates"]["routing"]
@@ -216,7 +216,7 @@ def check_decode_tells(model, params, tokens, routed):
 
     cache = init_cache(model.config, 2, 10)
     positions = np.array([[*range(8), 10, 10], range(10)], np.int32)
-    decode = functools.partial(model.apply, method=Qwen.decode, mutable=["intermediates"])
+    decode = functools.partial(model.apply, method=Decoder.decode, mutable=["intermediates"])
     _, state = jax.jit(decode)({"params": params}, tokens, positions, cache)
     np.testing.assert_array_equal(state["intermediates"]["routing"].experts, routed.experts)
 
@@ -238,7 +238,7 @@ def test_transformers_loads_the_experts_that_we_save(config, tmp_path):
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 10))
     with torch.no_grad():
         expected = reference.float()(torch.tensor(tokens)).logits.numpy()
-    logits = jax.jit(Qwen(config).apply)({"params": params}, tokens.astype(np.int32))
+    logits = jax.jit(Decoder(config).apply)({"params": params}, tokens.astype(np.int32))
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
@@ -246,7 +246,7 @@ def test_a_tpu_program_has_grouped_products(config):
     """Lowered, not run: three per sparse layer, and none of every token with every expert."""
     config = dataclasses.replace(config, mlp_only_layers=())
     tokens = jax.ShapeDtypeStruct((2, 16), jnp.int32)
-    forward = jax.jit(lambda params, tokens: Qwen(config).apply({"params": params}, tokens))
+    forward = jax.jit(lambda params, tokens: Decoder(config).apply({"params": params}, tokens))
     traced = forward.trace(hf_io.abstract_params(config), tokens)
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert len(re.findall(r'= "?chlo\.ragged_dot\b', text)) == 3
@@ -260,11 +260,11 @@ import jax, numpy as np
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from coevolve_jax.models import moe
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 from coevolve_jax.models import grouped_matmul as gp
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from tests.models.test_moe import random_params
-config = QwenConfig.from_hf(eval(sys.argv[1]))
+config = ModelConfig.from_hf(eval(sys.argv[1]))
 params = random_params(config)
 rng = np.random.default_rng(0)
 tokens = rng.integers(0, config.vocab_size, (4, 6), dtype=np.int32)
@@ -272,7 +272,7 @@ segments = np.array([[1] * 4 + [0] * 2] + [[1] * 3 + [2] * 3] * 3, np.int32)
 
 def run(mesh, params, tokens, segments):
     def loss(params):
-        model = Qwen(config, remat=True, mesh=mesh)
+        model = Decoder(config, remat=True, mesh=mesh)
         logits, state = model.apply({"params": params}, tokens, None, segments, mutable=["intermediates"])
         routing = state["intermediates"]["routing"]
         logits = jnp.where(segments[..., None] > 0, logits, 0)

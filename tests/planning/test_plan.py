@@ -18,8 +18,8 @@ from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.models.cache import init_cache
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import PAGE, init_pages
-from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning import plan
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native.page_store import PageStore
@@ -77,7 +77,7 @@ def test_parameters_and_moments_are_the_published_models_and_are_split_over_the_
 
 def measured_bytes(length: int, learner) -> int:
     """Peak of the compiled update: its arguments, its results in other places, its temporaries."""
-    model = QwenConfig.from_hf(SMALL)
+    model = ModelConfig.from_hf(SMALL)
     made = Learner(model, learner, hf_io.abstract_params(model), temperature=1.0, mesh=sharding.make_mesh())
     rows = (1, 1, length)
     shape = lambda dtype: jax.ShapeDtypeStruct(rows, dtype)
@@ -98,7 +98,7 @@ def test_the_arithmetic_agrees_with_the_compilers_account(configs, monkeypatch):
     learner.update(dtype="float32", attention="chunked", remat=True)
     planned, measured = [], []
     for length, learner.logprob_chunk in ((1024, 256), (2048, 256), (1024, 1024)):
-        planned.append(plan.plan(QwenConfig.from_hf(SMALL), learner, fsdp(1), rows=1, length=length))
+        planned.append(plan.plan(ModelConfig.from_hf(SMALL), learner, fsdp(1), rows=1, length=length))
         measured.append(measured_bytes(length, learner))
     assert [p.layer > p.logprobs for p in planned] == [True, True, False]
     totals = [p.total for p in planned]

@@ -75,6 +75,7 @@ VARIANTS = {
         "moe_intermediate_size": 8,
     },
     "biases": {"model_type": "qwen2"},
+    "llama": {"model_type": "llama"},
 }
 
 
@@ -85,6 +86,7 @@ VARIANTS = {
         ("untied", "bfloat16"),
         ("experts", "bfloat16"),
         ("biases", "float32"),
+        ("llama", "bfloat16"),
     ],
 )
 def test_both_transports_carry_the_same_tensors(tiny_config, tmp_path, variant, dtype):

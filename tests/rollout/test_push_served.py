@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import push, weights
 
@@ -94,7 +94,7 @@ def logprobs(policy, params, ids):
     """Log-probabilities of ids[1:] by one forward pass; padded at the end, so that few lengths compile."""
     padded = np.zeros(len(PROMPT) + LONG * max(1, math.ceil((len(ids) - len(PROMPT)) / LONG)), np.int32)
     padded[: len(ids)] = ids
-    return np.asarray(_forward(Qwen(policy[0]), params, padded))[: len(ids) - 1]
+    return np.asarray(_forward(Decoder(policy[0]), params, padded))[: len(ids) - 1]
 
 
 @functools.partial(jax.jit, static_argnums=0)

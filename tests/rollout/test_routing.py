@@ -19,7 +19,7 @@ from coevolve_jax.grpo import losses
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import pack
 from coevolve_jax.models.cache import KVCache
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 from coevolve_jax.rollout.agent import _Rollout
 from coevolve_jax.rollout.engine import Completion, Request, Sampling
 from coevolve_jax.rollout.native.engine import NativeEngine
@@ -32,7 +32,7 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-MODEL = QwenConfig(  # a dense layer between two sparse ones
+MODEL = ModelConfig(  # a dense layer between two sparse ones
     "qwen3_moe",
     vocab_size=61,
     hidden_size=16,
@@ -95,7 +95,7 @@ def trajectories():
 @jax.jit
 def whole(params, tokens, segments, routing):
     """Log-probabilities and routing of whole sequences; tokens after a sequence are its padding."""
-    model = Qwen(MODEL)
+    model = Decoder(MODEL)
     logits, told = model.apply({"params": params}, tokens, None, segments, routing, mutable=["intermediates"])
     logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=-1)[..., 0]
     return logprobs, told["intermediates"]["routing"].experts

@@ -7,10 +7,10 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo.learner import Learner
-from coevolve_jax.models.qwen import Qwen, QwenConfig
+from coevolve_jax.models.decoder import Decoder, ModelConfig
 from coevolve_jax.types import Outcome, TrainingSample, Trajectory
 
-MODEL = QwenConfig(
+MODEL = ModelConfig(
     "qwen3",
     vocab_size=61,
     hidden_size=16,
@@ -81,7 +81,7 @@ def programs_of(learner) -> int:
 
 
 def init_params():
-    return jax.jit(Qwen(MODEL).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    return jax.jit(Decoder(MODEL).init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
 
 
 def moved(params, seed=5):

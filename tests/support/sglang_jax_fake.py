@@ -18,7 +18,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import Qwen
+from coevolve_jax.models.decoder import Decoder
 
 LENGTH = 96  # tokens of the compiled forward pass
 
@@ -113,7 +113,7 @@ def params_of(model, config, repeats):
 @functools.cache
 def forward(config):
     """params, tokens [1, LENGTH] -> log-probabilities [LENGTH, V]. Compiled once for all tests."""
-    model = Qwen(config)
+    model = Decoder(config)
     return jax.jit(lambda params, tokens: jax.nn.log_softmax(model.apply({"params": params}, tokens)[0]))
 
 

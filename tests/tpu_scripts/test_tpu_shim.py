@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from tests.support import sglang_jax_fake as fake
 from tpu_scripts import sglang_jax_server as server
 from tpu_scripts.served_weights import ServedWeights
 from tpu_scripts.shim import Refused, check_prompts, mend
 
-CONFIG = QwenConfig(
+CONFIG = ModelConfig(
     model_type="qwen3",
     vocab_size=88,
     hidden_size=32,

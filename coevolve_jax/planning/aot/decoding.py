@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models import hf_io
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.models.paged import BLOCK, PAGE, STRIDE
-from coevolve_jax.models.qwen import QwenConfig
 from coevolve_jax.planning.aot import work as works
 from coevolve_jax.planning.aot.programs import hosts_of, on_links
 from coevolve_jax.planning.topologies import GB, Topology
@@ -42,7 +42,7 @@ class Decoding(NamedTuple):
         return self.weights + self.cache + self.work
 
 
-def compile_decoding(config: ConfigDict, model: QwenConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
+def compile_decoding(config: ConfigDict, model: ModelConfig, mesh: Mesh, rows: int, columns: int) -> Decoding:
     """Compiles the engine's `decode` with a cache of so many rows and columns (tokens).
 
     With config.engine.cache_tokens the cache is in pages, for rows of at most so many columns. Raises

@@ -22,7 +22,7 @@ from coevolve_jax.grpo import logprobs, losses, optimizer_offload
 from coevolve_jax.grpo.learner import Learner
 from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import expert_all_to_all, hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.planning.aot import host_memory
 from coevolve_jax.planning.aot import work as works
 from coevolve_jax.planning.aot.batches import Load
@@ -81,7 +81,7 @@ class Account:
 
 def compile_programs(
     config: ConfigDict,
-    model: QwenConfig,
+    model: ModelConfig,
     mesh: Mesh,
     topology: Topology,
     size: Size,
@@ -208,7 +208,7 @@ def hosts_of(mesh: Mesh) -> list[int]:
     return [device.process_index for device in mesh.devices.flat]
 
 
-def _work(text: str, model: QwenConfig, mesh: Mesh, size: Size, load: Load) -> dict[str, works.Work]:
+def _work(text: str, model: ModelConfig, mesh: Mesh, size: Size, load: Load) -> dict[str, works.Work]:
     """A program's work by kind of loop, with the operations of its kernels.
 
     Attention multiplies the pairs of the load. A grouped product takes each token once per expert; each round

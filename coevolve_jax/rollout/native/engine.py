@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.rollout.engine import Completion, Request, check_requests
 from coevolve_jax.rollout.native.conversation import NOWHERE, Conversation
 from coevolve_jax.rollout.native.page_store import PageStore
@@ -43,7 +43,7 @@ PART = 4  # a tick ends when one in PART of its rows has stopped
 
 
 class NativeEngine:
-    """Samples from Qwen on this process's devices.
+    """Samples from a decoder on this process's devices.
 
     Args:
       model_config: the architecture.
@@ -69,7 +69,7 @@ class NativeEngine:
 
     def __init__(
         self,
-        model_config: QwenConfig,
+        model_config: ModelConfig,
         params: Any,
         *,
         slots: int,

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.cache import init_cache
+from coevolve_jax.models.decoder import Decoder, ModelConfig, unstack
 from coevolve_jax.models.paged import init_pages
-from coevolve_jax.models.qwen import Qwen, QwenConfig, unstack
 from coevolve_jax.rollout.native import rows as cache_rows
 from coevolve_jax.rollout.native import sample_token
 from coevolve_jax.rollout.routing import init_recorded
@@ -31,10 +31,10 @@ class Programs:
     `feed_pages`, `decode` and `decode_allowed` also take a `PagedCache`, whose table names the rows' pages.
     """
 
-    def __init__(self, config: QwenConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
+    def __init__(self, config: ModelConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
         self._config, self._dtype, self.records, self._mesh = config, dtype, record, mesh
         self.platform = sharding.platform(mesh) if mesh else jax.default_backend()
-        self._model = Qwen(config, dtype=dtype, mesh=mesh, platform=self.platform)
+        self._model = Decoder(config, dtype=dtype, mesh=mesh, platform=self.platform)
         on_cpu = mesh is None and self.platform == "cpu"
         self._parts = _parts(config.num_key_value_heads) if on_cpu else 1
         self._take = functools.partial(cache_rows.take, mesh=mesh)
@@ -88,9 +88,9 @@ class Programs:
         return self._placed(self._take(cache, rows).resize(columns))
 
     def _apply(self, params, tokens, positions, cache):
-        """Applies `Qwen.decode` with any kind of cache."""
+        """Applies `Decoder.decode` with any kind of cache."""
         decode = functools.partial(
-            self._model.apply, {"params": params}, tokens, positions, method=Qwen.decode
+            self._model.apply, {"params": params}, tokens, positions, method=Decoder.decode
         )
         if not self.records:
             return decode(cache)
@@ -185,7 +185,7 @@ class Programs:
         """Feeds each row's last token, and samples the next one where the row is not done."""
         place = jnp.where(done, cache.columns, positions)  # done rows write beyond the cache: ignored
         hidden, cache = self._apply(params, tokens[:, None], place[:, None], cache)
-        logits = self._model.apply({"params": params}, hidden[:, 0], method=Qwen.unembed)
+        logits = self._model.apply({"params": params}, hidden[:, 0], method=Decoder.unembed)
         for kind in ("vocabulary", "rows"):
             logits = sharding.place_decoded(self._mesh, kind, logits)
         if allowed is not None:

@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 
 from coevolve_jax import event_loop
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.rollout.engine import Completion, EngineError, Request, check_requests
 from coevolve_jax.rollout.routing import read_routing
 from coevolve_jax.rollout.sglang.answer import read_answer, read_counts
@@ -67,7 +67,7 @@ class SGLangEngine:
 
     def __init__(
         self,
-        model_config: QwenConfig,
+        model_config: ModelConfig,
         params: Any,
         *,
         members: Sequence[Member],

@@ -23,7 +23,7 @@ import aiohttp
 import numpy as np
 from absl import logging
 
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.rollout.engine import EngineError
 from coevolve_jax.rollout.sglang import checksum as checksums
 from coevolve_jax.rollout.sglang import weights as weights_lib
@@ -116,7 +116,7 @@ class Pusher:
 
     def __init__(
         self,
-        config: QwenConfig,
+        config: ModelConfig,
         model: str | os.PathLike,
         *,
         dtype: str = "float32",

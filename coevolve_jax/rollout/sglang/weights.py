@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from coevolve_jax.models import hf_io
-from coevolve_jax.models.qwen import QwenConfig
+from coevolve_jax.models.decoder import ModelConfig
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names -> numpy's and torch's
 FILE = 5 * 10**8  # bytes of one file of a version; hf_io.WRITERS files are written at once
@@ -121,7 +121,7 @@ class ArrayWeights:
         return jax.device_put(block, min(devices, key=lambda device: device.id))
 
 
-def from_params(config: QwenConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
+def from_params(config: ModelConfig, params: Any, version: int, dtype: str) -> ArrayWeights:
     """Views parameters as weights. Raises ValueError where this process does not hold all of them."""
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(params)):
         raise ValueError(
@@ -159,7 +159,7 @@ class Folders:
         self._temporary, self._swept = root is None, False
         self._owned: IO | None = None  # the temporary root's lock
 
-    def write(self, config: QwenConfig, params: Any, version: int, dtype: str) -> FolderWeights:
+    def write(self, config: ModelConfig, params: Any, version: int, dtype: str) -> FolderWeights:
         """Writes a version, whole or not at all: a server never sees a half-written folder."""
         if self._root is None:
             count = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,4 +1,4 @@
-"""Qwen2 / Qwen2.5, Qwen3 and Qwen3-MoE as Flax linen modules.
+"""Decoders of the Llama and Qwen families as Flax linen modules: Llama, Qwen2 and 2.5, Qwen3, Qwen3-MoE.
 
 Modules carry the names of the Hugging Face checkpoint (self_attn, q_proj, ...), so `hf_io` maps one to the
 other by rule. The layers are scanned: each parameter is stacked on a leading axis, over the layers that have
@@ -23,24 +23,19 @@ from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.models.attention import attention
-from coevolve_jax.models.config import QwenConfig
+from coevolve_jax.models.config import ModelConfig
 from coevolve_jax.models.moe import MoE, Routing
 
 
-def rope(positions: jax.Array, config: QwenConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...].
-
-    Sources: arXiv 2104.09864, eq. 34; with YaRN arXiv 2309.00071, eq. 23.
-    """
-    dim, yarn = config.head_dim, config.yarn
+def rope(positions: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [..., 1, head_dim / 2], of positions [...]. Source: arXiv 2104.09864, eq. 34."""
+    dim, scaling = config.head_dim, config.rope_scaling
     frequencies = config.rope_theta ** (-jnp.arange(0, dim, 2, dtype=jnp.float32) / dim)
-    if yarn:
-        low, high = yarn.bounds(dim, config.rope_theta)
-        slowed = jnp.clip((jnp.arange(dim // 2, dtype=jnp.float32) - low) / (high - low), 0, 1)
-        frequencies = frequencies / yarn.factor * slowed + frequencies * (1 - slowed)
+    if scaling:
+        frequencies = scaling.slow(frequencies, config.rope_theta)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
-    return (cos * yarn.scale, sin * yarn.scale) if yarn else (cos, sin)
+    return (cos * scaling.scale, sin * scaling.scale) if scaling else (cos, sin)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -72,7 +67,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any
     param_dtype: Any
 
@@ -112,7 +107,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any
     param_dtype: Any
 
@@ -123,7 +118,7 @@ class MLP(nn.Module):
         def dense(features, name):
             return nn.Dense(
                 features,
-                False,
+                c.mlp_bias,
                 self.dtype,
                 self.param_dtype,
                 name=name,
@@ -141,7 +136,7 @@ class Block(nn.Module):
     in half the time, forward and backward.
     """
 
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any
     param_dtype: Any
     sparse: bool = False
@@ -188,7 +183,7 @@ class Block(nn.Module):
         return x + out, routed
 
 
-class Qwen(nn.Module):
+class Decoder(nn.Module):
     """A causal language model.
 
     Attributes:
@@ -205,7 +200,7 @@ class Qwen(nn.Module):
         routing = state["intermediates"]["routing"]
     """
 
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any = jnp.float32
     param_dtype: Any = jnp.float32
     remat: bool = False
@@ -363,7 +358,7 @@ class Qwen(nn.Module):
         return self.norm(x).reshape(*tokens.shape, -1), cache.replace(k=keys, v=values)
 
 
-def unstack(params: Any, config: QwenConfig) -> Any:
+def unstack(params: Any, config: ModelConfig) -> Any:
     """The parameters with a tuple of layers in place of the stack that the module's docstring describes."""
     layers = params["layers"]
     if isinstance(layers, tuple):
@@ -407,7 +402,7 @@ _opaque.defvjp(lambda params: (_opaque(params), None), lambda _, gradient: (grad
 class LMHead(nn.Module):
     """The unembedding of a model whose input and output embeddings are not tied."""
 
-    config: QwenConfig
+    config: ModelConfig
     dtype: Any
     param_dtype: Any
 
