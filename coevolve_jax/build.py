@@ -18,10 +18,11 @@ from ml_collections import ConfigDict
 
 from coevolve_jax import config as configs
 from coevolve_jax import envs, names
+from coevolve_jax.distributed import sharding
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.explorers import scripted
 from coevolve_jax.explorers.base import Roles
-from coevolve_jax.models import hf_io
+from coevolve_jax.models import hf_io, products
 from coevolve_jax.models.decoder import ModelConfig
 from coevolve_jax.records.trackers.base import Tracker
 from coevolve_jax.rollout.agent import Agent
@@ -177,12 +178,19 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
         cache_tokens=config.engine.cache_tokens,
         seed=config.seed,
         dtype=jnp.dtype(config.engine.dtype),
+        matmul_dtype=_matmul_dtype(config, policy),
         copies=bool(config.rollout.max_staleness),
         record_routing=replays,
         tokenizer=policy.tokenizer if constrains else None,
         mesh=_mesh_of(policy) if config.engine.sharded else None,
         **_sizes(config),
     )
+
+
+def _matmul_dtype(config: ConfigDict, policy: Policy) -> Any:
+    mesh = _mesh_of(policy)
+    platform = sharding.platform(mesh) if mesh else jax.default_backend()
+    return products.checked(config.engine.matmul_dtype, config.engine.dtype, platform)
 
 
 def _mesh_of(policy: Policy) -> Mesh | None:

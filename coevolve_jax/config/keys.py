@@ -99,6 +99,8 @@ ENGINE = dict(
     name=Key("native", of=("native", "sglang")),  # "native": in this process; "sglang": servers
     max_concurrency=Key(64, least=1),  # conversations at once
     dtype=Key("bfloat16", of=PRECISIONS),  # of the computation and the cache
+    # "native" on a CPU only: dtype of the operands of its products, with results in dtype="float32".
+    matmul_dtype=Key("", of=("", "bfloat16")),
     # "native" only: on all devices of config.mesh, with the weights where the learner has them.
     sharded=False,
     # "native" only: tokens of all conversations together, in pages; 0: a row each, as long as the longest.
@@ -167,6 +169,8 @@ LEARNER = dict(
     attention=Key("auto", of=("auto", "plain", "chunked", "flash", "splash")),
     remat=True,  # recompute layers in the backward pass
     dtype=Key("bfloat16", of=PRECISIONS),  # of the computation
+    # On a CPU only: "bfloat16" operands of products, with results in dtype="float32". Faster on AVX512-BF16.
+    matmul_dtype=Key("", of=("", "bfloat16")),
     param_dtype=Key("float32", of=PRECISIONS),  # of the master weights
     moment_dtype=Key("float32", of=PRECISIONS),  # of Adam's moments
     # Adam's moments lie in pinned memory of the host; each layer's are on the device for its step alone.

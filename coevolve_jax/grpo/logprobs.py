@@ -13,7 +13,7 @@ n: R * C; T: entries of a tile.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import sharded_logprobs
+from coevolve_jax.models import products
 
 # Logits of 256 x 2,048 stay in a CPU's cache between the passes over them. Elsewhere the vocabulary is one
 # tile: products are so fast there that fewer and larger ones are better.
@@ -41,6 +42,7 @@ class _Plan(NamedTuple):
       frozen: the unembedding gets no gradient.
       platform: the program's target.
       mesh: the mesh over which rows or vocabulary are spread, if they are.
+      matmul_dtype: as for `token_logprobs`.
     """
 
     columns: int
@@ -50,6 +52,7 @@ class _Plan(NamedTuple):
     frozen: bool
     platform: str
     mesh: Mesh | None
+    matmul_dtype: Any
 
 
 def token_logprobs(
@@ -64,6 +67,7 @@ def token_logprobs(
     frozen: bool = False,
     platform: str = "cpu",
     mesh: Mesh | None = None,
+    matmul_dtype: Any = None,
 ) -> tuple[Float32[Array, "*rows L"], Float32[Array, "*rows L"]]:
     """log p(target) and the entropy at each position, in nats.
 
@@ -81,6 +85,7 @@ def token_logprobs(
       frozen: the unembedding is not trained. Its gradient, a third of the backward pass, is zeros.
       platform: the program's target (cpu, gpu, tpu), which decides the sizes of blocks.
       mesh: given where rows and unembedding lie on several devices. Its parts divide the rows.
+      matmul_dtype: dtype of the products' operands, as for `Decoder`. None: that of `hidden`.
 
     Returns:
       logprobs, entropy (no gradient flows through the entropy).
@@ -97,6 +102,7 @@ def token_logprobs(
             frozen=frozen,
             platform=platform,
             mesh=mesh,
+            matmul_dtype=matmul_dtype,
         )
         return single[0][0], single[1][0]
 
@@ -106,7 +112,7 @@ def token_logprobs(
     if platform == "cpu":
         tile = _even(tile, CPU_TILE)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
-    plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform, mesh)
+    plan = _Plan(columns, tile, vocab_axis, temperature, frozen, platform, mesh, matmul_dtype)
     return _masked_logprobs(plan, hidden, unembedding, targets, mask)
 
 
@@ -211,11 +217,11 @@ def _gradients(plan: _Plan, used, matrix, blocks):
             # A one-hot product, not a scatter, which XLA runs serially on CPU.
             chosen = jnp.where(place >= first, place, -1)[:, None] == jnp.arange(plan.tile)
             d_logits = (g_Nxn[b][:, None] * (chosen - jnp.exp(logits - logz[b][:, None]))).astype(h.dtype)
-            d_hidden = d_hidden.at[b].add(_product(d_logits, tile, 1, plan.axis).astype(d_hidden.dtype))
+            d_hidden = d_hidden.at[b].add(_product(plan, d_logits, tile, 1, plan.axis).astype(d_hidden.dtype))
             if plan.frozen:
                 return d_hidden, None
             left, right = (d_logits, h) if plan.axis == 0 else (h, d_logits)
-            return d_hidden, d_tile + _product(left, right, 0, 0)
+            return d_hidden, d_tile + _product(plan, left, right, 0, 0)
 
         d_tile = None if plan.frozen else _slice(plan, d_matrix, start).astype(jnp.float32)
         d_hidden, d_tile = jax.lax.fori_loop(0, used, one_block, (d_hidden, d_tile))
@@ -260,12 +266,14 @@ def _put(plan: _Plan, matrix: jax.Array, tile: jax.Array, start: jax.Array) -> j
 
 def _logits(plan: _Plan, h: jax.Array, tile: jax.Array, first: jax.Array) -> jax.Array:
     """Maps h [n, D] to logits [n, T], float32; LOWEST before the first entry that counts."""
-    logits = _product(h, tile, 1, 1 - plan.axis) / plan.temperature
+    logits = _product(plan, h, tile, 1, 1 - plan.axis) / plan.temperature
     return jnp.where(jnp.arange(plan.tile) >= first, logits, LOWEST)
 
 
-def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+def _product(plan: _Plan, a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
     """Multiplies and sums over those axes, in the type of `a`, with sums in float32."""
+    if plan.matmul_dtype is not None:
+        return products.product(a, b, a_axis, b_axis)
     dimensions = ((a_axis,), (b_axis,)), ((), ())
     return jax.lax.dot_general(a, b.astype(a.dtype), dimensions, preferred_element_type=jnp.float32)
 

@@ -18,7 +18,7 @@ from coevolve_jax.distributed import sharding
 from coevolve_jax.grpo import lora, losses
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.grpo.packing import Batch
-from coevolve_jax.models import context_parallel, moe
+from coevolve_jax.models import context_parallel, moe, products
 from coevolve_jax.models.decoder import Decoder, ModelConfig
 
 SUMS = ("loss", "policy_loss", "kl", "entropy", "clip_fraction", "mismatch_mean", "mismatch_k3")
@@ -74,6 +74,7 @@ class Objective:
             attention=c.attention,
             mesh=self.mesh,
             platform=sharding.platform(self.mesh),
+            matmul_dtype=products.checked(c.matmul_dtype, c.dtype, sharding.platform(self.mesh)),
         )
 
     @property
@@ -243,6 +244,7 @@ class Objective:
             frozen=self.lora,
             platform=sharding.platform(self.mesh),
             mesh=self.mesh if self.mesh.size > 1 else None,
+            matmul_dtype=self.model.matmul_dtype,
         )
         own = hidden.shape[:2]
         logprobs, entropy = (context_parallel.join(self.mesh, x.reshape(own)) for x in scores)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from coevolve_jax.distributed import sharding
+from coevolve_jax.models import products
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.config import ModelConfig
 from coevolve_jax.models.moe import MoE, Routing
@@ -70,6 +71,7 @@ class Attention(nn.Module):
     config: ModelConfig
     dtype: Any
     param_dtype: Any
+    matmul_dtype: Any = None
 
     def setup(self):
         c = self.config
@@ -88,6 +90,7 @@ class Attention(nn.Module):
             self.dtype,
             self.param_dtype,
             kernel_init=nn.initializers.normal(self.config.initializer_range),
+            dot_general=products.of(self.matmul_dtype),
         )
 
     def qkv(self, x, cos, sin):
@@ -110,6 +113,7 @@ class MLP(nn.Module):
     config: ModelConfig
     dtype: Any
     param_dtype: Any
+    matmul_dtype: Any = None
 
     @nn.compact
     def __call__(self, x):
@@ -123,6 +127,7 @@ class MLP(nn.Module):
                 self.param_dtype,
                 name=name,
                 kernel_init=nn.initializers.normal(c.initializer_range),
+                dot_general=products.of(self.matmul_dtype),
             )
 
         gate = nn.silu(dense(c.intermediate_size, "gate_proj")(x))
@@ -143,14 +148,15 @@ class Block(nn.Module):
     attention: str = "auto"
     mesh: Mesh | None = None
     platform: str = "cpu"
+    matmul_dtype: Any = None
 
     def setup(self):
         args = self.dtype, self.param_dtype
         self.input_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
-        self.self_attn = Attention(self.config, *args)
+        self.self_attn = Attention(self.config, *args, self.matmul_dtype)
         self.post_attention_layernorm = RMSNorm(self.config.rms_norm_eps, *args)
         own = self.config, *args
-        self.mlp: Any = MoE(*own, self.mesh, self.platform) if self.sparse else MLP(*own)
+        self.mlp: Any = MoE(*own, self.mesh, self.platform) if self.sparse else MLP(*own, self.matmul_dtype)
 
     def __call__(self, x, cos, sin, segment_ids, parents, routing):
         """Applies the layer. Returns x and, from a sparse layer, its Routing.
@@ -193,6 +199,8 @@ class Decoder(nn.Module):
       attention: the implementation of `attention` that `hidden` uses.
       mesh: the mesh over which the model is spread, if it is.
       platform: the target of its programs, as JAX names it (cpu, gpu, tpu).
+      matmul_dtype: dtype of the operands of the dense layers' products and of the unembedding's, on CPUs
+        (products.py). Their results are in `dtype`. None: `dtype`.
 
     A forward of a model with experts gives its Routing to callers that ask for it:
 
@@ -207,6 +215,7 @@ class Decoder(nn.Module):
     attention: str = "auto"
     mesh: Mesh | None = None
     platform: str = dataclasses.field(default_factory=jax.default_backend)
+    matmul_dtype: Any = None
 
     def setup(self):
         c = self.config
@@ -221,7 +230,7 @@ class Decoder(nn.Module):
             self.layers = self._scan(bool(c.sparse_layers), c.num_hidden_layers)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype, self.param_dtype)
         if not c.tie_word_embeddings:
-            self.lm_head = LMHead(c, self.dtype, self.param_dtype)
+            self.lm_head = LMHead(c, self.matmul_dtype or self.dtype, self.param_dtype)
 
     def _scan(self, sparse: bool, length: int, **kwargs):
         """Makes a module of `length` layers of one kind."""
@@ -234,7 +243,7 @@ class Decoder(nn.Module):
             in_axes=(*[nn.broadcast] * 4, 0),
             length=length,
         )
-        own = sparse, self.attention, self.mesh, self.platform
+        own = sparse, self.attention, self.mesh, self.platform, self.matmul_dtype
         return scan(self.config, self.dtype, self.param_dtype, *own, **kwargs)
 
     def _init_mixed(self, key):
@@ -316,7 +325,8 @@ class Decoder(nn.Module):
         """Maps hidden [..., D] to logits, float32 [..., V]."""
         if not self.config.tie_word_embeddings:
             return self.lm_head(hidden)
-        table = self.embed_tokens.embedding.astype(self.dtype)
+        table = self.embed_tokens.embedding.astype(self.matmul_dtype or self.dtype)
+        hidden = hidden.astype(table.dtype)
         return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
 
     def _rotations(self, positions, columns):
@@ -347,7 +357,7 @@ class Decoder(nn.Module):
         written, parts = [], []
         for i, kept in enumerate(zip(cache.k, cache.v, strict=True)):
             sparse = i in c.sparse_layers
-            own_layer = sparse, self.attention, self.mesh, self.platform
+            own_layer = sparse, self.attention, self.mesh, self.platform, self.matmul_dtype
             block = Block(c, self.dtype, self.param_dtype, *own_layer, parent=None)
             given = x, cos, sin, positions, kept, cache
             x, routed, layer = block.apply({"params": layers[i]}, *given, method=Block.decode)
@@ -411,4 +421,5 @@ class LMHead(nn.Module):
         c = self.config
         init = nn.initializers.normal(c.initializer_range)
         kernel = self.param("kernel", init, (c.hidden_size, c.vocab_size), self.param_dtype)
+        x = x.astype(self.dtype)
         return jnp.einsum("...d,dv->...v", x, kernel.astype(self.dtype), preferred_element_type=jnp.float32)

@@ -59,6 +59,7 @@ def learner_config(**changes) -> ConfigDict:
                 remat=False,
                 dtype="float32",
                 param_dtype="float32",
+                matmul_dtype="",
                 moment_dtype="float32",
                 optimizer_offload=False,
                 attention="auto",

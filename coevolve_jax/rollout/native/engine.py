@@ -55,6 +55,7 @@ class NativeEngine:
       max_new_tokens: the largest request.sampling.max_new_tokens.
       seed: with each request's own seed, it determines all sampling noise.
       dtype: of weights and computation.
+      matmul_dtype: of the operands of products, as for `Decoder`. None: `dtype`.
       copies: keep a copy of the weights, for a learner that donates them while this engine generates.
       record_routing: completions hold the experts that were used; the model must have some.
       tokenizer: the model's, to constrain answers to a schema; None refuses requests with a schema.
@@ -78,6 +79,7 @@ class NativeEngine:
         max_new_tokens: int,
         seed: int,
         dtype: Any = jnp.float32,
+        matmul_dtype: Any = None,
         copies: bool = False,
         record_routing: bool = False,
         tokenizer: Any = None,
@@ -85,7 +87,7 @@ class NativeEngine:
     ):
         self._config, self._copies = model_config, copies
         self._slots, self._max_length, self._max_new = slots, max_length, max_new_tokens
-        self._dtype = dtype
+        self._dtype, self._casts = dtype, matmul_dtype is not None
         self.counts: Counter[str] = Counter()  # see `Engine`
         if mesh and model_config.num_key_value_heads % mesh.shape["tensor"]:
             raise ValueError(
@@ -95,7 +97,7 @@ class NativeEngine:
             )
         parts = sharding.token_parts(mesh) if mesh else 1
         self._fed = -(-FEED // parts) * parts
-        self._programs = Programs(model_config, dtype, record_routing, mesh)
+        self._programs = Programs(model_config, dtype, record_routing, mesh, matmul_dtype)
         self._chunk = CHUNK if self._programs.platform == "cpu" else ACCELERATED_CHUNK
         sizes: Any = {"slots": slots, "max_length": max_length, "fed": self._fed, "parts": parts}
         self._store: Store = (
@@ -132,7 +134,7 @@ class NativeEngine:
         They are the parameters themselves, unless they are cast or the learner may donate them. On a CPU they
         are copies, one array for each layer.
         """
-        if any(x.dtype != self._dtype for x in jax.tree.leaves(params)):
+        if self._casts or any(x.dtype != self._dtype for x in jax.tree.leaves(params)):
             params = self._programs.cast(params)
         params = self._programs.unstack(params)
         return jax.tree.map(jnp.copy, params) if self._copies else params

@@ -26,15 +26,26 @@ class Programs:
     """The compiled programs. Engines of equal settings share them.
 
     record: the cache is a `routing.Recorded` instead of a `KVCache`. mesh: holds parameters and caches.
+    matmul_dtype: as for `Decoder`.
 
     B: rows of the cache; S: its columns; R: rows that are fed or copied at once. Caches are donated.
     `feed_pages`, `decode` and `decode_allowed` also take a `PagedCache`, whose table names the rows' pages.
     """
 
-    def __init__(self, config: ModelConfig, dtype: Any, record: bool, mesh: Mesh | None = None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: Any,
+        record: bool,
+        mesh: Mesh | None = None,
+        matmul_dtype: Any = None,
+    ):
         self._config, self._dtype, self.records, self._mesh = config, dtype, record, mesh
+        self._matmul_dtype = matmul_dtype
         self.platform = sharding.platform(mesh) if mesh else jax.default_backend()
-        self._model = Decoder(config, dtype=dtype, mesh=mesh, platform=self.platform)
+        self._model = Decoder(
+            config, dtype=dtype, mesh=mesh, platform=self.platform, matmul_dtype=matmul_dtype
+        )
         on_cpu = mesh is None and self.platform == "cpu"
         self._parts = _parts(config.num_key_value_heads) if on_cpu else 1
         self._take = functools.partial(cache_rows.take, mesh=mesh)
@@ -70,12 +81,14 @@ class Programs:
         return self._placed(init_recorded(self._config, cache) if self.records else cache)
 
     def computed(self, params: Any) -> Any:
-        """Casts the parameters to the computation's dtype, and to float32 those that are used in float32."""
+        """Casts the parameters to the dtype that they are used in."""
 
         def one(path, x):
-            *_, module, name = (key.key for key in path)
-            used = name in ("kernel", "bias", "embedding") and module != "gate"  # the router's
-            return x.astype(self._dtype if used else jnp.float32)
+            *above, module, name = (key.key for key in path)
+            if name not in ("kernel", "bias", "embedding") or module == "gate":  # norms and the router
+                return x.astype(jnp.float32)
+            operand = name == "kernel" and "experts" not in above
+            return x.astype(self._matmul_dtype if operand and self._matmul_dtype else self._dtype)
 
         return jax.tree_util.tree_map_with_path(one, params)
 

@@ -1,0 +1,80 @@
+"""Products with bfloat16 operands: values, gradients, the model, log-probabilities, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from coevolve_jax.grpo.logprobs import token_logprobs
+from coevolve_jax.models import products
+from coevolve_jax.models.decoder import Decoder
+from tests.models.test_models import forward, random_params, tokens_of
+
+
+def _rounded(x) -> np.ndarray:
+    return np.asarray(jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), np.float64)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 12, 5), (64, 33, 80)])
+def test_products_are_those_of_rounded_operands(shape):
+    m, k, n = shape
+    rng = np.random.default_rng(m)
+    x, w, g = (rng.normal(size=s).astype(np.float32) for s in ((m, k), (k, n), (m, n)))
+    y, back = jax.vjp(jax.jit(lambda x, w: products.of("bfloat16")(x, w, (((1,), (0,)), ((), ())))), x, w)
+    dx, dw = back(jnp.asarray(g))
+    x, w, g = _rounded(x), _rounded(w), _rounded(g)
+    for ours, exact in ((y, x @ w), (dx, g @ w.T), (dw, x.T @ g)):
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-4)
+
+
+def test_a_model_rounds_operands_alone(tiny_config):
+    """Closer to float32 than a computation in bfloat16, and not equal to it."""
+    params, tokens = random_params(tiny_config), tokens_of(tiny_config, 2, 23)
+    exact = forward(Decoder(tiny_config), params, tokens)
+    off = lambda **kwargs: float(
+        np.abs(forward(Decoder(tiny_config, **kwargs), params, tokens) - exact).mean()
+    )
+    rounded, whole = off(matmul_dtype=jnp.bfloat16), off(dtype=jnp.bfloat16)
+    assert 0 < rounded < whole
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logprobs_and_gradients_follow_the_model(tiny_config, tied):
+    """`token_logprobs` with rounded operands is the log-softmax of the model's rounded logits."""
+    config = dataclasses.replace(tiny_config, tie_word_embeddings=tied)
+    params, tokens = random_params(config), tokens_of(config, 2, 19)
+    model = Decoder(config, matmul_dtype=jnp.bfloat16)
+    targets = np.roll(tokens, -1, axis=1)
+
+    def ours(params):
+        hidden = model.apply({"params": params}, tokens, method=Decoder.hidden)
+        matrix, axis = model.apply({"params": params}, method=Decoder.unembedding)
+        logprobs, _ = token_logprobs(hidden, matrix, targets, vocab_axis=axis, matmul_dtype=jnp.bfloat16)
+        return logprobs.sum(), logprobs
+
+    (_, logprobs), gradient = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+    expected = jax.nn.log_softmax(forward(model, params, tokens))
+    expected = np.take_along_axis(np.asarray(expected), targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(logprobs, expected, atol=1e-5, rtol=0)
+
+    def plain(params):
+        logits = Decoder(config).apply({"params": params}, tokens)
+        return jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1).sum()
+
+    exact = jax.jit(jax.grad(plain))(params)
+    for path, e in jax.tree_util.tree_leaves_with_path(
+        jax.tree.map(lambda a, b: jnp.linalg.norm(a - b) / jnp.linalg.norm(b), gradient, exact)
+    ):
+        assert 0 < e < 0.03, (path, e)
+
+
+@pytest.mark.parametrize(("dtype", "platform"), [("bfloat16", "cpu"), ("float32", "gpu")])
+def test_other_platforms_and_dtypes_refuse_it(dtype, platform):
+    with pytest.raises(ValueError, match=f"{dtype} on {platform}.*config.learner.matmul_dtype"):
+        products.checked("bfloat16", dtype, platform)
+    assert products.checked("", dtype, platform) is None
