@@ -64,7 +64,7 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	@touch $@
 
 $(VENV)/.installed-gguf: $(VENV)/.installed requirements/gguf.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements/gguf.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements/gguf.txt
 	@touch $@
 
 $(VENV)/.installed-fast: $(VENV)/.installed requirements/test-fast.txt requirements/gguf.txt

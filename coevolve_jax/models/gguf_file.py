@@ -109,7 +109,7 @@ def config_of(model: Gguf) -> ModelConfig:
     own = {k.removeprefix(f"{kind}."): v for k, v in model.metadata.items() if k.startswith(f"{kind}.")}
     fields = {field: own[key] for field, key in KEYS.items() if key in own}
     lacking = [f"{kind}.{KEYS[field]}" for field in KEYS if field not in fields and field not in OPTIONAL]
-    lacking += [name for name in ("token_embd.weight",) if name not in model.tensors]
+    lacking += ["token_embd.weight"] if "token_embd.weight" not in model.tensors else []
     if lacking:
         raise ValueError(f"{model.path} lacks {', '.join(lacking)}: take a whole language model.")
     if uneven := [KEYS[field] for field, value in fields.items() if isinstance(value, list)]:
@@ -128,7 +128,7 @@ def config_of(model: Gguf) -> ModelConfig:
     if wrong := [f"{kind}.{k} = {v!r}" for k, v in own.items() if k not in used and neutral.get(k) != v]:
         raise ValueError(f"{model.path} asks for {', '.join(wrong)}, which is not supported.")
     ids = gguf_tokenizer.special_ids(model.metadata)
-    return ModelConfig(
+    config = ModelConfig(
         model_type=kind,
         vocab_size=int(model.tensors["token_embd.weight"].shape[-1]),
         tie_word_embeddings="output.weight" not in model.tensors,
@@ -138,6 +138,7 @@ def config_of(model: Gguf) -> ModelConfig:
         **{f"{name}_token_id": ids.get(name) for name in ("bos", "eos", "pad")},
         **fields,
     )
+    return ModelConfig.from_hf(config.to_hf())  # checks that the sizes fit each other
 
 
 def _yarn(own: Mapping[str, Any]) -> Yarn:

@@ -159,5 +159,5 @@ def _write_weights(
     with open(file, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for name in progress(list(shapes)):
-            out.write(np.ascontiguousarray(tensor_of(model, config, name), kind).data.cast("B"))
+            out.write(np.ascontiguousarray(tensor_of(model, config, name), kind).view(np.uint8).data)
     return file.stat().st_size

@@ -71,7 +71,7 @@ def build(metadata: Mapping[str, Any], max_length: int) -> Any:
     _split_as(tokenizer, pre)
     tokenizer.decoder = decoders.ByteLevel()
     added = lambda *kinds: [token for token, kind in zip(tokens, types) if kind in kinds]
-    special = [AddedToken(t, normalized=False, special=True) for t in added(UNKNOWN, CONTROL)]
+    special = [AddedToken(t, normalized=False) for t in added(UNKNOWN, CONTROL)]
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in added(USER_DEFINED)])
     if metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
@@ -88,7 +88,7 @@ def build(metadata: Mapping[str, Any], max_length: int) -> Any:
 
 def _split_as(tokenizer: Any, pre: str) -> None:
     """Sets the normaliser and the splitting into words that `pre` names. Source: llama.cpp's llama-vocab."""
-    from tokenizers import Regex, normalizers, pre_tokenizers, processors
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
     if pre == "smollm":
         first, rest = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)
@@ -96,7 +96,6 @@ def _split_as(tokenizer: Any, pre: str) -> None:
         first = pre_tokenizers.Split(Regex(SPLITS[pre]), "isolated")
         rest = pre_tokenizers.ByteLevel(False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, rest])
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
 
@@ -108,7 +107,6 @@ def _begin_with(tokenizer: Any, tokens: list[str], ids: Mapping[str, int]) -> No
     if "bos" not in ids:
         raise ValueError("The GGUF file asks for a bos token at the beginning and names none: restore it.")
     bos = tokens[ids["bos"]]
-    begin = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, ids["bos"])]
     )
-    tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, begin])
