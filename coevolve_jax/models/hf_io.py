@@ -154,7 +154,7 @@ def save(
     shared = any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in leaves)
     writes = not shared or jax.process_index() == 0
     with (
-        _folder_beside(path) if writes else contextlib.nullcontext() as temporary,
+        folder_beside(path) if writes else contextlib.nullcontext() as temporary,
         ThreadPoolExecutor(WRITERS) as pool,
     ):
         weight_map, total = {}, 0
@@ -175,8 +175,8 @@ def save(
             file.result()
         if temporary:
             if len(files) > 1:
-                _write_json(temporary / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-            _write_json(
+                write_json(temporary / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+            write_json(
                 temporary / "config.json", {**config.to_hf(), "dtype": dtype.name, "torch_dtype": dtype.name}
             )
             _replace(temporary, path) if path.exists() else temporary.rename(path)
@@ -372,7 +372,7 @@ def _rows(leaf: jax.Array, index: tuple, count: int, transposed: bool, dtype: np
 
 
 @contextlib.contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
+def folder_beside(path: Path) -> Iterator[Path]:
     """Makes a temporary folder in the folder of `path`, and deletes it at the end if it is still there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -383,7 +383,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_json(file: Path, content: Mapping) -> None:
+def write_json(file: Path, content: Mapping) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
