@@ -81,6 +81,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # The learner's dtype, not float32: every product with the frozen reference would cast it to that anyway.
     policy = build.policy(c.model, mesh, c.learner.dtype)
+    chat = policy.chat.writing(c.rollout.tool_call_format)
+    if jax.process_index() == 0:
+        for note in chat.notes:
+            print(note, file=sys.stderr)
     learner = Learner(
         policy.config, c.learner, policy.params, temperature=c.rollout.temperature, mesh=mesh, seed=c.seed
     )

@@ -52,7 +52,10 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the sampling.", lower_bound=0)
 _LENGTH = flags.DEFINE_integer("max_length", 4096, "Tokens of a trajectory, prompt included.", lower_bound=64)
 _NEW = flags.DEFINE_integer("max_new_tokens", 128, "Tokens of one assistant message.", lower_bound=1)
 _FORMAT = flags.DEFINE_enum(
-    "tool_call_format", "json", ["json", "python"], "How the policy writes calls, as in config.rollout."
+    "tool_call_format",
+    "json",
+    ["json", "llama3", "python"],
+    "How the policy writes calls, as in config.rollout.",
 )
 _TIMEOUT = flags.DEFINE_float(
     "call_timeout", 5.0, "Seconds of processor time that one call may take.", lower_bound=0.1
@@ -161,6 +164,7 @@ def run() -> None:
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,
             "tool_call_format": config.rollout.tool_call_format,
+            "chat_template": " ".join(policy.chat.notes) or "the tokenizer's",
             "limits": _PROTOCOL.value or ("as in training" if as_trained else "by the flags"),
             "steps_per_turn": config.rollout.max_steps,
             "messages": config.rollout.max_messages or "any number",

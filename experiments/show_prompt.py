@@ -72,7 +72,8 @@ def show() -> None:
     chat = Chat(tokenizer)
     tools = family.tools(task)
     prompt = chat.prompt(tools, task.turns[0].query)
-    begins = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    control = set(tokenizer.get_added_vocab().values())
+    begins = next(i for i in chat.user("") if i in control)  # begins each message
     user, opening = [i for i, token in enumerate(prompt) if token == begins][-2:]
     later = [chat.user(turn.query) for turn in task.turns[1:]]
     print(chat.decode(prompt))

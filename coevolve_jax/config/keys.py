@@ -89,8 +89,9 @@ ROLLOUT = dict(
     # A tool call that cannot be read is answered with an error, or ends the turn.
     malformed=Key("answer", of=("answer", "end_turn")),
     max_observation=Key(4000, least=1),  # characters of a tool result that the policy reads
-    # How the policy writes calls. "python": the first such block of a message is run, for execute(code).
-    tool_call_format=Key("json", of=("json", "python")),
+    # How the policy writes calls. "json": as Qwen; "llama3": one JSON object a message; "python": the first
+    # such block of a message is run, for execute(code).
+    tool_call_format=Key("json", of=("json", "llama3", "python")),
     # S: the rollouts of the next S steps already run, with weights that are up to S updates old.
     max_staleness=Key(0, least=0),
 )

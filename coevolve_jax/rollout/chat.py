@@ -2,24 +2,72 @@
 
 A conversation is append-only. The chat template renders the first prompt whole. Every later message is
 rendered as the template's continuation of an assistant message, and tokenised once. Sampled messages are
-never rendered again.
+never rendered again, also where the template would rewrite them.
 """
 
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import TemplateError
 
-from coevolve_jax.rollout.tool_call_format import END, HOW, OUTPUT, WRITINGS, ParsedCall
+from coevolve_jax.rollout.tool_call_format import (
+    HOW,
+    OUTPUT,
+    WRITINGS,
+    ParsedCall,
+    Writing,
+    render_short,
+    spoken,
+)
 from coevolve_jax.types import Call
 
+CHATML_TOOLS = Path(__file__).parent / "templates" / "chatml_tools.jinja"
+
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, and so at most this many tokens
+# Llama 3's templates print the date. Their own default in its place keeps prompts the same every day.
+_TODAY = datetime.datetime(2024, 7, 26)
+_DATE = {"date_string": "26 Jul 2024", "strftime_now": _TODAY.strftime}
+_PROBE = {"name": "probe", "description": "Probe.", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _PROBE}]
+_THOUGHT = "<think>\n\x02\n</think>\n\n"
+_BEFORE = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": f"{_THOUGHT}\x03"}]
+# Tokens that end a message like the template's own. Llama 3 ends a call with <|eom_id|> where it runs code.
+_ALSO_END = {"<|eot_id|>": ("<|eom_id|>",)}
+# What a template's text says about the writing of calls that its model knows.
+_ASKED = {"<tool_call>": "json", "<|start_header_id|>": "llama3"}
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+# Stands for a content while a template is rendered. Trimming takes its margins, which are white space.
+_CONTENT = "\x1f\x00\x1f"
+# Its forms in a rendering: as it is, trimmed, as JSON, or both. Each with the function that gives the form.
+_SLOTS: dict[str, Callable[[str], str]] = {
+    _CONTENT: str,
+    "\x00": str.strip,
+    _quoted(_CONTENT): _quoted,
+    _quoted("\x00"): lambda text: _quoted(text.strip()),
+}
+_SLOT = re.compile(r"(?<!\\)(?:" + "|".join(map(re.escape, _SLOTS)) + ")")
+
+
+class _Form(NamedTuple):
+    """A rendered template: texts[0], the first content as writes[0] writes it, texts[1], and so on."""
+
+    texts: list[str]
+    writes: list[Callable[[str], str]]
 
 
 def load_tokenizer(folder: str | os.PathLike) -> Any:
@@ -45,62 +93,133 @@ def tool_name(document: Mapping) -> str:
 
 
 class Chat:
-    """The chat format of a Hugging Face tokenizer with Qwen's turn and tool-call tokens.
+    """The chat format of a Hugging Face tokenizer.
+
+    A ChatML tokenizer whose template has no tools gets CHATML_TOOLS as its `chat_template`.
+
+    stop_ids: end a message. The first is the template's own. rewrites: the template would change earlier
+    messages, such as leave out thoughts. notes: sentences for the user of a run.
 
     Raises:
-      ValueError: the tokenizer has no chat template or no <|im_end|>, or its template rewrites earlier
-        messages. Append-only trajectories cannot be built from such a template.
+      ValueError: the tokenizer has no chat template, or append-only trajectories cannot be built from it.
     """
 
     def __init__(self, tokenizer):
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"The tokenizer in {tokenizer.name_or_path} has no chat template: use an instruct model."
+        self._tokenizer, self._name, self.notes = tokenizer, tokenizer.name_or_path, ()
+        self._writing = WRITINGS["json"]  # until the template is known
+        vocabulary = tokenizer.get_added_vocab()
+        chatml = {"<|im_start|>", "<|im_end|>"} <= vocabulary.keys()
+        if not tokenizer.chat_template and not chatml:
+            raise ValueError(f"The tokenizer in {self._name} has no chat template: use an instruct model.")
+        ours = CHATML_TOOLS.read_text()
+        if chatml and not (tokenizer.chat_template and self._shows_tools()):
+            tokenizer.chat_template = ours
+            self.notes += (
+                f"The tokenizer in {self._name} has no chat template with tools: this run uses "
+                f"{CHATML_TOOLS.name} of coevolve_jax, and saves it with the policy.",
             )
-        stop = tokenizer.convert_tokens_to_ids(END)
-        if stop is None or stop == tokenizer.unk_token_id:
+        self._template = tokenizer.get_chat_template(tools=_TOOLS)
+        self._ours = self._template.strip() == ours.strip()
+        tokens = sorted([*vocabulary, *(tag for tag in _TAGS if tag in self._template)], key=len)[::-1]
+        self._special = re.compile("|".join(map(re.escape, tokens)))
+        said, _, tail = self._render(_BEFORE, open_turn=False).rpartition("\x03")
+        end = self._special.match(tail)
+        if not end or end[0] not in vocabulary:
             raise ValueError(
-                f"The tokenizer in {tokenizer.name_or_path} has no {END}: it is not a Qwen chat model."
+                f"The chat template of {self._name} ends an assistant's message with no control token: "
+                "use an instruct model whose template does."
             )
-        self._tokenizer = tokenizer
-        self.stop_ids = (stop,)
-        self._special = re.compile(
-            "|".join(re.escape(t) for t in sorted(tokenizer.get_added_vocab(), key=len)[::-1])
-        )
-        self._user = self._continuation([{"role": "user", "content": "\x00"}])
-        self._question: list[str] | None = None
-        self._tools: dict[int, list[str]] = {}
-        self._prompts: dict[str, list[str]] = {}
-        self._writing = WRITINGS["json"]
+        self._end = end[0]
+        ends = (self._end, *_ALSO_END.get(self._end, ()))
+        self.stop_ids = tuple(vocabulary[token] for token in ends if token in vocabulary)
+        again = self._render([*_BEFORE, {"role": "user", "content": "\x01"}])
+        self.rewrites = not again.startswith(said) or f"{_THOUGHT}\x03{self._end}" not in again
+        if self.rewrites:
+            self.notes += (
+                f"The chat template of {self._name} rewrites earlier messages, such as leaves out thoughts: "
+                "here they stay as they were sampled, thoughts included.",
+            )
+        self._forms: dict[str, _Form] = {}
+        opening = self._continuation("user", 1).texts[-1]
+        self._thinks = "<think>" in opening.rpartition("</think>")[2]  # each message begins as a thought
+        self._writing = self._written("json")
 
     def writing(self, calls: str) -> Chat:
-        """Returns the same chat with calls written in one of WRITINGS."""
+        """Returns the same chat with calls written in one of WRITINGS.
+
+        ValueError if the template shows the model no tools, or asks it for calls of another kind.
+        """
         other = copy.copy(self)
-        other._writing, other._prompts = WRITINGS[calls], {}
+        other._writing, other._forms = self._written(calls), {}
+        if not other._writing.templated:
+            return other
+        asked = next((name for mark, name in _ASKED.items() if mark in self._template), calls)
+        if asked != calls:
+            raise ValueError(
+                f"config.rollout.tool_call_format is {calls!r}, and the chat template of {self._name} asks "
+                f"for calls of the format {asked!r}: set it to that."
+            )
+        if not self._shows_tools():
+            raise ValueError(
+                f"The chat template of {self._name} shows a model no tools: use a model whose template does."
+            )
+        other._continuation("tool", 1)  # refuses templates without a role for results
         return other
 
+    def _written(self, calls: str) -> Writing:
+        """Returns one of WRITINGS. Where our template shows a call, calls are written as it shows them."""
+        short = self._ours and calls == "json"
+        return WRITINGS[calls]._replace(render=render_short) if short else WRITINGS[calls]
+
+    def _shows_tools(self) -> bool:
+        """Says whether the template renders tools at all."""
+        return self._render(_BEFORE[:1], _TOOLS) != self._render(_BEFORE[:1])
+
     def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
-        return self._tokenizer.apply_chat_template(
-            list(messages), tools=tools, tokenize=False, add_generation_prompt=open_turn
-        )
-
-    def _continuation(self, messages: Sequence[Mapping]) -> list[str]:
-        """Returns the template's text after an assistant's <|im_end|>, split at the contents."""
-        before = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
-        head, found, _ = self._render(before, open_turn=False).partition("\x02" + END)
-        whole = self._render([*before, *messages])
-        if not found or not whole.startswith(head + found):
-            raise ValueError(
-                f"The chat template of {self._tokenizer.name_or_path} rewrites earlier messages "
-                "when a new one comes: append-only trajectories need a template that does not "
-                "(for Qwen3 an Instruct one)."
+        try:
+            return self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=open_turn, **_DATE
             )
-        return whole[len(head + found) :].split("\x00")
+        except TemplateError as error:
+            raise ValueError(
+                f"The chat template of {self._name} refuses a conversation of the roles "
+                f"{', '.join(m['role'] for m in messages)}: {error}"
+            ) from None
 
-    def _fill(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
-        """Tokenises pieces and contents as one text. Text of control tokens in a content is broken up."""
-        safe = (self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", whole(c)) for c in contents)
-        text = pieces[0] + "".join(c + p for c, p in zip(safe, pieces[1:], strict=True))
+    def _form(self, rendered: str, contents: int) -> _Form:
+        texts, slots = _SLOT.split(rendered), _SLOT.findall(rendered)
+        if len(slots) != contents or "\x1f" in "".join(texts):
+            raise ValueError(
+                f"The chat template of {self._name} shows a message changed, or not once: append-only "
+                "trajectories need a template that shows each as it is."
+            )
+        return _Form(texts, [_SLOTS[slot] for slot in slots])
+
+    def _continuation(self, role: str, count: int) -> _Form:
+        """Returns the template's text from an assistant's end token on, with `count` messages of the role."""
+        key = f"{role} {count}"
+        if key not in self._forms:
+            messages = [{"role": role, "content": _CONTENT}] * count
+            tools = _TOOLS if self._writing.templated else None
+            after = set()
+            for turns in (1, 2):
+                _, found, text = self._render([*_BEFORE * turns, *messages], tools).rpartition(
+                    f"\x03{self._end}"
+                )
+                after.add(text if found else None)
+            if None in after or len(after) > 1:
+                raise ValueError(
+                    f"The chat template of {self._name} rewrites earlier messages when a new one comes, and "
+                    "what it adds depends on them: append-only trajectories need a template that appends."
+                )
+            self._forms[key] = self._form(self._end + after.pop(), count)
+        return self._forms[key]
+
+    def _fill(self, form: _Form, contents: Sequence[str]) -> list[int]:
+        """Tokenises a form and its contents as one text. Text of control tokens in a content is broken up."""
+        text = form.texts[0]
+        for write, content, after in zip(form.writes, contents, form.texts[1:], strict=True):
+            text += self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", write(whole(content))) + after
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
@@ -109,44 +228,42 @@ class Chat:
             query = HOW.format(description="\n".join(t["function"]["description"] for t in tools)) + query
             tools = ()
         key = json.dumps(tools)
-        if key not in self._prompts:
-            self._prompts[key] = self._render(
-                [{"role": "user", "content": "\x00"}], tools=list(tools) or None
-            ).split("\x00")
-        return self._fill(self._prompts[key], [query])
+        if key not in self._forms:
+            messages = [{"role": "user", "content": _CONTENT}]
+            self._forms[key] = self._form(self._render(messages, list(tools) or None), 1)
+        return self._fill(self._forms[key], [query])
 
     def question(self, system: str, user: str) -> list[int]:
         """Returns the ids of a separate conversation without tools, with the assistant's turn opened."""
-        if self._question is None:
-            roles = [{"role": role, "content": "\x00"} for role in ("system", "user")]
-            self._question = self._render(roles).split("\x00")
-        return self._fill(self._question, [system, user])
+        if "question" not in self._forms:
+            roles = [{"role": role, "content": _CONTENT} for role in ("system", "user")]
+            self._forms["question"] = self._form(self._render(roles), 2)
+        return self._fill(self._forms["question"], [system, user])
 
     def user(self, query: str) -> list[int]:
         """Returns the ids of the next user message, which follow a finished assistant turn."""
-        return self._fill(self._user, [query])
+        return self._fill(self._continuation("user", 1), [query])[1:]  # the end token was sampled
 
     def observations(self, texts: Sequence[str]) -> list[int]:
         """Returns the ids of the results, in order, of a message with len(texts) tool calls."""
         if not self._writing.templated:
             return self.user("\n".join(OUTPUT.format(text=text) for text in texts))
-        n = len(texts)
-        if n not in self._tools:
-            self._tools[n] = self._continuation([{"role": "tool", "content": "\x00"}] * n)
-        return self._fill(self._tools[n], texts)
+        return self._fill(self._continuation("tool", len(texts)), texts)[1:]
 
     def message(self, calls: Sequence[Call]) -> list[int]:
         """Returns the ids of an assistant message that makes these calls. No calls end the turn."""
-        text = "\n".join(self._writing.render(call) for call in calls)
-        return [*self._tokenizer.encode(text, add_special_tokens=False), *self.stop_ids]
+        text = "\n".join(map(self._writing.render, calls))
+        text = f"\n</think>\n\n{text}" if self._thinks else text
+        return [*self._tokenizer.encode(text, add_special_tokens=False), self.stop_ids[0]]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Returns the text of ids, control tokens included."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """Returns the calls of one sampled assistant message. None means that it ends its turn."""
-        return self._writing.parse(self.decode(ids))
+        text = self.decode(ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids)
+        return self._writing.parse(spoken(f"<think>{text}" if self._thinks else text))
 
 
 def whole(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The formats of a policy's calls: Qwen's JSON tool calls, or Python code. Nothing is evaluated here."""
+"""The formats of a policy's calls: Qwen's or Llama 3's JSON, or Python code. Nothing is evaluated here."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from coevolve_jax.types import Call
 
 MAX_DEPTH = 64  # levels of a call's arguments: code that logs and compares them recurses
 
-END = "<|im_end|>"
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _BLOCK = re.compile(r"```python\n(.*?)(?:```|\Z)", re.DOTALL)
+_BETWEEN = re.compile(r"(?:[\s;]|<\|python_tag\|>)*")  # what stands before and between Llama 3's calls
+# Beginnings of control tokens and tags. In JSON they can only stand in a string.
+_TAG = re.compile(r"<(?=\||/?(?:think|tool_call|tool_response)>)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,21 +32,33 @@ def _refuse_constant(name: str):
     raise ValueError(f"{name} is not JSON")
 
 
+_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _malformed(text: str, why: str) -> ParsedCall:
+    return ParsedCall(text, None, f"malformed tool call: {why}")
+
+
 def _parse_json(body: str, closed: bool) -> ParsedCall:
     text = body.strip()
     if not closed:
-        return ParsedCall(text, None, "malformed tool call: no </tool_call>")
+        return _malformed(text, "no </tool_call>")
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = _JSON.decode(text)
     except (ValueError, RecursionError) as e:
-        return ParsedCall(text, None, f"malformed tool call: {type(e).__name__}")
+        return _malformed(text, type(e).__name__)
+    return _checked(text, data, "arguments")
+
+
+def _checked(text: str, data: Any, key: str) -> ParsedCall:
+    """Returns the call that `data` is, with its arguments under `key`."""
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return ParsedCall(text, None, 'malformed tool call: needs {"name": string, "arguments": object}')
-    arguments = data.get("arguments", {})
+        return _malformed(text, f'needs {{"name": string, "{key}": object}}')
+    arguments = data.get(key, data.get("arguments", {}))
     if not isinstance(arguments, dict):
-        return ParsedCall(text, None, "malformed tool call: arguments is not an object")
+        return _malformed(text, f"{key} is not an object")
     if _deeper(arguments, MAX_DEPTH):
-        return ParsedCall(text, None, f"malformed tool call: arguments are more than {MAX_DEPTH} levels deep")
+        return _malformed(text, f"{key} are more than {MAX_DEPTH} levels deep")
     return ParsedCall(text, Call(data["name"], arguments))
 
 
@@ -58,19 +72,68 @@ def _deeper(value: Any, most: int) -> bool:
     return any(isinstance(v, list | dict) for v in level)
 
 
+def spoken(text: str) -> str:
+    """Returns what a message says after its thoughts, which end at the last </think>.
+
+    A <think> that is left open leaves nothing: a thought is never acted upon.
+    """
+    said = text.rpartition("</think>")[2]
+    return "" if "<think>" in said else said
+
+
 def parse_calls(text: str) -> list[ParsedCall]:
     """Parses Qwen's tool calls in an assistant message, in order. JSON only: nothing is ever evaluated."""
     return [_parse_json(m.group(1), bool(m.group(2))) for m in _CALL.finditer(text)]
 
 
+def _dumps(value: Any) -> str:
+    """Writes JSON. A string's < is escaped where it would begin a control token or a tag."""
+    return _TAG.sub(r"\\u003c", json.dumps(value, ensure_ascii=False))
+
+
 def render_call(call: Call) -> str:
     """Writes the text that `parse_calls` reads back as `call`."""
-    return f"<tool_call>\n{json.dumps(call.to_json(), ensure_ascii=False)}\n</tool_call>"
+    return f"<tool_call>\n{_dumps(call.to_json())}\n</tool_call>"
+
+
+def render_short(call: Call) -> str:
+    """Writes a call as templates/chatml_tools.jinja shows it, in one line."""
+    return f"<tool_call>{_dumps(call.to_json())}</tool_call>"
+
+
+def parse_objects(text: str) -> list[ParsedCall]:
+    """Parses Llama 3's calls: a message that begins with a JSON object, or with <|python_tag|>.
+
+    Semicolons, white space and <|python_tag|> may stand between the objects of several calls.
+    """
+    at = _between(text, 0)
+    if not text.startswith("{", at) and "<|python_tag|>" not in text[:at]:
+        return []
+    found = []
+    while at < len(text):
+        try:
+            data, end = _JSON.raw_decode(text, at)
+        except (ValueError, RecursionError) as e:
+            return [*found, _malformed(text[at:].strip(), type(e).__name__)]
+        found.append(_checked(text[at:end], data, "parameters"))
+        at = _between(text, end)
+    return found
+
+
+def _between(text: str, at: int) -> int:
+    """Returns the end of what may stand before a call at `at`."""
+    between = _BETWEEN.match(text, at)
+    return between.end() if between else at
+
+
+def render_object(call: Call) -> str:
+    """Writes the text that `parse_objects` reads back as `call`."""
+    return _dumps({"name": call.name, "parameters": dict(call.arguments)})
 
 
 def parse_block(text: str) -> list[ParsedCall]:
     """Parses the first Python block of an assistant message, as a call execute(code=...). It is not run."""
-    block = _BLOCK.search(text.removesuffix(END))
+    block = _BLOCK.search(text)
     return [ParsedCall(block[0], Call("execute", {"code": block[1].strip()}))] if block else []
 
 
@@ -93,6 +156,7 @@ class Writing(NamedTuple):
 
 WRITINGS = {
     "json": Writing(parse_calls, render_call, True),
+    "llama3": Writing(parse_objects, render_object, True),
     "python": Writing(parse_block, render_block, False),
 }
 HOW = """{description}

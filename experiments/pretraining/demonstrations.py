@@ -20,7 +20,7 @@ class DemonstrationEngine:
     constrains = False
 
     def __init__(self, chat: Chat, scripts: Sequence[Sequence[str]], encode):
-        self._lines = [[encode(m) + list(chat.stop_ids) for m in s] for s in scripts]
+        self._lines = [[encode(m) + [chat.stop_ids[0]] for m in s] for s in scripts]
         self._said = [0] * len(scripts)
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:

@@ -194,6 +194,7 @@ def test_a_template_that_rewrites_history_is_refused(policy):
 
     tokenizer = copy.deepcopy(policy.tokenizer)
     tokenizer.chat_template = (
+        "{{ tools }}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if not loop.last or m.role != 'assistant' %}"
         "{{ loop.length }}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
     )

@@ -34,7 +34,7 @@ class Chat:
     The mark is a character above 255 and tells which rollout wrote the message.
     """
 
-    stop_ids = (ord("."),)
+    stop_ids, notes = (ord("."),), ()
 
     def writing(self, calls):
         return self
