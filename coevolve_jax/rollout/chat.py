@@ -8,7 +8,6 @@ never rendered again, also where the template would rewrite them.
 from __future__ import annotations
 
 import copy
-import datetime
 import json
 import os
 import re
@@ -33,11 +32,12 @@ from coevolve_jax.types import Call
 CHATML_TOOLS = Path(__file__).parent / "templates" / "chatml_tools.jinja"
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, and so at most this many tokens
-# Llama 3's templates print the date. Their own default in its place keeps prompts the same every day.
-_TODAY = datetime.datetime(2024, 7, 26)
-_DATE = {"date_string": "26 Jul 2024", "strftime_now": _TODAY.strftime}
+# Some templates print the date. The default of Llama 3's in its place keeps prompts the same every day.
+_DATE = "26 Jul 2024"
+_CLOCK = f"{{% macro strftime_now(format) %}}{_DATE}{{% endmacro %}}\n"
 _PROBE = {"name": "probe", "description": "Probe.", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _PROBE}]
+# A turn that ended. Its contents are control characters, which no template holds.
 _THOUGHT = "<think>\n\x02\n</think>\n\n"
 _BEFORE = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": f"{_THOUGHT}\x03"}]
 # Tokens that end a message like the template's own. Llama 3 ends a call with <|eom_id|> where it runs code.
@@ -107,16 +107,12 @@ class Chat:
     def __init__(self, tokenizer):
         self._tokenizer, self._name, self.notes = tokenizer, tokenizer.name_or_path, ()
         self._writing = WRITINGS["json"]  # until the template is known
-        vocabulary = tokenizer.get_added_vocab()
-        chatml = {"<|im_start|>", "<|im_end|>"} <= vocabulary.keys()
-        if not tokenizer.chat_template and not chatml:
-            raise ValueError(f"The tokenizer in {self._name} has no chat template: use an instruct model.")
-        ours = CHATML_TOOLS.read_text()
-        if chatml and not (tokenizer.chat_template and self._shows_tools()):
+        vocabulary, ours = tokenizer.get_added_vocab(), CHATML_TOOLS.read_text()
+        if self._lacks_tools(vocabulary):
             tokenizer.chat_template = ours
             self.notes += (
-                f"The tokenizer in {self._name} has no chat template with tools: this run uses "
-                f"{CHATML_TOOLS.name} of coevolve_jax, and saves it with the policy.",
+                f"The tokenizer in {self._name} has no chat template with tools: {CHATML_TOOLS.name} of "
+                "coevolve_jax takes its place, and is saved with the policy.",
             )
         self._template = tokenizer.get_chat_template(tools=_TOOLS)
         self._ours = self._template.strip() == ours.strip()
@@ -142,7 +138,8 @@ class Chat:
         self._forms: dict[str, _Form] = {}
         opening = self._continuation("user", 1).texts[-1]
         self._thinks = "<think>" in opening.rpartition("</think>")[2]  # each message begins as a thought
-        self._writing = self._written("json")
+        self._asked = next((name for mark, name in _ASKED.items() if mark in self._template), None)
+        self._writing = self._written(self._asked or "json")
 
     def writing(self, calls: str) -> Chat:
         """Returns the same chat with calls written in one of WRITINGS.
@@ -153,11 +150,10 @@ class Chat:
         other._writing, other._forms = self._written(calls), {}
         if not other._writing.templated:
             return other
-        asked = next((name for mark, name in _ASKED.items() if mark in self._template), calls)
-        if asked != calls:
+        if self._asked not in (None, calls):
             raise ValueError(
                 f"config.rollout.tool_call_format is {calls!r}, and the chat template of {self._name} asks "
-                f"for calls of the format {asked!r}: set it to that."
+                f"for calls of the format {self._asked!r}: set it to that."
             )
         if not self._shows_tools():
             raise ValueError(
@@ -171,6 +167,15 @@ class Chat:
         short = self._ours and calls == "json"
         return WRITINGS[calls]._replace(render=render_short) if short else WRITINGS[calls]
 
+    def _lacks_tools(self, vocabulary: Mapping[str, int]) -> bool:
+        """Says whether this is ChatML without tools. ValueError if it is nothing: there is no template."""
+        chatml = {"<|im_start|>", "<|im_end|>"} <= vocabulary.keys()
+        if self._tokenizer.chat_template:
+            return chatml and "<|im_start|>" in self._render(_BEFORE[:1]) and not self._shows_tools()
+        if not chatml:
+            raise ValueError(f"The tokenizer in {self._name} has no chat template: use an instruct model.")
+        return True
+
     def _shows_tools(self) -> bool:
         """Says whether the template renders tools at all."""
         return self._render(_BEFORE[:1], _TOOLS) != self._render(_BEFORE[:1])
@@ -178,7 +183,12 @@ class Chat:
     def _render(self, messages: Sequence[Mapping], tools=None, open_turn: bool = True) -> str:
         try:
             return self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=open_turn, **_DATE
+                list(messages),
+                tools=tools,
+                chat_template=_CLOCK + self._tokenizer.get_chat_template(tools=tools),
+                tokenize=False,
+                add_generation_prompt=open_turn,
+                date_string=_DATE,
             )
         except TemplateError as error:
             raise ValueError(
@@ -201,18 +211,15 @@ class Chat:
         if key not in self._forms:
             messages = [{"role": role, "content": _CONTENT}] * count
             tools = _TOOLS if self._writing.templated else None
-            after = set()
-            for turns in (1, 2):
-                _, found, text = self._render([*_BEFORE * turns, *messages], tools).rpartition(
-                    f"\x03{self._end}"
-                )
-                after.add(text if found else None)
-            if None in after or len(after) > 1:
+            # After one turn and after two: only what does not depend on them can be appended.
+            rendered = [self._render([*_BEFORE * turns, *messages], tools) for turns in (1, 2)]
+            (_, one, text), (_, two, other) = [r.rpartition(f"\x03{self._end}") for r in rendered]
+            if not one or not two or text != other:
                 raise ValueError(
                     f"The chat template of {self._name} rewrites earlier messages when a new one comes, and "
                     "what it adds depends on them: append-only trajectories need a template that appends."
                 )
-            self._forms[key] = self._form(self._end + after.pop(), count)
+            self._forms[key] = self._form(self._end + text, count)
         return self._forms[key]
 
     def _fill(self, form: _Form, contents: Sequence[str]) -> list[int]:

@@ -72,7 +72,7 @@ class Script:
 
     def __init__(self, policy, messages, cut=False):
         encode = lambda m: policy.tokenizer.encode(m, add_special_tokens=False)
-        self._lines = [encode(m) + list(policy.chat.stop_ids) for m in messages]
+        self._lines = [encode(m) + [policy.chat.stop_ids[0]] for m in messages]
         if cut:
             self._lines[-1].pop()
         self.seen = []
