@@ -1,6 +1,8 @@
 """Chat formats of ChatML, Llama 3 and Qwen3, on small tokenizers with templates of their structure."""
 
 import json
+import re
+import shutil
 import string
 
 import pytest
@@ -10,14 +12,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from coevolve_jax import build
+from coevolve_jax.config import load_file, override
 from coevolve_jax.envs import bfcl
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import CHATML_TOOLS, Chat, load_tokenizer, tool_name
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.tool_call_format import WRITINGS, parse_objects, render_object, render_short, spoken
+from coevolve_jax.train import train
 from coevolve_jax.types import Call
 from tests.rollout.test_rollout import FOLDER, TASK, Script, json_values
+from tests.support import forked
+from tests.support.paths import ROOT
 
 # ---- Tokenizers ----------------------------------------------------------------------------------------
 
@@ -525,3 +531,53 @@ def test_two_turns_with_the_real_environment(chat, env_pool):
     assert t.stop == "done" and t.outcome.success and [s.call for s in t.steps] == list(TASK.calls)
     assert t.ids[t.mask].tolist() == sum(engine._lines, [])  # thoughts included
     assert f"Move it (source 'notes.txt', destination 'archive').{chat._end}" in chat.decode(t.ids)
+
+
+# ---- Commands ------------------------------------------------------------------------------------------
+
+
+def folder_with(template, path):
+    """The repository's tiny policy with another chat template."""
+    shutil.copytree(FOLDER, path)
+    (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+@pytest.mark.slow
+def test_a_run_says_which_template_it_uses_and_its_policy_carries_it(tmp_path, capsys):
+    model, small = folder_with(CHATML, tmp_path / "model"), {"steps": 1, "model": str(tmp_path / "model")}
+    small |= {"data.initial_tasks": 2, "rollout.tasks_per_step": 1, "rollout.group_size": 2}
+    small |= {"evaluation.tasks": 2, "evaluation.num_rollouts": 1, "environment.workers": 1}
+    config = override(load_file(ROOT / "configs" / "bfcl_tiny.py", "strategy=static"), small)
+    train(config, tmp_path / "run")
+    assert f"{model} has no chat template with tools: chatml_tools.jinja" in capsys.readouterr().err
+    saved = load_tokenizer(tmp_path / "run" / "policy")
+    assert saved.chat_template == CHATML_TOOLS.read_text() and Chat(saved).notes == ()
+    wrong = override(config, {"rollout.tool_call_format": "llama3"})
+    with pytest.raises(ValueError, match="asks for calls of the format 'json': set it to that"):
+        train(wrong, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.slow
+def test_a_score_names_a_template_that_would_rewrite(tmp_path, environ):
+    model, output = folder_with(HYBRID, tmp_path / "model"), tmp_path / "score.json"
+    program = [ROOT / "experiments" / "evaluate.py", f"--model={model}", f"--output={output}"]
+    done = forked.run([*program, "--max_length=64", "--max_new_tokens=8"], environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(output.read_text())["protocol"]["chat_template"]
+    assert told in done.stdout and "they stay as they were sampled, thoughts included" in told
+
+
+@pytest.mark.slow
+def test_the_prompt_of_llama_is_shown_with_its_parts(tmp_path, environ):
+    tokenizer = llama(date=NOW)
+    tokenizer.save_pretrained(tmp_path)
+    program = [ROOT / "experiments" / "show_prompt.py", f"--model={tmp_path}", "--benchmark=bfcl"]
+    done = forked.run([*program, "--task=multi_turn_base_3"], environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    opening = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    length = len(tokenizer.encode(opening, add_special_tokens=False))
+    assert "Date: 26 Jul 2024\n" in done.stdout and re.search(
+        rf"assistant's turn opens +{length}\n", done.stdout
+    )
