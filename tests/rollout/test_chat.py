@@ -131,7 +131,7 @@ MAKE = {
     "chatml without a template": lambda: make(CHATML_TOKENS, None),
     "llama 3.1": llama,
     "llama 3.2": lambda: llama(date=NOW),
-    "llama 3.1, results in an object": lambda: llama(result="{'output': m.content}"),
+    "llama 3.1, results trimmed in an object": lambda: llama(result="{'output': m.content | trim}"),
     "hybrid": lambda: make(CHATML_TOKENS, HYBRID, TAGS),
     "thinking": lambda: make(
         CHATML_TOKENS, HYBRID.replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
