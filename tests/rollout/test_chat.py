@@ -226,6 +226,8 @@ def test_a_prompt_does_not_depend_on_the_day():
     assert chat.decode(Chat(tokenizer).prompt([], "x")).startswith(
         "\n26 Jul 2024<|im_start|>user\nx<|eot_id|>"
     )
+    tokenizer.chat_template = "{{ date_string }}" + CHATML.replace("im_end", "eot_id")
+    assert chat.decode(Chat(tokenizer).prompt([], "x")).startswith("26 Jul 2024<|im_start|>")
 
 
 # ---- Contents that nobody vouches for ------------------------------------------------------------------
