@@ -95,7 +95,8 @@ def tool_name(document: Mapping) -> str:
 class Chat:
     """The chat format of a Hugging Face tokenizer.
 
-    A ChatML tokenizer whose template has no tools gets CHATML_TOOLS as its `chat_template`.
+    A ChatML tokenizer whose template ignores tools gets CHATML_TOOLS as its `chat_template` for conversations
+    with tools.
 
     stop_ids: end a message. The first is the template's own. rewrites: the template would change earlier
     messages, such as leave out thoughts. notes: sentences for the user of a run.
@@ -107,18 +108,21 @@ class Chat:
     def __init__(self, tokenizer):
         self._tokenizer, self._name, self.notes = tokenizer, tokenizer.name_or_path, ()
         self._writing = WRITINGS["json"]  # until the template is known
-        vocabulary, ours = tokenizer.get_added_vocab(), CHATML_TOOLS.read_text()
+        vocabulary, ours = tokenizer.get_added_vocab(), CHATML_TOOLS.read_text().strip()
         if self._lacks_tools(vocabulary):
-            tokenizer.chat_template = ours
+            own = tokenizer.chat_template and tokenizer.get_chat_template().removesuffix("\n")
+            tokenizer.chat_template = (
+                f"{{% if tools %}}{ours}{{% else %}}\n{own}{{% endif %}}" if own else ours
+            )
             self.notes += (
                 f"The tokenizer in {self._name} has no chat template with tools: {CHATML_TOOLS.name} of "
-                "coevolve_jax takes its place, and is saved with the policy.",
+                "coevolve_jax shows them, and is saved with the policy.",
             )
         self._template = tokenizer.get_chat_template(tools=_TOOLS)
-        self._ours = self._template.strip() == ours.strip()
+        self._ours = ours in self._template
         tokens = sorted([*vocabulary, *(tag for tag in _TAGS if tag in self._template)], key=len)[::-1]
         self._special = re.compile("|".join(map(re.escape, tokens)))
-        said, _, tail = self._render(_BEFORE, open_turn=False).rpartition("\x03")
+        said, _, tail = self._render(_BEFORE, _TOOLS, open_turn=False).rpartition("\x03")
         end = self._special.match(tail)
         if not end or end[0] not in vocabulary:
             raise ValueError(
@@ -128,7 +132,7 @@ class Chat:
         self._end = end[0]
         ends = (self._end, *_ALSO_END.get(self._end, ()))
         self.stop_ids = tuple(vocabulary[token] for token in ends if token in vocabulary)
-        again = self._render([*_BEFORE, {"role": "user", "content": "\x01"}])
+        again = self._render([*_BEFORE, {"role": "user", "content": "\x01"}], _TOOLS)
         self.rewrites = not again.startswith(said) or f"{_THOUGHT}\x03{self._end}" not in again
         if self.rewrites:
             self.notes += (

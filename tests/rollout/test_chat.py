@@ -198,9 +198,9 @@ def test_a_question_has_the_tokens_of_the_templates_own_rendering(exact, system,
 def test_a_call_has_the_tokens_that_the_template_writes_for_it(exact):
     made = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in CALLS[:1]]
     whole = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "", "tool_calls": made}]
-    text = render(exact, whole, date_string="26 Jul 2024")
+    text = render(exact, whole, bfcl.tools(TASK), date_string="26 Jul 2024")
     encode = lambda text: exact._tokenizer.encode(text, add_special_tokens=False)
-    ids = exact.prompt([], "Go.") + exact.message(CALLS[:1])
+    ids = exact.prompt(bfcl.tools(TASK), "Go.") + exact.message(CALLS[:1])
     assert encode(text)[: len(ids)] == ids
 
 
@@ -427,6 +427,20 @@ def test_our_template_shows_one_line_per_tool():
     ids = chat.prompt(tools, "Go.") + chat.message([Call("pay", {"to": "Ann"}), Call("pwd", {})])
     ids += chat.observations(["paid", "/"]) + chat._tokenizer.encode("Done.<|im_end|>") + chat.user("Thanks.")
     assert chat.decode(ids) == SHOWN
+    whole = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    begin = SHOWN.partition("assistant")[0].replace("system\n", "system\nBe brief.\n\n")
+    assert render(chat, whole, tools) == begin + "assistant\n"
+
+
+def test_without_tools_a_chatml_tokenizer_keeps_its_own_template():
+    own = "\n{{ 'You are Smol. ' if messages[0].role != 'system' }}" + CHATML + "\n"
+    chat, plain = Chat(make(CHATML_TOKENS, own)), make(CHATML_TOKENS, own)
+    for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
+        whole = [{"role": role, "content": role} for role in roles]
+        assert render(chat, whole) == plain.apply_chat_template(
+            whole, tokenize=False, add_generation_prompt=True
+        )
+    assert chat.decode(chat.prompt([], "x")).startswith("\nYou are Smol. <|im_start|>user\nx<|im_end|>")
 
 
 def test_our_template_costs_a_quarter_of_the_schemas():
@@ -444,7 +458,7 @@ def test_a_saved_tokenizer_carries_our_template(tmp_path):
     assert "chatml_tools.jinja" in chat.notes[0]
     chat._tokenizer.save_pretrained(tmp_path)
     again = Chat(load_tokenizer(tmp_path))
-    assert again.notes == () and again._tokenizer.chat_template == CHATML_TOOLS.read_text()
+    assert again.notes == () and again._tokenizer.chat_template == chat._tokenizer.chat_template
     tools = bfcl.tools(TASK)
     assert again.prompt(tools, "x") == chat.prompt(tools, "x") and again.message(CALLS) == chat.message(CALLS)
 
@@ -554,7 +568,7 @@ def test_a_run_says_which_template_it_uses_and_its_policy_carries_it(tmp_path, c
     train(config, tmp_path / "run")
     assert f"{model} has no chat template with tools: chatml_tools.jinja" in capsys.readouterr().err
     saved = load_tokenizer(tmp_path / "run" / "policy")
-    assert saved.chat_template == CHATML_TOOLS.read_text() and Chat(saved).notes == ()
+    assert CHATML_TOOLS.read_text().strip() in saved.chat_template and Chat(saved).notes == ()
     wrong = override(config, {"rollout.tool_call_format": "llama3"})
     with pytest.raises(ValueError, match="asks for calls of the format 'json': set it to that"):
         train(wrong, tmp_path / "wrong")
