@@ -125,8 +125,8 @@ class Supervised:
         rng = rng_for(self._c.seed, "warm start", self.step)
         batch = [trained[i] for i in rng.choice(len(trained), min(w.batch, len(trained)), replace=False)]
         samples = [TrainingSample(t, None, np.ones(len(t.ids), np.float32)) for t in batch]
-        rate: Any = learning_rate(self._c.learner)
-        row = {"learning_rate": float(rate(self.step) if callable(rate) else rate)}
+        rate = learning_rate(self._c.learner)
+        row = {"learning_rate": np.asarray(rate(self.step) if callable(rate) else rate).item()}
         try:
             self._state, learned = learn(self._c, self._learner, self._state, samples)
         except FloatingPointError:

@@ -1,14 +1,14 @@
 """Supervised warm start: before RL the policy learns tasks' own solutions, acted out by the agent.
 
     tasks            of config.warm_start.source, or explored as D_0 is; none is near an evaluation task
-    demonstrations   trajectories of the real agent that makes their reference calls; successes are kept
+    demonstrations   the real agent makes their reference calls; successes are kept (demonstrations.py)
     updates          cross-entropy of the policy's own tokens, by the learner of RL (supervised.py)
     held out         some demonstrations, whose loss decides which parameters are written
 
 The folder of a warm start:
 
     config.json      the run's config
-    tasks.jsonl      the tasks; explorer_costs.json has what a model as explorer cost
+    tasks.jsonl      the tasks; made.json has refusals, and what a model as explorer cost
     sft.jsonl        a row per update and per evaluation (supervised.py)
     checkpoints/     until it ends
     summary.json     written before policy/, whose presence marks the warm start as finished
@@ -22,26 +22,21 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 from ml_collections import ConfigDict
-from tqdm import tqdm
 
 from coevolve_jax import build
 from coevolve_jax import config as configs
 from coevolve_jax.analysis.summary import warm_start_line
-from coevolve_jax.build import Policy
 from coevolve_jax.distributed import sharding
-from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate, given_tasks, make_tasks
 from coevolve_jax.loop.evaluate import evaluate
-from coevolve_jax.loop.initial import explore, held_out_tasks, leak_guard, read_tasks, task_pool
 from coevolve_jax.loop.supervised import Supervised, checkpoints
 from coevolve_jax.loop.trainer import Trainer
 from coevolve_jax.models import hf_io
@@ -50,26 +45,10 @@ from coevolve_jax.preemption import interruptible
 from coevolve_jax.records.workdir import WARM_START, claimed, write_text
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.engine import Engine
-from coevolve_jax.rollout.reference_engine import ReferenceEngine, solution
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.synthesis.pipeline import Synthesizer
-from coevolve_jax.types import Task, Trajectory
+from coevolve_jax.types import Task
 
-END = "Done."  # the message that ends a user turn
 RISE = 10  # updates, at most, in which the learning rate rises
-
-
-class Demonstrations(NamedTuple):
-    """Successful trajectories and their tasks. lost: why others are left out -> number of tasks."""
-
-    tasks: list[Task]
-    trajectories: list[Trajectory]
-    lost: Counter[str]
-
-    def __str__(self) -> str:
-        kept, why = len(self.tasks), ", ".join(f"{word} {n}" for word, n in self.lost.most_common())
-        told = f"{kept} of {kept + self.lost.total()} tasks are solved by their own calls"
-        return f"{told} (others: {why})" if why else told
 
 
 def initial_model(config: ConfigDict, workdir: Path) -> str:
@@ -102,25 +81,6 @@ def warm_start(config: ConfigDict, folder: Path) -> dict:
         return json.loads((folder / "summary.json").read_text())
 
 
-def demonstrate(
-    config: ConfigDict, policy: Policy, env_pool: ProcessPool, tasks: Sequence[Task]
-) -> Demonstrations:
-    """Lets the agent of RL make each task's reference calls, one per message, in the environment."""
-    chat = policy.chat.writing(config.rollout.tool_call_format)
-    end = [*policy.tokenizer.encode(END, add_special_tokens=False), *chat.stop_ids]
-    engine = ReferenceEngine([solution(task, chat, end) for task in tasks])
-    with (
-        closing(build.agent(config, policy, engine, env_pool)) as agent,
-        tqdm(total=len(tasks), desc="demonstrations", unit="task", leave=False) as bar,
-    ):
-        groups = agent.rollout_groups(tasks, [[n] for n in range(len(tasks))], 1.0, on_done=bar.update)
-    done = [(g.task, t) for g in groups for t in g.trajectories]
-    kept = [(task, t) for task, t in done if t.outcome.success]
-    stops = Counter(t.stop for _, t in done if not t.outcome.success)
-    lost = Counter({"unsolved" if stop == "done" else stop: n for stop, n in stops.items()})
-    return Demonstrations([task for task, _ in kept], [t for _, t in kept], lost)
-
-
 def _check(config: ConfigDict) -> None:
     """Raises ValueError for a warm start that cannot begin."""
     configs.check(config)
@@ -135,14 +95,7 @@ def _check(config: ConfigDict) -> None:
             "to 0."
         )
     if config.warm_start.source:
-        _given_tasks(config)
-
-
-def _given_tasks(config: ConfigDict) -> list[Task]:
-    """The tasks of config.warm_start.source."""
-    source = Path(config.warm_start.source)
-    path = source / "tasks.jsonl" if source.is_dir() else source
-    return read_tasks(config, str(path), "warm_start.source")
+        given_tasks(config)
 
 
 def _supervised(config: ConfigDict) -> ConfigDict:
@@ -181,7 +134,9 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         env_pool = stack.enter_context(build.env_pool(c))
         engine = stack.enter_context(closing(trainer.engine(folder))) if _needs_engine(c) else None
         with interruptible():
-            shown = demonstrate(c, policy, env_pool, _tasks(c, policy, engine, env_pool, folder))
+            tasks, refused = make_tasks(c, policy, engine, env_pool, folder)
+            shown = demonstrate(c, policy, env_pool, tasks)
+        shown.lost.update(refused)
         held_out, trained = _split(c, shown)
         print(f"warm start: {shown}; {len(held_out)} of them are held out.", file=sys.stderr)
 
@@ -211,28 +166,6 @@ def _learn(c: ConfigDict, folder: Path) -> None:
         os.replace(half, folder / "policy")
     if (made := checkpoints(c, folder)).exists():
         made.rmtree()
-
-
-def _tasks(
-    c: ConfigDict, policy: Policy, engine: Engine | None, env_pool: ProcessPool, folder: Path
-) -> list[Task]:
-    """The tasks to demonstrate. They are made once: later calls read the folder's tasks.jsonl."""
-    path, tasks = folder / "tasks.jsonl", task_pool(c)
-    if path.exists():
-        return list(tasks.read(path))
-    roles, tools = build.explorer(c, policy, engine), build.family(c).tools
-    with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
-        synthesizer = lambda guard: Synthesizer(roles, tools, env_pool, c, guard, agent.fits)
-        guarded = synthesizer(leak_guard(c, held_out_tasks(c, synthesizer(None))))
-        if c.warm_start.source:
-            for task in _given_tasks(c):
-                guarded.add(tasks, task)
-        else:
-            explore(guarded, tasks, build.scenarios(c), c.warm_start.tasks, "warm_start", c.seed)
-    if roles.costs:
-        write_text(folder / "explorer_costs.json", json.dumps(dict(roles.costs), indent=1))
-    tasks.write(path)
-    return list(tasks)
 
 
 def _split(c: ConfigDict, shown: Demonstrations) -> tuple[list[int], list[int]]:
