@@ -34,7 +34,7 @@ class Demonstrations(NamedTuple):
 
     def __str__(self) -> str:
         kept, why = len(self.tasks), ", ".join(f"{word} {n}" for word, n in self.lost.most_common())
-        told = f"{kept} of {kept + self.lost.total()} tasks are solved by their own calls"
+        told = f"{kept} of {kept + self.lost.total()} tasks give a demonstration"
         return f"{told} (others: {why})" if why else told
 
 

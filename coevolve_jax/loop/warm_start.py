@@ -94,6 +94,7 @@ def _check(config: ConfigDict) -> None:
             "experiments/sft.py in one, name its policy in config.model, and set config.warm_start.steps "
             "to 0."
         )
+    build.family(config)
     if config.warm_start.source:
         given_tasks(config)
 
