@@ -17,6 +17,7 @@ The folder of a warm start:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -63,6 +64,7 @@ def initial_model(config: ConfigDict, workdir: Path) -> str:
         _check(config)
         with claimed(workdir, config):
             print(warm_start_line(warm_start(config, folder)), file=sys.stderr)
+        gc.collect()  # cycles hold its arrays, and the run needs the room
     return str(folder / "policy")
 
 
