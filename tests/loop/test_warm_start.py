@@ -180,9 +180,14 @@ def test_it_learns_and_writes_the_parameters_with_the_lowest_loss(whole, shown):
     assert rates[0] == pytest.approx(3e-4) and np.all(np.diff(rates) < 0) and rates[-1] > 3e-5
 
 
-def test_it_stops_when_the_held_out_loss_gets_no_better(tmp_path):
-    """Steps so large that every one of them does harm."""
-    summary = warm_start(asked(learning_rate=0.3, eval_every=1, patience=2), tmp_path / "warm")
+def test_it_stops_when_the_held_out_loss_gets_no_better(tmp_path, monkeypatch):
+    """Every step is so large that it does harm. Killed, it still has the parameters before them."""
+    config = asked(learning_rate=0.3, eval_every=1, patience=2, checkpoint_every=1)
+    update = Supervised._update
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", lambda s: update(s) if s.step < 1 else signal.raise_signal(2))
+        warm_start(config, tmp_path / "warm")
+    summary = warm_start(config, tmp_path / "warm")
     assert summary["steps"] == 2 and summary["best_step"] == 0
     assert summary["held_out_loss"]["before"] == summary["held_out_loss"]["after"]
     written, before = (hf_io.load(f)[1] for f in (tmp_path / "warm" / "policy", settings("static").model))
