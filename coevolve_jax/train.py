@@ -40,6 +40,7 @@ from coevolve_jax.loop.initial import bootstrap, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
 from coevolve_jax.loop.timing import timed
+from coevolve_jax.loop.warm_start import initial_model
 from coevolve_jax.models import hf_io
 from coevolve_jax.planning import plan
 from coevolve_jax.preemption import Preempted, interruptible
@@ -80,7 +81,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         sharding.check_host_memory(mesh)
     plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
     # The learner's dtype, not float32: every product with the frozen reference would cast it to that anyway.
-    policy = build.policy(c.model, mesh, c.learner.dtype)
+    policy = build.policy(initial_model(c, workdir), mesh, c.learner.dtype)
     chat = policy.chat.writing(c.rollout.tool_call_format)
     if jax.process_index() == 0:
         for note in chat.notes:

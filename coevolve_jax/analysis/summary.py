@@ -36,7 +36,6 @@ class Progress:
 
     def update(self, row: Mapping[str, Any]) -> None:
         """Shows a row of metrics.jsonl."""
-        self._done += 1
         seconds = row["seconds"]["step"]
         # Steps with evolution take longer, so show an average over about the last ten.
         self._seconds = seconds if self._seconds is None else 0.9 * self._seconds + 0.1 * seconds
@@ -44,6 +43,11 @@ class Progress:
             f"reward {_shown(row['reward'], '.2f')}, success {_shown(row['success'], '.0%')}, "
             f"signals {sum(row['signals'].values())}, |D| {row['tasks']}, {self._seconds:.1f} s/step"
         )
+        self.advance(shown)
+
+    def advance(self, shown: str) -> None:
+        """Shows that one more step is done, with this text behind it."""
+        self._done += 1
         if self._bar is not None:
             self._bar.set_postfix_str(shown, refresh=False)
             self._bar.update()
@@ -69,6 +73,7 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
     total, fired = sum(seconds.values()), sum(signals.values())
     share = summary.get("evolution_share")
     blocks = [
+        *([(warm_start_line(summary["warm_start"]), [])] if summary.get("warm_start") else []),
         (
             f"Held-out success ({summary['held_out_tasks']} {summary.get('held_out_split', '')} tasks)",
             _held_out_lines(summary),
@@ -97,6 +102,16 @@ def summary_table(summary: Mapping[str, Any], workdir: str | os.PathLike = "") -
     for title, lines in blocks:
         text += [title, *(f"  {a:<{left}}{b:<{middle}}{c}".rstrip() for a, b, c in lines), ""]
     return "\n".join(text)
+
+
+def warm_start_line(told: Mapping[str, Any]) -> str:
+    """One line about a warm start. told: its summary.json."""
+    line = f"warm start: {told['demonstrations']} demonstrations, {told['steps']} steps"
+    if loss := told["held_out_loss"]:
+        line += f", held-out loss {loss['before']:.3f} -> {loss['after']:.3f}"
+    if success := told["success"]:
+        line += f", success {_shown(success['before'], '.1%')} -> {_shown(success['after'], '.1%')}"
+    return line
 
 
 def _cost_block(costs: Mapping[str, float]) -> list[tuple[str, list[tuple[str, str, str]]]]:

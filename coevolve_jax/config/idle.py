@@ -137,6 +137,26 @@ RULES = (
         "the model has no experts",
     ),
     Rule(
+        {f"warm_start.{key}": () for key in keys.WARM_START if key != "steps"},
+        lambda r: r.config.warm_start.steps == 0,
+        "config.warm_start.steps is 0",
+    ),
+    Rule(
+        {"warm_start.tasks": ()},
+        lambda r: bool(r.config.warm_start.source),
+        "config.warm_start.source gives the tasks, all of them",
+    ),
+    Rule(
+        {"warm_start.eval_every": (), "warm_start.patience": ()},
+        lambda r: r.config.warm_start.held_out == 0,
+        "config.warm_start.held_out is 0, so no loss is measured",
+    ),
+    Rule(
+        {"warm_start.success_every": ()},
+        lambda r: r.config.warm_start.eval_tasks == 0,
+        "config.warm_start.eval_tasks is 0",
+    ),
+    Rule(
         {"data.sampling_floor": ()},
         lambda r: r.config.data.sampling == "uniform",
         "config.data.sampling is uniform",

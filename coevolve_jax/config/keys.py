@@ -190,6 +190,22 @@ MESH = dict(  # the product is the number of devices
     tensor=Key(1, least=1),
 )
 
+# Supervised learning on the solutions of tasks, before RL (loop/warm_start.py).
+WARM_START = dict(
+    steps=Key(0, least=0),  # updates; 0: none, RL starts from config.model
+    # A tasks.jsonl, or the workdir of a run whose tasks it takes; "": unguided exploration, as for D_0.
+    source="",
+    tasks=Key(256, least=1),  # to explore
+    batch=Key(16, least=1),  # demonstrations per update
+    learning_rate=Key(1e-5, above=0),  # after a warm-up of at most 10 updates; falls linearly to a tenth
+    held_out=Key(0.1, least=0, most=0.9),  # share of the demonstrations that it never learns from
+    eval_every=Key(10, least=1),  # updates between measurements of the held-out loss
+    patience=Key(0, least=0),  # measurements in a row without a new best one, after which it stops; 0: never
+    eval_tasks=Key(0, least=0),  # held-out tasks, at most, that are rolled out by the in-process engine
+    success_every=Key(0, least=0),  # updates between these evaluations; 0: before and after only
+    checkpoint_every=Key(50, least=1),  # updates
+)
+
 SIGNALS = dict(
     window=Key(10, least=1),  # W, the scores that forgetting looks back on
     rare_percent=Key(5.0, least=0.0, most=100),  # theta
@@ -259,8 +275,9 @@ EXPLORER = dict(name="scripted")
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER,
-    "mesh": MESH, "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER, "evolution": EVOLUTION,
-    "evaluation": EVALUATION, "health": HEALTH, "checkpoint": CHECKPOINT, "logging": LOGGING,
+    "mesh": MESH, "warm_start": WARM_START, "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER,
+    "evolution": EVOLUTION, "evaluation": EVALUATION, "health": HEALTH, "checkpoint": CHECKPOINT,
+    "logging": LOGGING,
 }  # fmt: skip
 
 # A section of comparisons whose weak tools are known, absent elsewhere.

@@ -147,6 +147,11 @@ RULES = (
         "0 where the explorer is {explorer.name}, which asks the policy: it is another one by then",
     ),
     Rule(
+        "warm_start.eval_tasks",
+        lambda c: not c.warm_start.eval_tasks or c.warm_start.held_out > 0,
+        "0 where config.warm_start.held_out is 0, since it takes them from the demonstrations held out",
+    ),
+    Rule(
         "evaluation.balanced_candidates",
         lambda c: c.evaluation.balanced_candidates >= c.evaluation.balanced_tasks,
         "at least config.evaluation.balanced_tasks ({evaluation.balanced_tasks}), better five times as many",

@@ -44,7 +44,7 @@ def bootstrap(
     """
     c, seconds = config, {}
     with timed(seconds, "other"):
-        held_out = _held_out(c, synthesizer(None))
+        held_out = held_out_tasks(c, synthesizer(None))
         tasks, initial = _first_tasks(c, synthesizer(leak_guard(c, held_out)))
     with timed(seconds, "evaluation"):
         rows = evaluate_held_out(c, agent, held_out, step=0, greedy=True)
@@ -52,28 +52,28 @@ def bootstrap(
     return RunState(0, tasks, held_out, rows, initial, ledger=ledger, seconds=seconds)
 
 
-def _held_out(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
+def held_out_tasks(config: ConfigDict, synthesizer: Synthesizer) -> list[Task]:
     """The held-out tasks: kind "held_out", then kind "balanced"."""
     e, scenarios = config.evaluation, build.held_out_scenarios(config)
-    tasks = _task_pool(config)
-    _explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
+    tasks = task_pool(config)
+    explore(synthesizer, tasks, scenarios, e.tasks, "held_out", e.seed)
     if not e.balanced_tasks:
         return list(tasks)
-    candidates = _task_pool(config)
-    _explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
+    candidates = task_pool(config)
+    explore(synthesizer, candidates, scenarios, e.balanced_candidates, "balanced", e.seed)
     rng = rng_for(e.seed, "balanced choice")
     return [*tasks, *choice.balanced(list(candidates), e.balanced_tasks, rng)]
 
 
 def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool, SynthesisStats]:
     """D_0, and the statistics of making it."""
-    c, d0, testbed = config, _task_pool(config, config.data.max_tasks or None), config.get("testbed")
-    found = _task_pool(c) if testbed else d0  # a testbed selects D_0 from more candidates than it needs
+    c, d0, testbed = config, task_pool(config, config.data.max_tasks or None), config.get("testbed")
+    found = task_pool(c) if testbed else d0  # a testbed selects D_0 from more candidates than it needs
     if path := c.data.initial_file:
         stats = tasks_from_file(c, path, synthesizer, found)
     else:
         wanted = testbed.candidates if testbed else c.data.initial_tasks
-        stats = _explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
+        stats = explore(synthesizer, found, build.scenarios(c), wanted, "initial", c.seed)
     if testbed:
         rng, (least, most) = rng_for(c.seed, "testbed"), (testbed.least, testbed.most)
         size, tools = c.data.initial_tasks, testbed.weak_tools
@@ -81,11 +81,12 @@ def _first_tasks(config: ConfigDict, synthesizer: Synthesizer) -> tuple[TaskPool
     return d0, dataclasses.replace(stats, added=len(d0))
 
 
-def _task_pool(config: ConfigDict, max_size: int | None = None) -> TaskPool:
+def task_pool(config: ConfigDict, max_size: int | None = None) -> TaskPool:
+    """Makes an empty pool for tasks of the config's environment family."""
     return TaskPool(max_size, build.family(config).task_key)
 
 
-def _explore(
+def explore(
     synthesizer: Synthesizer, tasks: TaskPool, scenarios: Sequence[Task], wanted: int, kind: str, seed: int
 ) -> SynthesisStats:
     """Adds `wanted` tasks from unguided exploration. Raises ValueError if it finds fewer."""
@@ -107,15 +108,7 @@ def tasks_from_file(
     Raises ValueError for a file without tasks, tasks of another environment, or fewer good tasks than a batch
     needs.
     """
-    if not os.path.isfile(path):
-        raise ValueError(f"config.data.initial_file is {path!r}, which is no file: name a run's tasks.jsonl.")
-    found = list(TaskPool.read(path))
-    for task in found:
-        if task.environment != config.environment.name:
-            raise ValueError(
-                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and "
-                f"config.environment.name is {config.environment.name!r}: give tasks that were made in it."
-            )
+    found = read_tasks(config, path, "data.initial_file")
     stats = SynthesisStats(proposed=len(found))
     for n, (task, run) in enumerate(zip(found, execute(synthesizer.env_pool, found), strict=True)):
         renamed = dataclasses.replace(task, id=f"initial-0-{n}", lineage=lineage.from_file(task.lineage))
@@ -129,6 +122,23 @@ def tasks_from_file(
             "give more, or lower config.rollout.tasks_per_step."
         )
     return stats
+
+
+def read_tasks(config: ConfigDict, path: str, key: str) -> list[Task]:
+    """Reads the tasks.jsonl that config.KEY names.
+
+    Raises ValueError for no such file, a line that is no task, or a task of another environment.
+    """
+    if not os.path.isfile(path):
+        raise ValueError(f"config.{key} is {path!r}, which is no file: name a run's tasks.jsonl.")
+    found = list(TaskPool.read(path))
+    for task in found:
+        if task.environment != config.environment.name:
+            raise ValueError(
+                f"Task {task.id} of {path} belongs to the environment {task.environment!r}, and "
+                f"config.environment.name is {config.environment.name!r}: give tasks that were made in it."
+            )
+    return found
 
 
 def _fault(task: Task, answers: Answers, outcome: Outcome, synthesizer: Synthesizer) -> str | None:

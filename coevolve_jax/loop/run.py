@@ -12,6 +12,7 @@
     checkpoints/         see records/checkpoint.py
     tensorboard/ wandb/  files of the trackers, if config.logging.trackers names them
     failure.json         if the run has diverged: the step and why
+    warm_start/          with config.warm_start: the policy before RL (loop/warm_start.py)
 
 With a model as explorer:
 
@@ -51,7 +52,14 @@ from coevolve_jax.records import health
 from coevolve_jax.records.llm_calls import Packer
 from coevolve_jax.records.logs import COSTS, EXPLORATIONS, LLM_CALLS, SIGNALS, MetricsWriter, encode
 from coevolve_jax.records.trackers.base import Tracker
-from coevolve_jax.records.workdir import checkpoints, read_lines, recorded_model, write_lines, write_text
+from coevolve_jax.records.workdir import (
+    WARM_START,
+    checkpoints,
+    read_lines,
+    recorded_model,
+    write_lines,
+    write_text,
+)
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.strategies.base import StepReport
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -336,6 +344,8 @@ class Run:
             "versions": versions,
             "notes": idle.notes(c, fresh=not state.tasks.rows["evolved"].any()),
         }
+        if (path := self.workdir / WARM_START / "summary.json").exists():
+            summary["warm_start"] = json.loads(path.read_text())
         if served := recorded_model(self.workdir):
             summary["explorer_model"] = served["model"]
         counts = {n.removeprefix(SERVING): v for n, v in state.ledger.items() if n.startswith(SERVING)}

@@ -24,6 +24,7 @@ ANSWERING = {
     f"explorer.{key}" for key in ("name", "model", "base_url")
 }  # a fork that changes one of these may ask another model
 MODEL = "explorer.json"
+WARM_START = "warm_start"  # the folder of the run's supervised warm start (loop/warm_start.py)
 STARTED = ("config.json", MODEL, "tensorboard", "weights", "sglang_*.log")  # files that may exist before D_0
 
 
@@ -142,7 +143,7 @@ def fork(
       the new run's config.
 
     Raises:
-      ValueError: the run, step or key does not exist, or workdir is not empty.
+      ValueError: the run, step or key does not exist, a key is of the warm start, or workdir is not empty.
     """
     run, workdir = Path(run), Path(workdir).absolute()
     if workdir.exists() and any(workdir.iterdir()):
@@ -158,6 +159,11 @@ def fork(
         raise ValueError(
             f"{run} has no checkpoint of step {step} (it has {steps}): name one of these, or keep more with "
             "config.checkpoint.keep."
+        )
+    if late := [key for key in overrides or () if key.startswith("warm_start.")]:
+        raise ValueError(
+            f"config.{late[0]} cannot differ in a fork, which begins after the warm start of {run}: begin a "
+            "new run to change it."
         )
     config = configs.override(config, {"checkpoint.folder": "", **(overrides or {})})
     configs.check(config)
@@ -176,8 +182,18 @@ def fork(
             record_model(half, served)
         if (run / "trajectories").is_dir():
             shutil.copytree(run / "trajectories", half / "trajectories")
+        if (run / WARM_START).is_dir():
+            shutil.copytree(run / WARM_START, half / WARM_START, copy_function=_link)
         os.replace(half, workdir)
     return config
+
+
+def _link(source: str, target: str) -> None:
+    """Makes a hard link, or a copy where the file system has none. No finished file changes in place."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def read_lines(path: Path) -> Iterator[dict]:

@@ -68,6 +68,20 @@ def test_summary_table_shows_every_block():
     assert rollout.index("75.0%") == update.index("15.0%")
 
 
+def test_a_warm_start_is_one_line_of_the_table():
+    told = {
+        "demonstrations": 230,
+        "steps": 100,
+        "held_out_loss": {"before": 0.98, "after": 0.0204},
+        "success": {"before": 0.0, "after": 0.406},
+    }
+    line = "warm start: 230 demonstrations, 100 steps, held-out loss 0.980 -> 0.020, success 0.0% -> 40.6%"
+    assert summary.warm_start_line(told) == line
+    assert summary.summary_table({**SUMMARY, "warm_start": told}).splitlines()[0] == line
+    less = {**told, "held_out_loss": None, "success": {"before": None, "after": 0.5}}
+    assert summary.warm_start_line(less).endswith("100 steps, success none -> 50.0%")
+
+
 def test_summary_table_shows_the_paired_test_and_its_absence():
     by_task = {f"t{i}": [1, 4] for i in range(12)}
     better = {f"t{i}": [2, 4] for i in range(12)}

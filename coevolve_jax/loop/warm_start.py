@@ -1,0 +1,220 @@
+"""Supervised warm start: before RL the policy learns tasks' own solutions, acted out by the agent.
+
+    tasks            of config.warm_start.source, or explored as D_0 is; none is near an evaluation task
+    demonstrations   the real agent makes their reference calls; successes are kept (demonstrations.py)
+    updates          cross-entropy of the policy's own tokens, by the learner of RL (supervised.py)
+    held out         some demonstrations, whose loss decides which parameters are written
+
+The folder of a warm start:
+
+    config.json      the run's config
+    tasks.jsonl      the tasks; made.json has refusals, and what a model as explorer cost
+    sft.jsonl        a row per update and per evaluation (supervised.py)
+    checkpoints/     until it ends
+    summary.json     written before policy/, whose presence marks the warm start as finished
+    policy/          a Hugging Face folder
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from coevolve_jax import build
+from coevolve_jax import config as configs
+from coevolve_jax.analysis.summary import warm_start_line
+from coevolve_jax.distributed import sharding
+from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.loop.demonstrations import Demonstrations, demonstrate, given_tasks, make_tasks
+from coevolve_jax.loop.evaluate import evaluate
+from coevolve_jax.loop.supervised import Supervised, checkpoints
+from coevolve_jax.loop.trainer import Trainer
+from coevolve_jax.models import hf_io
+from coevolve_jax.planning import plan
+from coevolve_jax.preemption import interruptible
+from coevolve_jax.records.workdir import WARM_START, claimed, write_text
+from coevolve_jax.rollout.agent import Agent
+from coevolve_jax.rollout.engine import Engine
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.types import Task
+
+RISE = 10  # updates, at most, in which the learning rate rises
+
+
+def initial_model(config: ConfigDict, workdir: Path) -> str:
+    """Returns the folder of the policy before RL: config.model, or the policy of the run's warm start.
+
+    Does the warm start first, or goes on with it, unless it is finished. Raises as `warm_start` does.
+    """
+    if not config.warm_start.steps:
+        return config.model
+    folder = workdir / WARM_START
+    if not (folder / "policy").exists():
+        _check(config)
+        with claimed(workdir, config):
+            print(warm_start_line(warm_start(config, folder)), file=sys.stderr)
+        gc.collect()  # cycles hold its arrays, and the run needs the room
+    return str(folder / "policy")
+
+
+def warm_start(config: ConfigDict, folder: Path) -> dict:
+    """Does the warm start in `folder`, or goes on with it, to the same bits. Returns summary.json.
+
+    Raises:
+      ValueError: bad input, several processes, or nothing to learn from, in one sentence.
+      FloatingPointError: an update is not finite.
+      Preempted: the run was asked to end (preemption.py). The last update is saved.
+    """
+    _check(config)
+    with claimed(folder, config):
+        if not (folder / "policy").exists():
+            _learn(_supervised(config), folder)
+        return json.loads((folder / "summary.json").read_text())
+
+
+def _check(config: ConfigDict) -> None:
+    """Raises ValueError for a warm start that cannot begin."""
+    configs.check(config)
+    if not config.warm_start.steps:
+        raise ValueError(
+            "config.warm_start.steps is 0: give the number of updates, as in --config.warm_start.steps=200."
+        )
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"config.warm_start is for one process, and these are {jax.process_count()}: run "
+            "experiments/sft.py in one, name its policy in config.model, and set config.warm_start.steps "
+            "to 0."
+        )
+    build.family(config)
+    if config.warm_start.source:
+        given_tasks(config)
+
+
+def _supervised(config: ConfigDict) -> ConfigDict:
+    """The config with a learner for cross-entropy alone. Its optimiser and its precision stay."""
+    w = config.warm_start
+    changes = {
+        "learner.learning_rate": w.learning_rate,
+        "learner.schedule": "linear",
+        "learner.warmup_steps": min(RISE, w.steps // 10),
+        "learner.decay_steps": w.steps,
+        "learner.final_rate": 0.1,
+        "learner.kl": "none",
+        "learner.epochs": 1,
+        "learner.tis_cap": 0.0,
+        "learner.replay_routing": False,
+        "rollout.tasks_per_step": w.batch,  # `learn` makes room for so many trajectories
+        "rollout.group_size": 1,
+    }
+    return configs.override(config, changes | ({"engine.name": "native"} if _needs_engine(config) else {}))
+
+
+def _needs_engine(config: ConfigDict) -> bool:
+    w = config.warm_start
+    return w.eval_tasks > 0 or (not w.source and configs.asks_policy(config))
+
+
+def _learn(c: ConfigDict, folder: Path) -> None:
+    """Makes the demonstrations, learns from them, and writes the policy. c: from `_supervised`."""
+    mesh = sharding.make_mesh(**c.mesh)
+    plan.check_fits(c, hf_io.load_config(c.model), mesh, sharding.device_memory(mesh))
+    policy = build.policy(c.model, mesh, c.learner.dtype)
+    # Temperature 1: it fits the model's own distribution, whatever the temperature of rollouts.
+    learner = Learner(policy.config, c.learner, policy.params, temperature=1.0, mesh=mesh, seed=c.seed)
+    with ExitStack() as stack:
+        trainer = stack.enter_context(closing(Trainer(learner, policy, c)))
+        env_pool = stack.enter_context(build.env_pool(c))
+        engine = stack.enter_context(closing(trainer.engine(folder))) if _needs_engine(c) else None
+        with interruptible():
+            tasks, refused = make_tasks(c, policy, engine, env_pool, folder)
+            shown = demonstrate(c, policy, env_pool, tasks)
+        shown.lost.update(refused)
+        held_out, trained = _split(c, shown)
+        print(f"warm start: {shown}; {len(held_out)} of them are held out.", file=sys.stderr)
+
+        success = None
+        if engine and c.warm_start.eval_tasks:
+            agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
+            tried = [shown.tasks[i] for i in held_out[: c.warm_start.eval_tasks]]
+            success = partial(_success, c, trainer, agent, engine, tried)
+        pick = lambda chosen: [shown.trajectories[i] for i in chosen]
+        begin = lambda: learner.init(policy.params)
+        course = Supervised(c, folder, learner, begin, pick(trained), pick(held_out), success)
+        stack.enter_context(closing(course))
+        if not learner.keeps_reference:
+            policy.params = None  # frees memory
+        best, step = course.run()
+        if success and all(row["step"] != step for row in course.evaluations("success")):
+            with interruptible():
+                start = time.perf_counter()
+                course.log(step, success(best, step), start)
+
+        # The policy comes last: its presence marks the warm start as finished.
+        half = folder / "policy.half"
+        shutil.rmtree(half, ignore_errors=True)
+        trainer.save_policy(best, half)
+        policy.tokenizer.save_pretrained(half)
+        write_text(folder / "summary.json", json.dumps(_summary(shown, held_out, course, step), indent=1))
+        os.replace(half, folder / "policy")
+    if (made := checkpoints(c, folder)).exists():
+        made.rmtree()
+
+
+def _split(c: ConfigDict, shown: Demonstrations) -> tuple[list[int], list[int]]:
+    """Draws the held-out demonstrations. Returns their indices and those of the others."""
+    order = rng_for(c.seed, "warm start split").permutation(len(shown.tasks)).tolist()
+    share = c.warm_start.held_out
+    count = max(1, round(share * len(order))) if share else 0
+    if count >= len(order):
+        raise ValueError(
+            f"The warm start has too little to learn from: {shown}, and it holds {count} out. Raise the "
+            "limits in config.rollout, or give more or other tasks (config.warm_start.tasks and .source), in "
+            "a new workdir."
+        )
+    return order[:count], order[count:]
+
+
+def _success(
+    c: ConfigDict,
+    trainer: Trainer,
+    agent: Agent,
+    engine: Engine,
+    tasks: Sequence[Task],
+    state: TrainState,
+    step: int,
+) -> dict:
+    """A row of sft.jsonl with the success of rollouts by the policy in `state`."""
+    engine.update_weights(trainer.policy(state), step)
+    how = dict(num_rollouts=c.evaluation.num_rollouts, temperature=c.rollout.temperature, seed=c.seed)
+    result, _ = evaluate(agent, tasks, **how, title="warm start")
+    return {"success": result.success, "tasks": len(tasks), "invalid": result.invalid, "stops": result.stops}
+
+
+def _summary(shown: Demonstrations, held_out: Sequence[int], course: Supervised, best: int) -> dict:
+    """summary.json. best: the step whose parameters are written; "before" and "after" are step 0 and it."""
+
+    def of(key: str) -> dict | None:
+        at = {row["step"]: row[key] for row in course.evaluations(key)}
+        return {"before": at[0], "after": at[best]} if at else None
+
+    return {
+        "demonstrations": len(shown.tasks) - len(held_out),
+        "held_out": len(held_out),
+        "lost": dict(shown.lost),
+        "steps": course.step,
+        "best_step": best,
+        "held_out_loss": of("held_out_loss"),
+        "success": of("success"),
+        "seconds": sum(row["seconds"] for row in course.rows),
+    }

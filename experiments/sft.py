@@ -1,0 +1,59 @@
+"""Fine-tunes a model on the solutions of tasks, with the prompts and masks of RL: a supervised warm start.
+
+    python experiments/sft.py --config=configs/bfcl_tiny.py --workdir=runs/sft \\
+        --config.warm_start.steps=100 --config.warm_start.learning_rate=3e-4 --config.warm_start.eval_tasks=24
+    python experiments/sft.py --workdir=runs/sft     (resumes it, by its own config.json)
+
+The tasks are explored in the training scenarios, or come from --config.warm_start.source.
+coevolve_jax/config/keys.py explains every key, coevolve_jax/loop/warm_start.py the files in the workdir.
+
+--config.model=runs/sft/policy starts a run from the result. A run whose config sets warm_start.steps does all
+of this by itself.
+
+On SIGTERM or SIGUSR1 it saves and exits with status 75. The same command resumes it.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from coevolve_jax.config import parse_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Config file, with its argument if any.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for everything that it writes.")
+flags.mark_flags_as_required(["workdir"])
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    logging.set_verbosity(logging.WARNING)
+    from coevolve_jax import config as configs
+    from coevolve_jax import preemption
+    from coevolve_jax.analysis.summary import warm_start_line
+    from coevolve_jax.loop.warm_start import warm_start
+    from coevolve_jax.rollout.engine import EngineError
+
+    try:
+        config = _CONFIG.value or configs.of_run(_WORKDIR.value)
+        with preemption.handle_signals():
+            print(warm_start_line(warm_start(config, Path(_WORKDIR.value))))
+    except preemption.Preempted:
+        print("Asked to end: every finished update is saved, and the same command goes on.", file=sys.stderr)
+        sys.exit(preemption.STATUS)
+    except (ValueError, FloatingPointError, EngineError) as error:
+        sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        print("\nInterrupted: the same command goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

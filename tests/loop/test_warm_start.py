@@ -1,0 +1,358 @@
+"""The supervised warm start, with a real model and environment: demonstrations, loss, resume, runs."""
+
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from coevolve_jax import build, preemption
+from coevolve_jax import config as configs
+from coevolve_jax.comparison.cells import prepare
+from coevolve_jax.comparison.plan import Cell, start_config
+from coevolve_jax.loop import supervised
+from coevolve_jax.loop import warm_start as warm_start_module
+from coevolve_jax.loop.demonstrations import demonstrate
+from coevolve_jax.loop.supervised import Supervised
+from coevolve_jax.loop.warm_start import warm_start
+from coevolve_jax.models import hf_io
+from coevolve_jax.models.decoder import Decoder
+from coevolve_jax.records import checkpoint
+from coevolve_jax.records import workdir as workdirs
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.train import train
+from tests.loop.test_train import comparable
+from tests.strategies.test_strategies import rows, settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+
+TINY = {
+    "steps": 8, "tasks": 12, "batch": 4, "learning_rate": 3e-4, "held_out": 0.25, "eval_every": 4,
+    "checkpoint_every": 3,
+}  # fmt: skip
+
+
+def asked(name="static", more=None, **changes):
+    """A small config with a warm start. changes: of its section; more: by dotted key."""
+    section = {f"warm_start.{key}": value for key, value in {**TINY, **changes}.items()}
+    return settings(name, **section, **(more or {}))
+
+
+def of(folder, key):
+    return [row[key] for row in rows(folder, "sft.jsonl") if key in row]
+
+
+def untimed(folder):
+    """The rows and files that a warm start must reproduce bit for bit."""
+    found = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "sft.jsonl")]
+    summary = json.loads((folder / "summary.json").read_text())
+    return found, {**summary, "seconds": 0}, (folder / "policy" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A warm start that nobody stopped."""
+    folder = tmp_path_factory.mktemp("warm") / "whole"
+    summary = warm_start(asked(eval_tasks=2, success_every=4), folder)
+    assert summary == json.loads((folder / "summary.json").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return build.policy(settings("static").model)
+
+
+@pytest.fixture(scope="module")
+def shown(whole, policy):
+    """The demonstrations of `whole`."""
+    tasks = list(TaskPool.read(whole / "tasks.jsonl"))
+    assert len(tasks) == 12 and {t.lineage.kind for t in tasks} == {"warm_start"}
+    with build.env_pool(asked()) as env_pool:
+        return demonstrate(asked(), policy, env_pool, tasks)
+
+
+# ---- Demonstrations ------------------------------------------------------------------------------
+
+
+def by_hand(c, task, policy, env_pool):
+    """ids and mask of a task's solution, put together message by message."""
+    chat, ids, mask = policy.chat, [], []
+    (env_id,) = env_pool.reset([task])
+
+    def add(tokens, own):
+        ids.extend(tokens)
+        mask.extend([own] * len(tokens))
+
+    add(chat.prompt(build.family(c).tools(task), task.turns[0].query), False)
+    for n, turn in enumerate(task.turns):
+        if n:
+            add(chat.user(turn.query), False)
+        for call in turn.calls:
+            ((answer,),) = env_pool.step([env_id], [[call]])
+            add(chat.message([call]), True)
+            text, room = answer.text, c.rollout.max_observation
+            add(chat.observations([text if len(text) <= room else text[:room] + "..."]), False)
+        add([*policy.tokenizer.encode("Done.", add_special_tokens=False), *chat.stop_ids], True)
+        env_pool.end_turn([env_id])
+    (outcome,) = env_pool.score([env_id])
+    env_pool.close([env_id])
+    assert outcome.success
+    return ids, mask
+
+
+def test_demonstrations_are_the_solutions_in_the_prompts_of_rl(shown, policy):
+    assert len(shown.tasks) == 12 and not shown.lost
+    assert any(len(task.turns) > 1 for task in shown.tasks)
+    with build.env_pool(asked()) as env_pool:
+        for task, t in zip(shown.tasks, shown.trajectories):
+            ids, mask = by_hand(asked(), task, policy, env_pool)
+            assert t.ids.tolist() == ids and t.mask.tolist() == mask
+            assert len(t.turn_starts) == len(task.turns) and [s.call for s in t.steps] == list(task.calls)
+
+
+def test_only_the_messages_of_the_policy_are_learned(shown, policy):
+    for task, t in zip(shown.tasks, shown.trajectories):
+        said = policy.chat.decode(t.ids[t.mask])
+        assert said.count("<|im_end|>") == len(task.calls) + len(task.turns)
+        assert said.count("Done.<|im_end|>") == len(task.turns)
+        assert "<tool_response>" not in said and not any(turn.query in said for turn in task.turns)
+
+
+def test_what_is_not_solved_is_left_out_and_counted(whole, policy):
+    tasks = list(TaskPool.read(whole / "tasks.jsonl"))
+    longest = max(tasks, key=lambda task: max(len(policy.chat.message([c])) for c in task.calls))
+    room = max(len(policy.chat.message([c])) for c in longest.calls) - 1
+    config = asked(more={"rollout.max_new_tokens": room})
+    with build.env_pool(config) as env_pool:
+        found = demonstrate(config, policy, env_pool, tasks)
+    assert longest not in found.tasks and found.lost["token_limit"] >= 1
+    assert len(found.tasks) + found.lost.total() == 12
+    assert f"{len(found.tasks)} of 12 tasks" in str(found) and "token_limit" in str(found)
+
+
+# ---- Learning ------------------------------------------------------------------------------------
+
+
+def mean_loss(trajectories, policy):
+    """Nats per token of the policy, from all logits of one trajectory after the other."""
+    total, tokens, forward = 0.0, 0, jax.jit(Decoder(policy.config).apply)
+    for t in trajectories:
+        padded = np.pad(t.ids, (0, 512 - len(t.ids)))[None]  # one program; no token sees what follows it
+        logits = np.asarray(forward({"params": policy.params}, padded)[0], np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        for n in np.flatnonzero(t.mask):
+            total -= scores[n - 1, t.ids[n]]
+            tokens += 1
+    return total / tokens
+
+
+def test_the_losses_are_those_of_all_logits(whole, shown, policy):
+    order = rng_for(0, "warm start split").permutation(12)
+    held_out, trained = ([shown.trajectories[i] for i in part] for part in (order[:3], order[3:]))
+    batch = [trained[i] for i in rng_for(0, "warm start", 0).choice(9, 4, replace=False)]
+    first = next(row for row in rows(whole, "sft.jsonl") if "loss" in row)
+    assert first["loss"] == pytest.approx(mean_loss(batch, policy), rel=1e-4)
+    assert first["tokens"] == sum(t.mask.sum() for t in batch) and first["step"] == 1
+    assert of(whole, "held_out_loss")[0] == pytest.approx(mean_loss(held_out, policy), rel=1e-4)
+    assert [row["step"] for row in rows(whole, "sft.jsonl") if "held_out_loss" in row] == [0, 4, 8]
+
+
+def test_it_learns_and_writes_the_parameters_with_the_lowest_loss(whole, shown):
+    losses = of(whole, "held_out_loss")
+    assert losses[-1] < losses[0]
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["steps"] == 8 and summary["demonstrations"] == 9 and summary["held_out"] == 3
+    assert summary["held_out_loss"] == {"before": losses[0], "after": min(losses)}
+    assert [row["step"] for row in rows(whole, "sft.jsonl") if "success" in row] == [0, 4, 8]
+    assert summary["success"]["before"] == of(whole, "success")[0]
+    written = build.policy(whole / "policy")
+    order = rng_for(0, "warm start split").permutation(12)
+    held_out = [shown.trajectories[i] for i in order[:3]]
+    assert mean_loss(held_out, written) == pytest.approx(min(losses), rel=1e-4)
+    assert {leaf.dtype for leaf in jax.tree.leaves(written.params)} == {np.dtype(np.float32)}
+    assert not (whole / "checkpoints").exists()
+    rates = of(whole, "learning_rate")
+    assert rates[0] == pytest.approx(3e-4) and np.all(np.diff(rates) < 0) and rates[-1] > 3e-5
+
+
+def test_it_stops_when_the_held_out_loss_gets_no_better(tmp_path, monkeypatch):
+    """Every step is so large that it does harm. Killed, it still has the parameters before them."""
+    config = asked(learning_rate=0.3, eval_every=1, patience=2, checkpoint_every=1)
+    update = Supervised._update
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", lambda s: update(s) if s.step < 1 else signal.raise_signal(2))
+        warm_start(config, tmp_path / "warm")
+    summary = warm_start(config, tmp_path / "warm")
+    assert summary["steps"] == 2 and summary["best_step"] == 0
+    assert summary["held_out_loss"]["before"] == summary["held_out_loss"]["after"]
+    written, before = (hf_io.load(f)[1] for f in (tmp_path / "warm" / "policy", settings("static").model))
+    assert jax.tree.all(jax.tree.map(np.array_equal, written, before))
+
+
+def test_without_held_out_demonstrations_it_writes_the_last_parameters(tmp_path):
+    summary = warm_start(asked(held_out=0.0, steps=2), tmp_path / "warm")
+    assert summary["best_step"] == 2 and summary["held_out_loss"] is summary["success"] is None
+    assert summary["demonstrations"] == 12 and not of(tmp_path / "warm", "held_out_loss")
+
+
+# ---- Resume --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step, saved", [(2, 0), (5, 3), (7, 6)])
+def test_killed_it_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, step, saved):
+    config, update = asked(eval_tasks=2, success_every=4), Supervised._update
+
+    def dies(course):
+        if course.step == step:
+            raise KeyboardInterrupt
+        update(course)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", dies)
+        warm_start(config, tmp_path / "warm")
+    assert checkpoint.latest_step(tmp_path / "warm" / "checkpoints") == saved
+    warm_start(config, tmp_path / "warm")
+    assert untimed(tmp_path / "warm") == untimed(whole)
+
+
+@pytest.mark.parametrize("where, name, step", [(supervised, "learn", 2), (warm_start_module, "_success", 4)])
+def test_asked_to_end_it_saves_and_goes_on_to_the_same_bits(whole, tmp_path, monkeypatch, where, name, step):
+    """The second update is finished first; the second evaluation by rollouts is given up."""
+    config, calls, real = asked(eval_tasks=2, success_every=4), [], getattr(where, name)
+
+    def asks(*arguments):
+        calls.append(None)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(preemption.Preempted), preemption.handle_signals():
+        patch.setattr(where, name, asks)
+        warm_start(config, tmp_path / "warm")
+    assert checkpoint.latest_step(tmp_path / "warm" / "checkpoints") == step
+    warm_start(config, tmp_path / "warm")
+    assert untimed(tmp_path / "warm") == untimed(whole)
+
+
+def test_adapters_are_resumed_and_merged(tmp_path, monkeypatch):
+    more = {"learner.lora_rank": 2}
+    config, update = asked(more=more, steps=4, eval_every=2, checkpoint_every=1), Supervised._update
+    warm_start(config, tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Supervised, "_update", lambda s: update(s) if s.step < 3 else signal.raise_signal(2))
+        warm_start(config, tmp_path / "warm")
+    warm_start(config, tmp_path / "warm")
+    assert untimed(tmp_path / "warm") == untimed(tmp_path / "whole")
+    written, before = (hf_io.load(f)[1] for f in (tmp_path / "warm" / "policy", config.model))
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), written, before)
+    assert jax.tree.structure(written) == jax.tree.structure(before) and 0 < max(jax.tree.leaves(moved)) < 0.1
+
+
+# ---- Sources and refusals ------------------------------------------------------------------------
+
+
+def test_tasks_of_a_run_are_learned_but_none_near_an_evaluation_task(whole, tmp_path):
+    run = tmp_path / "run"
+    train(settings("static"), run, until=0)
+    made, near = rows(run, "tasks.jsonl"), rows(run, "held_out.jsonl")[0]
+    given = [*made, {**near, "record": made[0]["record"]}, {**made[0], "id": "again"}]
+    (run / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    summary = warm_start(asked(source=str(run), steps=1, held_out=0.5), tmp_path / "warm")
+    assert summary["demonstrations"] + summary["held_out"] == len(made)
+    assert summary["lost"] == {"near_evaluation": 1, "duplicate": 1}
+    assert [t["turns"] for t in rows(tmp_path / "warm", "tasks.jsonl")] == [t["turns"] for t in made]
+
+
+def test_refusals_are_one_sentence(whole, tmp_path, monkeypatch):
+    def refused(match, **changes):
+        with pytest.raises(ValueError, match=match) as error:
+            warm_start(asked(**changes), tmp_path / "warm")
+        assert "\n" not in str(error.value)
+
+    refused("config.warm_start.steps is 0: give the number of updates", steps=0)
+    refused("config.warm_start.source is .*nowhere.* no file", source=str(tmp_path / "nowhere"))
+    refused("eval_tasks is 2: it must be 0 where config.warm_start.held_out is 0", held_out=0.0, eval_tasks=2)
+    made = rows(whole, "tasks.jsonl")
+    (tmp_path / "other.jsonl").write_text(json.dumps({**made[0], "environment": "tau2"}) + "\n")
+    refused("belongs to the environment 'tau2'", source=str(tmp_path / "other.jsonl"))
+    assert not (tmp_path / "warm").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        refused("is for one process, and these are 2: run experiments/sft.py")
+    long = {"name": "echo", "arguments": {"content": "word " * 100}}
+    for row in made:
+        row["turns"][0]["calls"] = [long, *row["turns"][0]["calls"]]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    why = r"too little to learn from: 0 of 12 tasks give a demonstration \(others: token_limit 12\)"
+    refused(why, source=str(tmp_path / "long.jsonl"))
+
+
+def test_a_mistyped_source_leaves_the_workdir_free(whole, tmp_path):
+    with pytest.raises(ValueError, match="no file"):
+        train(asked(source="nowhere"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ---- Runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a warm start."""
+    workdir = tmp_path_factory.mktemp("warm") / "run"
+    train(asked("coevolve", {"learner.kl_coef": 0.1}), workdir)
+    return workdir
+
+
+def test_a_run_begins_as_one_from_the_written_policy(run, tmp_path):
+    config = asked("coevolve", {"learner.kl_coef": 0.1})
+    warm_start(config, tmp_path / "warm")
+    assert untimed(tmp_path / "warm") == untimed(run / "warm_start")
+    after = {"warm_start.steps": 0, "model": str(tmp_path / "warm" / "policy")}
+    train(configs.override(config, after), tmp_path / "run")
+    want, got = comparable(tmp_path / "run"), comparable(run)
+    told = got["summary"].pop("warm_start")
+    assert told == json.loads((run / "warm_start" / "summary.json").read_text())
+    for name in want:
+        if name == "summary":
+            own = ("config_digest", "notes")
+            want[name], got[name] = ({k: v for k, v in x[name].items() if k not in own} for x in (want, got))
+        assert got[name] == want[name], name
+
+
+def test_a_run_that_stops_uses_its_warm_start_again(run, tmp_path, monkeypatch):
+    config = asked("coevolve", {"learner.kl_coef": 0.1})
+    assert train(config, tmp_path / "run", until=2) == {}
+    monkeypatch.setattr(Supervised, "run", None)  # nothing is learned again
+    train(config, tmp_path / "run")
+    want, got = comparable(run), comparable(tmp_path / "run")
+    want["summary"]["warm_start"]["seconds"] = got["summary"]["warm_start"]["seconds"]
+    assert got == want
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_cells_of_a_comparison_share_the_warm_start_of_their_start(tmp_path, monkeypatch, links):
+    config = asked("coevolve", {"learner.kl_coef": 0.1}, steps=2, tasks=6, held_out=0.2)
+    cell = Cell("random", 0)
+    start = cell.start(tmp_path)
+    train(start_config(config, cell), start, until=0)
+
+    def no_link(source, target):
+        raise OSError
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(Supervised, "run", None)
+    prepare(tmp_path, config, cell)
+    mine, theirs = (
+        (w / "warm_start" / "policy" / "model.safetensors") for w in (cell.workdir(tmp_path), start)
+    )
+    assert mine.read_bytes() == theirs.read_bytes() and mine.samefile(theirs) == links
+    assert train(configs.of_run(cell.workdir(tmp_path)), cell.workdir(tmp_path))["steps"] == 4
+    with pytest.raises(ValueError, match="config.warm_start.steps cannot differ in a fork"):
+        workdirs.fork(start, 0, tmp_path / "other", {"warm_start.steps": 3})
