@@ -14,6 +14,14 @@ APPWORLD := .appworld
 AOT := .aot
 GGUF := .gguf
 SMOLLM2 := models/smollm2-135m-instruct
+# The model's success before its warm start is measured on the held-out tasks of the run, at the run's temperature.
+demo-smollm2: $(SMOLLM2)/config.json
+	$(RUN) experiments/main.py --config=configs/bfcl_smollm2.py --workdir=runs/demo_smollm2
+	@rm -f runs/demo_smollm2/as_downloaded.json
+	@echo "SmolLM2 as it was downloaded, on the held-out tasks of that run:"
+	$(RUN) experiments/evaluate.py --workdir=runs/demo_smollm2 --model=$(SMOLLM2) --benchmark=held_out \
+	  --temperature=1 --num_rollouts=2 --output=runs/demo_smollm2/as_downloaded.json
+
 SGLANG_PIP = $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --no-compile
 # The two environments of `make test` are installed side by side.
 MAKEFLAGS += --jobs=2
@@ -23,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Huge pages for glibc's big blocks: a fifth less time per update on two cores (docs/notes/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld smollm2 aot bench clean
+.PHONY: help setup setup-fast setup-test setup-sglang setup-textworld setup-tau2 setup-appworld setup-gguf setup-check setup-docs demo headroom test test-fast test-environments check docs sglang-cpu textworld tau2 appworld smollm2 demo-smollm2 aot bench clean
 
 help:
 	@echo "make demo   set up and watch an agent and its training set evolve (runs/demo/report.html)"
@@ -40,6 +48,7 @@ help:
 	@echo "make tau2   set up tau2 in .tau2 and make ten tasks in its telecom domain"
 	@echo "make appworld  set up AppWorld in .appworld, download its data where there is internet, and make ten tasks"
 	@echo "make smollm2  download SmolLM2-135M-Instruct, 93 MB, convert it to $(SMOLLM2) and ask it three questions"
+	@echo "make demo-smollm2  do that, then warm start and train it with evolution: a real model, an hour (runs/demo_smollm2)"
 	@echo "make aot    set up the compilers for TPUs and NVIDIA GPUs in .aot, 1.4 GB, for experiments/plan.py --compile"
 	@echo "make bench  set up other libraries in .bench and compare the update and generation with theirs"
 	@echo "make clean  remove the virtual environments and runs/demo"

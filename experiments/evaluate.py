@@ -6,6 +6,7 @@
         --category=base,miss_func,miss_param,long_context --num_rollouts=4 --temperature=0.7 \\
         --max_length=32768 --max_new_tokens=4096
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
+    python experiments/evaluate.py --workdir=runs/demo --model=OTHER --benchmark=held_out
 
 The official checker scores BFCL tasks (docs/environments/bfcl.md). The report has avg@k and best@k. It also
 names all that the score depends on: protocol, split, temperature, number of rollouts and package versions.
@@ -22,7 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from absl import app, flags, logging
 
 DEFAULTS = Path(__file__).parents[1] / "configs" / "bfcl_tiny.py"  # for settings that have no flag below
-_MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder.")
+_MODEL = flags.DEFINE_string("model", None, "Hugging Face model folder; none: the run's policy.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "A finished run: its policy, and its held-out tasks.")
 _BENCHMARK = flags.DEFINE_string(
     "benchmark", "bfcl", "The tasks: an environment family's own, by its name, or held_out."
@@ -96,8 +97,13 @@ def main(argv) -> None:
 
 
 def run() -> None:
-    if (_MODEL.value is None) == (_WORKDIR.value is None):
-        raise ValueError("Give either --model or --workdir.")
+    if _MODEL.value is None and _WORKDIR.value is None:
+        raise ValueError("Give --model or --workdir.")
+    if _MODEL.value and _WORKDIR.value and _BENCHMARK.value != "held_out":
+        raise ValueError(
+            f"Give --model or --workdir, not both: with --benchmark={_BENCHMARK.value} there is nothing else "
+            "of a run to use than its policy."
+        )
     if _BENCHMARK.value == "held_out" and _WORKDIR.value is None:
         raise ValueError("--benchmark=held_out needs --workdir: the held-out tasks are those of a run.")
     if _BENCHMARK.value == "held_out" and (_CATEGORIES.value or _PROTOCOL.value):
@@ -115,7 +121,7 @@ def run() -> None:
     held_out = _BENCHMARK.value == "held_out"
     trained = configs.of_run(_WORKDIR.value) if held_out else None
     name = trained.environment.name if trained else _BENCHMARK.value
-    folder = Path(_WORKDIR.value) / "policy" if _WORKDIR.value else Path(_MODEL.value)
+    folder = Path(_MODEL.value or Path(_WORKDIR.value) / "policy")
     config = configs.load_file(DEFAULTS, f"seed={_SEED.value},engine={'sglang' if _URL.value else 'native'}")
     config.model = str(folder)
     limits = {flag.name: flag.value for flag in (_LENGTH, _NEW, _STEPS, _FORMAT, _OBSERVATION)}
