@@ -6,8 +6,8 @@ GRPO and evolution go on from there.
     make demo-smollm2
     python experiments/main.py --config=configs/bfcl_smollm2.py --workdir=runs/smollm2
 
-Arguments are those of configs/bfcl_tiny.py. Hardware: two CPU cores, 16 GB of memory. Expected time and score:
-see docs/notes/results.md.
+Arguments are those of configs/bfcl_tiny.py. Hardware: two CPU cores, 16 GB of memory.
+Expected time and score: see docs/notes/results.md.
 """
 
 from ml_collections import ConfigDict
