@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import jax
@@ -12,6 +13,8 @@ import pytest
 from coevolve_jax.grpo.logprobs import token_logprobs
 from coevolve_jax.models import products
 from coevolve_jax.models.decoder import Decoder
+from coevolve_jax.rollout.engine import Request, Sampling
+from coevolve_jax.rollout.native.engine import NativeEngine
 from tests.models.test_models import forward, random_params, tokens_of
 
 
@@ -78,3 +81,32 @@ def test_other_platforms_and_dtypes_refuse_it(dtype, platform):
     with pytest.raises(ValueError, match=f"{dtype} on {platform}.*config.learner.matmul_dtype"):
         products.checked("bfloat16", dtype, platform)
     assert products.checked("", dtype, platform) is None
+
+
+def test_the_engine_samples_from_the_model_that_the_learner_scores(tiny_config):
+    """Its log-probabilities are those of `Decoder` with the same operands, and not those of float32."""
+    params, n = random_params(tiny_config), 12
+    exact, rounded = (
+        NativeEngine(
+            tiny_config, params, slots=4, max_length=48, max_new_tokens=n, seed=0, matmul_dtype=operands
+        )
+        for operands in (None, jnp.bfloat16)
+    )
+    prompts = [tokens_of(tiny_config, 9 + i, seed=i) for i in range(4)]
+    requests = [Request(i, p, Sampling(1.0, n), i) for i, p in enumerate(prompts)]
+
+    def gap(engine, matmul_dtype):
+        """The largest difference between the engine's log-probabilities and the model's."""
+        found = []
+        for prompt, done in zip(prompts, asyncio.run(engine.generate(requests))):
+            whole = np.concatenate([prompt, done.ids])[None]
+            logp = jax.nn.log_softmax(
+                forward(Decoder(tiny_config, matmul_dtype=matmul_dtype), params, whole)[0]
+            )
+            own = np.asarray(logp)[np.arange(len(prompt) - 1, whole.size - 1), done.ids]
+            found.append(np.abs(own - done.logprobs).max())
+        engine.release(range(4))
+        return max(found)
+
+    assert gap(exact, None) < 1e-4
+    assert 3 * gap(rounded, jnp.bfloat16) < gap(rounded, None)
