@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from coevolve_jax.rollout.engine import Engine, EngineError
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.strategies.base import Strategy
-from coevolve_jax.types import Task
+from coevolve_jax.types import Task, Trajectory
 
 
 @dataclasses.dataclass
@@ -128,31 +128,53 @@ def explorer(
     policy: Policy | None = None,
     engine: Engine | None = None,
     recorded: Mapping[str, Any] | None = None,
+    agent: Agent | None = None,
 ) -> Roles:
     """Builds the explorer of config.explorer.name. Parts that the section sets to "scripted" are scripted.
 
     Args:
       policy, engine: for an explorer that asks the policy (`config.asks_policy`).
       recorded: Roles.served of the run to resume.
+      agent: of the policy, for config.explorer.wording.
 
     Raises:
       ValueError: there is no explorer of that name, or it asks the policy and there is none.
     """
     module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], configs.REMEDY)
     arguments = [config, family(config)]
+    rewords = configs.words_by_model(config)
     if configs.asks_policy(config):
-        if policy is None or engine is None:
+        if policy is None or engine is None or (rewords and agent is None):
+            key, remedy = ("wording", "set it to rules") if rewords else ("name", "choose another explorer")
             raise ValueError(
-                f"config.explorer.name is {config.explorer.name!r}, which asks the policy that a run trains, "
-                "and there is none here: choose another explorer."
+                f"config.explorer.{key} is {config.explorer[key]!r}, which asks the policy that a run "
+                f"trains, and there is none here: {remedy}."
             )
-        arguments += [policy.chat, engine]
+        arguments += [policy.chat, engine] if getattr(module, "ASKS_POLICY", False) else []
     if getattr(module, "RECORDS_MODEL", False):
         arguments += [recorded]
     roles, rules = module.make(*arguments), scripted.make(*arguments[:2])
     left = [part for part in configs.PARTS if config.explorer.get(part) == "scripted"]
     roles = roles._replace(**{part: getattr(rules, part) for part in left if part != "initial"})
-    return roles._replace(initial=rules) if "initial" in left else roles
+    roles = roles._replace(initial=rules) if "initial" in left else roles
+    if rewords and policy and engine and agent:
+        from coevolve_jax.explorers.wording import worded  # here: it needs the packages of explorer=policy
+
+        return worded(
+            roles, config, policy.chat, engine, _one_rollout_each(agent, config.rollout.temperature)
+        )
+    return roles
+
+
+def _one_rollout_each(
+    agent: Agent, temperature: float
+) -> Callable[[Sequence[Task], Sequence[int]], list[Trajectory]]:
+    """(tasks, seeds) -> trajectories, one of each task."""
+    return lambda tasks, seeds: [
+        trajectory
+        for group in agent.rollout_groups(tasks, [[seed] for seed in seeds], temperature)
+        for trajectory in group.trajectories
+    ]
 
 
 def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> Engine:
@@ -168,7 +190,7 @@ def engine(config: ConfigDict, policy: Policy, workdir: Path | None = None) -> E
       ValueError, EngineError: no server can be started or reached.
     """
     replays = config.learner.replay_routing
-    constrains = configs.asks_policy(config) and config.explorer.json_schema
+    constrains = configs.asks_policy(config) and bool(config.explorer.get("json_schema"))
     if config.engine.name == "sglang":
         return _sglang(config, policy, workdir, replays, constrains)
     return NativeEngine(

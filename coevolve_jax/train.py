@@ -105,7 +105,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         trackers = build.trackers(c, workdir)
         used = versions(build.family(c).versions(), getattr(engine, "versions", {}))
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
-        roles = build.explorer(c, policy, engine, recorded_model(workdir))
+        roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
         synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
         restored = learner.restore(checkpoints(c, workdir))

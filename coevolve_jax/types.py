@@ -72,6 +72,7 @@ class Lineage:
       measure: the measure of leak control that came closest to refusing the task; `similarity` is by it.
       focus: tools that the context asked to explore.
       solved: share of probing rollouts that solved the task before D_t took it; None if it was not probed.
+      rule_queries: the rules' query of each turn, if a model worded any of them in other words.
     """
 
     kind: str
@@ -88,14 +89,16 @@ class Lineage:
     measure: str = "features"
     focus: tuple[str, ...] = ()
     solved: float | None = None
+    rule_queries: tuple[str, ...] = ()
 
     def to_json(self) -> dict:
-        told = {k: v for k, v in vars(self).items() if k != "solved" or v is not None}
-        return {**told, "triplets": list(self.triplets), "focus": list(self.focus)}
+        unknown = {"solved": None, "rule_queries": ()}  # values that are left out
+        told = {k: v for k, v in vars(self).items() if k not in unknown or v != unknown[k]}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in told.items()}
 
     @classmethod
     def from_json(cls, data: Mapping) -> Lineage:
-        return cls(**{**data, "triplets": tuple(data["triplets"]), "focus": tuple(data["focus"])})
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ It needs the explorer and the environment; with explorer=policy also the weights
 it asks a served model nothing twice (config.explorer.cache).
 """
 
+import itertools
 import os
 import sys
 
@@ -80,11 +81,13 @@ def synthesize() -> None:
     tasks, end = TaskPool(key=family.task_key), ""
     record = recorder(_LLM_CALLS.value) if _LLM_CALLS.value else None
     with ExitStack() as stack:
-        start, policy, engine = time.perf_counter(), None, None
+        start, policy, engine, agent = time.perf_counter(), None, None, None
+        env_pool = stack.enter_context(build.env_pool(c))
         if configs.asks_policy(c):
             policy = build.policy(c.model)
             engine = stack.enter_context(closing(build.engine(c, policy)))
-        roles, env_pool = build.explorer(c, policy, engine), stack.enter_context(build.env_pool(c))
+            agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
+        roles = build.explorer(c, policy, engine, agent=agent)
         synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
         lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # no roller: no rollouts here
         batch = 0
@@ -153,8 +156,10 @@ def show(task, explored) -> None:
     of = f" of {len(explored[lineage.context]['triplets'])}" if lineage.context in explored else ""
     print(f"\n{task.id}  {lineage.verdict}: {lineage.reason}")
     print(f"  {task.description}")
-    for turn in task.turns:
+    for turn, rules in itertools.zip_longest(task.turns, lineage.rule_queries):
         print(f"  user: {turn.query}")
+        if rules not in (None, turn.query):
+            print(f"    by rules: {rules}")
         for call in turn.calls:
             print(f"    {call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})")
     print(

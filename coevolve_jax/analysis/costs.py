@@ -15,7 +15,7 @@ KEYS = {
 
 def by_role(costs: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Returns {role: {"requests", "tokens_in", "tokens_out", "money"}}, in the order of the work."""
-    order = ("reflect", "explore", "abstract", "judge", "solve")
+    order = ("reflect", "explore", "abstract", "word", "judge", "solve")
     found = {key.partition("/")[2] for key in costs if key.startswith("llm_requests/")}
     roles = sorted(found, key=lambda role: (order.index(role) if role in order else len(order), role))
     return {role: {name: costs.get(f"{key}/{role}", 0) for name, key in KEYS.items()} for role in roles}

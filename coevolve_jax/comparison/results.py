@@ -89,7 +89,10 @@ def _costs(workdir: Path) -> dict[str, Any]:
     )
     metrics, tasks = _lines(workdir / "metrics.jsonl"), _lines(workdir / "tasks.jsonl")
     costs = ledger["costs"]
-    total = lambda prefix: sum(n for key, n in costs.items() if key.startswith(prefix))
+    # An explorer that rolls tasks out books its rollouts among its own costs.
+    total = lambda prefix: sum(
+        n for key, n in costs.items() if key.removeprefix("explorer/").startswith(prefix)
+    )
     initial = [t for t in tasks if t["lineage"]["kind"] == "initial"]
     new = [t for t in tasks if t["lineage"]["kind"] != "initial"]
     first = [t["record"]["first_score"] for t in new if t["record"]["first_score"] is not None]

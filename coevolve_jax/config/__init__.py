@@ -15,6 +15,7 @@ from coevolve_jax.config.methods import (
     scheduled,
     strategy,
     trackers,
+    words_by_model,
 )
 from coevolve_jax.config.recorded import (
     difference,
@@ -32,5 +33,5 @@ __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
     "defaults", "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "numbers",
     "of_run", "override", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "strategy",
-    "to_json", "trackers",
+    "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

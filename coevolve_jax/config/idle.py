@@ -260,6 +260,11 @@ RULES = (
         lambda r: _all_by_rules(r.config),
         "every part of the explorer is scripted, so no model is asked",
     ),
+    Rule(
+        {f"explorer.{key}": () for key in ("wording_attempts", "temperature", "max_tokens", "max_length")},
+        lambda r: r.config.explorer.get("wording") == "rules",
+        "config.explorer.wording is rules, so no model is asked",
+    ),
 )  # fmt: skip
 
 

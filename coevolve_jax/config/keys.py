@@ -309,6 +309,8 @@ OWN: dict[str, Key] = {
     "explorer.budget_money": Key(None, least=0.0),
     "explorer.solve": Key(None, least=0),
     "explorer.calibration": Key(None, least=0),
+    "explorer.wording": Key(None, of=("rules", "policy")),
+    "explorer.wording_attempts": Key(None, least=0),
 }
 
 # Old name -> new name. An old name is refused with a sentence that has the new one.
@@ -356,6 +358,12 @@ def unknown(name: str, there: Iterable[str] = ()) -> str:
     """
     if name in RENAMED:
         return f"config.{name} is called config.{RENAMED[name]} now: use that name."
+    if name in OWN:
+        section = name.partition(".")[0]
+        return (
+            f"config.{name} is no setting of this config's {section}: leave it out, or name the {section} "
+            f"that has it in the config file's argument (--config=FILE:{section}=NAME)."
+        )
     near = difflib.get_close_matches(name, [*REQUIRED, *OPTIONAL, *OWN, *there], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (

@@ -42,10 +42,21 @@ def scheduled(config: ConfigDict) -> bool:
 
 
 def asks_policy(config: ConfigDict) -> bool:
-    """Whether the explorer asks the policy that is trained, through its engine (ASKS_POLICY of its
-    module)."""
-    module = names.module("explorers", config.explorer.name, "explorer.name", ["make"], remedy=REMEDY)
-    return getattr(module, "ASKS_POLICY", False)
+    """Whether the explorer, or the player that words its queries, asks the policy that is trained.
+
+    ASKS_POLICY of a module says so. The policy answers through the run's engine.
+    """
+    keys = ["name", "wording"] if words_by_model(config) else ["name"]
+    modules = [
+        names.module("explorers", config.explorer[key], f"explorer.{key}", ["make"], remedy=REMEDY)
+        for key in keys
+    ]
+    return any(getattr(module, "ASKS_POLICY", False) for module in modules)
+
+
+def words_by_model(config: ConfigDict) -> bool:
+    """Whether a model rewords the queries of rules (explorers/wording.py)."""
+    return config.explorer.get("wording", "rules") != "rules"
 
 
 def trackers(config: ConfigDict) -> list[ModuleType]:

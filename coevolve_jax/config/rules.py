@@ -152,6 +152,11 @@ RULES = (
         "0 where config.warm_start.held_out is 0, since it takes them from the demonstrations held out",
     ),
     Rule(
+        "explorer.wording",
+        lambda c: "wording" not in c.explorer or "wording" in methods.explorer(c.explorer.name),
+        "absent where the explorer is {explorer.name}, which words its queries itself",
+    ),
+    Rule(
         "evaluation.balanced_candidates",
         lambda c: c.evaluation.balanced_candidates >= c.evaluation.balanced_tasks,
         "at least config.evaluation.balanced_tasks ({evaluation.balanced_tasks}), better five times as many",

@@ -119,6 +119,7 @@ class Proposal:
     triplets: the index of each call's exploration step.
     observations: exploration's record of the answer to each call.
     asked: positions of the calls whose answers the user asks for.
+    rule_queries: the rules' query of each turn, if a model worded any of them (explorers/wording.py).
     """
 
     context: Context
@@ -127,6 +128,7 @@ class Proposal:
     triplets: tuple[int, ...]
     observations: tuple[Observation, ...]
     asked: tuple[int, ...]
+    rule_queries: tuple[str, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -187,7 +189,7 @@ class LLMCall:
 
     about: the purpose of the question. "context" is the id of its context. Exploration adds "round" and
       "step", the steps taken so far in the round. Judging adds the "triplets" of the proposal. Solving adds
-      "triplets", "turn" and "step".
+      "triplets", "turn" and "step". Wording adds "triplets" and "turn".
     answers: as the model wrote them. There is a second one if the first was unusable.
     complaint: what the model was told before its second answer.
     fault: the name of the reason why no answer was usable; "" where one was.

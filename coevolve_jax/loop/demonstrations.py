@@ -52,8 +52,8 @@ def make_tasks(
     if path.exists():
         made = json.loads((folder / "made.json").read_text())
         return list(tasks.read(path)), Counter(made["refused"])
-    roles, tools = build.explorer(c, policy, engine), build.family(c).tools
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
+        roles, tools = build.explorer(c, policy, engine, agent=agent), build.family(c).tools
         synthesizer = lambda guard: Synthesizer(roles, tools, env_pool, c, guard, agent.fits)
         guarded = synthesizer(leak_guard(c, held_out_tasks(c, synthesizer(None))))
         refused = Counter[str]()

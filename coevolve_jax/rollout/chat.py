@@ -271,6 +271,10 @@ class Chat:
         """Returns the text of ids, control tokens included."""
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    def controls(self, text: str) -> bool:
+        """Says whether a text holds a control token, or a tag of the template such as <tool_call>."""
+        return bool(self._special.search(text))
+
     def parse(self, ids: Sequence[int] | np.ndarray) -> list[ParsedCall]:
         """Returns the calls of one sampled assistant message. None means that it ends its turn."""
         text = self.decode(ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids)

@@ -26,9 +26,10 @@ class Birth:
 
 
 def at_birth(
-    proposal: Proposal, birth: Birth, *, explorer: str, verdict: str, reason: str, calls: int
+    proposal: Proposal, birth: Birth, *, explorer: str, verdict: str, reason: str, turns: int
 ) -> Lineage:
-    """The lineage of a validated task. explorer: name of the roles. calls: how many calls the task keeps."""
+    """The lineage of a validated task. explorer: name of the roles. turns: how many turns the task keeps."""
+    calls = sum(len(turn.calls) for turn in proposal.turns[:turns])
     context = proposal.context
     return Lineage(
         kind=birth.kind,
@@ -41,6 +42,7 @@ def at_birth(
         reason=reason,
         step=birth.step,
         focus=tuple(context.focus_pattern),
+        rule_queries=proposal.rule_queries[:turns],
     )
 
 

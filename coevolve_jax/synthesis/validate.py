@@ -121,7 +121,7 @@ def validate(
         if (refusal := _out_of_bounds(task, proposal, answers, settings.fits)) is not None:
             return Verdict(refusal)
         line = lineage.at_birth(
-            proposal, birth, explorer=roles.name, verdict=word, reason=reason, calls=len(task.calls)
+            proposal, birth, explorer=roles.name, verdict=word, reason=reason, turns=turns
         )
         return Verdict(None, task=dataclasses.replace(task, lineage=line))
 

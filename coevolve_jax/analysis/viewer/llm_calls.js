@@ -22,6 +22,7 @@ const ROLES = {
   explore: (about) => `Explore, round ${about.round + 1}`,
   abstract: () => "Abstract",
   judge: (about) => `Judge the proposal of steps ${about.triplets.join(", ")}`,
+  word: (about) => `Say turn ${about.turn + 1} in other words`,
   solve: (about) => `Solve it from the words of turn ${about.turn + 1}`,
 };
 const titleOf = ({ role, about }) => (ROLES[role] ? ROLES[role](about) : role);

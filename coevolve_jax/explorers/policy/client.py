@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -19,6 +20,8 @@ from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.explorers.llm.answers import Fault, Form, Question, book, read
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Completion, Engine, EngineError, Request, Sampling
+
+T = TypeVar("T")
 
 FAULTS = {
     "too_long": "not asked: with explorer.max_tokens the question is longer than explorer.max_length",
@@ -33,12 +36,13 @@ FAULTS = {
 class Client:
     """explorers.llm.answers.Client over an engine.
 
-    config: the section explorer of the run's config, with the keys of explorers.policy.DEFAULTS. Raises
-    ValueError if json_schema is True and the engine cannot constrain samples.
+    config: the section explorer of the run's config, with temperature, max_tokens and max_length, and for
+    `ask` json_schema (explorers.policy.DEFAULTS). Raises ValueError if json_schema is True and the engine
+    cannot constrain samples.
     """
 
     def __init__(self, config: ConfigDict, chat: Chat, engine: Engine):
-        if config.json_schema and not engine.constrains:
+        if config.get("json_schema") and not engine.constrains:
             raise ValueError(
                 "config.explorer.json_schema is True, and the engine of this run cannot constrain what it "
                 "samples: set it to False, and answers are only checked."
@@ -50,8 +54,18 @@ class Client:
 
     def ask(self, role: str, questions: Sequence[Question], form: type[Form]) -> list[Form | None]:
         """Returns the answers, in order; None where there is none. role: the role that pays for them."""
+        schema = json.dumps(form.model_json_schema()) if self._config.json_schema else None
+        return self._ask(role, questions, lambda text: read(text, form), schema)
+
+    def words(self, role: str, questions: Sequence[Question]) -> list[str | None]:
+        """Returns answers in plain text; otherwise like `ask`."""
+        return self._ask(role, questions, _some_text, None)
+
+    def _ask(
+        self, role: str, questions: Sequence[Question], parse: Callable[[str], T], schema: str | None
+    ) -> list[T | None]:
+        """parse: reads an answer; raises Fault. schema: JSON text for Sampling, or None."""
         c = self._config
-        schema = json.dumps(form.model_json_schema()) if c.json_schema else None
         sampling = Sampling(c.temperature, c.max_tokens, self._chat.stop_ids, schema)
         requests = []
         for q in questions:
@@ -60,10 +74,10 @@ class Client:
         fitting = [r for r in requests if len(r.ids) + c.max_tokens <= c.max_length]
         completions = zip(fitting, self._complete(fitting), strict=True)
         done = {r.conversation_id: completion for r, completion in completions}
-        answers: list[Form | None] = []
+        answers: list[T | None] = []
         for q, r in zip(questions, requests, strict=True):
             llm_call = LLMCall(role, q.about, q.system, q.user)
-            answers.append(self._read(r, done.get(r.conversation_id), form, llm_call))
+            answers.append(self._read(r, done.get(r.conversation_id), parse, llm_call))
             book(self.costs, llm_call)
             self.llm_calls.append(llm_call)
         return answers
@@ -82,8 +96,8 @@ class Client:
             self._engine.release([r.conversation_id for r in requests])
 
     def _read(
-        self, request: Request, completion: Completion | None, form: type[Form], llm_call: LLMCall
-    ) -> Form | None:
+        self, request: Request, completion: Completion | None, parse: Callable[[str], T], llm_call: LLMCall
+    ) -> T | None:
         """Reads the answer from a completion and notes it in the call.
 
         completion: None if the question was too long to ask. Returns None where there is no usable answer.
@@ -97,7 +111,13 @@ class Client:
             llm_call.tokens_in, llm_call.tokens_out = len(request.ids), len(completion.ids)
             if completion.finish in unfinished:
                 raise Fault(unfinished[completion.finish], completion.reason)
-            return read(text, form)
+            return parse(text)
         except Fault as fault:
             llm_call.fault = fault.kind
             return None
+
+
+def _some_text(text: str) -> str:
+    if not (found := text.strip()):
+        raise Fault("empty")
+    return found

@@ -10,9 +10,18 @@ from coevolve_jax.explorers.scripted.explorer import Explorer
 from coevolve_jax.explorers.scripted.reflector import Reflector
 from coevolve_jax.explorers.scripted.validator import Validator
 
+DEFAULTS = {
+    # Who words the queries of new tasks: "rules", or "policy", the model in training (explorers/wording.py).
+    "wording": "rules",
+    "wording_attempts": 2,  # rollouts from the policy's words, of which one must succeed; 0: no rollout
+    "temperature": 0.7,  # of a paraphrase
+    "max_tokens": 192,  # of a paraphrase
+    "max_length": 512,  # tokens of the question with its answer; a longer one is counted and not asked
+}
+
 
 def make(config: ConfigDict | None, family: Family) -> Roles:
-    """Makes the roles. config is unused: the rules have no settings."""
+    """Makes the roles. config is unused: the settings are of the wording, which build.explorer adds."""
     pattern = family.action_pattern
     return Roles(
         "scripted", Reflector(pattern), Explorer(pattern), Abstractor(pattern, family.wording), Validator()
