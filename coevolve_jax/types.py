@@ -98,7 +98,8 @@ class Lineage:
 
     @classmethod
     def from_json(cls, data: Mapping) -> Lineage:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return cls(**found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "synthesis": ("types", "envs.base", "explorers.base"),
     "explorers": ("types", "explorers.base", "event_loop"),
     "explorers.policy": ("types", "explorers", "event_loop", "rollout.engine", "rollout.chat"),
+    "explorers.wording": ("types", "explorers", "explorers.policy", "rollout.engine", "rollout.chat"),
     "strategies": (
         "types",
         "seeding",

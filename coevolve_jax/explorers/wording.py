@@ -1,38 +1,33 @@
 """The policy as the voice of an explorer that works by rules: it says each rule-made query in other words.
 
-The rules still choose the calls. A paraphrase takes the place of its query if it passes all checks, in this
-order (CHECKS):
+The rules still choose the calls. A paraphrase takes the place of its query if it passes the checks of
+paraphrase.py, and the policy then solves the task from the new words: in one of a few rollouts its calls
+reach the reference outcome. Otherwise the rules' words stay.
+
+The same policy speaks and listens. So the rollouts show that the words say enough for it, not that they are
+good English.
+
+A count of lost queries has the name of a check in paraphrase.py, or of one of these:
 
     no_answer   the policy gives none: no text, cut, or the engine fails
-    same        it is the query
-    too_long    it has more than TIMES the query's characters
-    control     it holds a control token, or a control character that the query lacks
-    value       it lacks an argument of the reference calls that stands in the query
-    tool_name   it names a tool that the query does not name
-    not_solved  the policy does not solve the task from the new words
-
-The last check concerns a whole task: in one of a few rollouts its calls must reach the reference outcome.
+    not_solved  the policy does not solve the task from the new words; the task loses all of them
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from coevolve_jax.explorers.base import Abstractor, Exploration, Limits, Proposal, Roles, Shorten
 from coevolve_jax.explorers.llm.prompting import question
+from coevolve_jax.explorers.paraphrase import fault
 from coevolve_jax.explorers.policy.client import Client
 from coevolve_jax.rollout.chat import Chat
 from coevolve_jax.rollout.engine import Engine
-from coevolve_jax.types import Task, Trajectory, Turn
-
-CHECKS = ("no_answer", "same", "too_long", "control", "value", "tool_name", "not_solved")
-TIMES = 2.0
+from coevolve_jax.types import Task, Trajectory
 
 Roll = Callable[[Sequence[Task], Sequence[int]], Sequence[Trajectory]]  # one rollout per task, by its seed
 
@@ -109,49 +104,6 @@ class Wording:
     def _lose(self, check: str, count: int) -> None:
         if check:
             self._client.costs[f"wording_lost/{check}"] += count
-
-
-def fault(turn: Turn, answer: str, tools: Sequence[str], controls: Callable[[str], bool]) -> str:
-    """Returns the first of CHECKS that a paraphrase fails by its text alone; "" for none.
-
-    turn: with the rule-made query and its calls. tools: names of all tools on offer. controls: whether a text
-    holds a control token.
-    """
-    plain = lambda text: " ".join(text.split()).rstrip(".").lower()
-    values = {value for call in turn.calls for value in _leaves(call.arguments)}
-    new_tools = (t for t in tools if _stands(t, answer) and not _stands(t.lower(), turn.query.lower()))
-    checks = (
-        ("same", plain(answer) == plain(turn.query)),
-        ("too_long", len(answer) > TIMES * len(turn.query)),
-        ("control", controls(answer) or not all(c.isprintable() or c in turn.query for c in answer)),
-        ("value", not all(_survives(value, turn.query, answer) for value in values)),
-        ("tool_name", any(new_tools)),
-    )
-    return next((name for name, failed in checks if failed), "")
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """The texts and numbers in a value, as a query writes them."""
-    if isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(part)
-    elif isinstance(value, str):
-        yield value
-    elif value is not None and not isinstance(value, bool):
-        yield json.dumps(value)
-
-
-def _survives(value: str, query: str, answer: str) -> bool:
-    """Whether a value that stands in the query stands in the answer: in quotes, if the query quotes it."""
-    quoted = re.compile(rf"""['"‘“`]{re.escape(value)}['"’”`]""")
-    if quoted.search(query):
-        return bool(quoted.search(answer))
-    return not _stands(value, query) or _stands(value, answer)
-
-
-def _stands(value: str, text: str) -> bool:
-    """Whether a value stands in a text, and not as a part of a longer word or number."""
-    return bool(value) and bool(re.search(rf"(?<![\w.-]){re.escape(value)}(?!\w|[.-]\w)", text))
 
 
 def _changed(p: Proposal) -> int:

@@ -14,7 +14,7 @@ DEFAULTS = {
     # Who words the queries of new tasks: "rules", or "policy", the model in training (explorers/wording.py).
     "wording": "rules",
     "wording_attempts": 2,  # rollouts from the policy's words, of which one must succeed; 0: no rollout
-    "temperature": 0.7,  # of a paraphrase
+    "temperature": 0.4,  # of a paraphrase
     "max_tokens": 192,  # of a paraphrase
     "max_length": 512,  # tokens of the question with its answer; a longer one is counted and not asked
 }
