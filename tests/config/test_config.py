@@ -334,7 +334,8 @@ def test_the_threshold_of_features_is_never_off_and_a_section_is_no_none():
 
 def test_every_key_is_specified_once_and_a_default_is_one_of_its_values():
     made = configs.defaults()
-    assert set(keys.names(made)) - {f"strategy.{name}" for name in made.strategy} <= keys.REQUIRED.keys()
+    own = {f"{part}.{name}" for part in ("strategy", "explorer") for name in made[part]}
+    assert set(keys.names(made)) - own <= keys.REQUIRED.keys()
     configs.check(override(made, {"model": "somewhere"}))
     for name, key in keys.REQUIRED.items():
         assert kinds_of(key), name
