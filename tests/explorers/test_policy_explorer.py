@@ -80,13 +80,16 @@ def request(schema, seed, new=96, temperature=1.0, conversation_id=0):
 # Constrained decoding
 
 WORDS = st.text(alphabet='ab"\\ é\u2028😀{', max_size=4)
+EXACT = 2**53  # llguidance reads a schema's numbers as doubles: RFC 8259, section 6, promises no more
 SMALL = st.one_of(
     st.just({"type": "boolean"}),
     st.just({"type": "null"}),
     st.just({"type": "number"}),
     st.integers(-20, 20).map(lambda low: {"type": "integer", "minimum": low, "maximum": low + 7}),
     st.integers(0, 6).map(lambda most: {"type": "string", "maxLength": most}),
-    st.lists(WORDS | st.integers() | st.none(), min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    st.lists(WORDS | st.integers(-EXACT, EXACT) | st.none(), min_size=1, max_size=3).map(
+        lambda values: {"enum": values}
+    ),
 )
 
 
