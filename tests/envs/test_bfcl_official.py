@@ -315,7 +315,7 @@ def test_the_reference_passes_and_any_other_state_fails(category):
 
 def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool):
     """Each category has the reference and a rollout without calls; one rollout is invalid, one too long."""
-    tasks = [benchmark.load(f"multi_turn_{name}", "official")[7] for name in bfcl.CATEGORIES]
+    tasks = [benchmark.load(f"multi_turn_{name}", "official")[7] for name in bfcl.MULTI_TURN]
     rolled = []
     for task in tasks:
         said = as_messages(task), ["Done."] * len(task.turns)
@@ -329,7 +329,7 @@ def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool)
     assert report["by_task"] == dict(zip(names, ([1, 2], [1, 1], [0, 2], [1, 2])))
     assert report["success"] == 3 / 7
     assert report["failures"] == {"force_terminated": 1, "multi_turn:empty_turn_model_response": 3}
-    assert report["categories"] == dict(zip(names, bfcl.CATEGORIES))
+    assert report["categories"] == dict(zip(names, bfcl.MULTI_TURN))
     assert set(report["alike"].values()) == {"7"}
 
 
