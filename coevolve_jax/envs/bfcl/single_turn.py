@@ -94,14 +94,15 @@ def _half(task: Task) -> int:
 
 
 def examples(task: Task, count: int, seed: int) -> tuple[Turn, ...]:
-    """Draws worked examples: development tasks of the same category that are not alike.
+    """Draws worked examples: development tasks of the same category, no two of which are alike.
 
     The same seed gives a task the same examples. ValueError if there are fewer.
     """
-    known = [t for t in _worked(task.scenario["category"]) if alike(t) != alike(task)]
+    worked = {alike(t): t.turns[0] for t in _worked(task.scenario["category"])}
+    known = [turn for label, turn in worked.items() if label != alike(task)]
     if count > len(known):
         raise ValueError(f"{task.id} has {len(known)} worked examples at most: {count} are asked for.")
-    return tuple(t.turns[0] for t in random.Random(f"{seed} {task.id}").sample(known, count))
+    return tuple(random.Random(f"{seed} {task.id}").sample(known, count))
 
 
 @functools.cache
@@ -124,7 +125,7 @@ def tools(task: Task) -> list[dict]:
 
 
 @contextlib.contextmanager
-def _without_handlers() -> Iterator[None]:
+def without_handlers() -> Iterator[None]:
     """Lets ast_checker be imported alone: it reads one flag from a table that imports every vendor's SDK."""
     before, stand_in = sys.modules.get(_MODELS), ModuleType(_MODELS)
     vars(stand_in)["MODEL_CONFIG_MAPPING"] = {_MODEL: SimpleNamespace(underscore_to_dot=False)}
@@ -140,7 +141,7 @@ def _without_handlers() -> Iterator[None]:
 @functools.cache
 def official_checker() -> Callable[..., dict]:
     """Returns bfcl_eval's own ast_checker."""
-    with _without_handlers():
+    with without_handlers():
         return importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker").ast_checker
 
 
