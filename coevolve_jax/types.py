@@ -110,6 +110,8 @@ class Task:
       scenario: JSON values that the environment family alone reads. It builds the initial state and the tools
         from them; a family without reference calls builds the goal too.
       turns: empty for a bare scenario, which can be explored but not scored.
+      system: a system message before the first turn; "" is none.
+      examples: worked examples, shown as earlier turns of the conversation, with their calls.
     """
 
     id: str
@@ -118,6 +120,8 @@ class Task:
     turns: tuple[Turn, ...] = ()
     description: str = ""
     lineage: Lineage = Lineage("benchmark")
+    system: str = ""
+    examples: tuple[Turn, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -131,6 +135,8 @@ class Task:
             "scenario": self.scenario,
             "turns": [t.to_json() for t in self.turns],
             "lineage": self.lineage.to_json(),
+            **({"system": self.system} if self.system else {}),
+            **({"examples": [t.to_json() for t in self.examples]} if self.examples else {}),
         }
 
     @classmethod
@@ -142,6 +148,8 @@ class Task:
             scenario=data["scenario"],
             turns=tuple(Turn.from_json(t) for t in data["turns"]),
             lineage=Lineage.from_json(data["lineage"]),
+            system=data.get("system", ""),
+            examples=tuple(Turn.from_json(t) for t in data.get("examples", ())),
         )
 
 
@@ -154,6 +162,7 @@ class Observation:
       error: the tool refused or failed.
       valid: False if our own infrastructure failed. The whole rollout is then invalid, and `text` says why.
       ends: the call has ended the user turn.
+      last_message: the message of the call is the last of the user turn. Its other calls are made too.
       fatal: the call took too long or killed its worker, and `text` says how. The failure is the caller's, so
         the rollout stays valid. The environment is gone: later calls are not made and get the same answer.
     """
@@ -163,6 +172,7 @@ class Observation:
     valid: bool = True
     ends: bool = False
     fatal: bool = False
+    last_message: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@
     python experiments/evaluate.py --model=QWEN --benchmark=bfcl --split=test --protocol=official \\
         --category=base,miss_func,miss_param,long_context --num_rollouts=4 --temperature=0.7 \\
         --max_length=32768 --max_new_tokens=4096
+    python experiments/evaluate.py --model=QWEN --benchmark=bfcl --split=development --protocol=official \\
+        --category=simple,multiple,parallel,parallel_multiple --output=score.json
     python experiments/evaluate.py --workdir=runs/demo --benchmark=held_out --output=score.json
     python experiments/evaluate.py --workdir=runs/demo --model=OTHER --benchmark=held_out
 
@@ -37,13 +39,20 @@ _SPLIT = flags.DEFINE_string(
 _CATEGORIES = flags.DEFINE_list(
     "category",
     [],
-    "Parts of the benchmark, separated by commas; BFCL: base, miss_func, miss_param, long_context.",
+    "Parts of the benchmark, separated by commas; BFCL: base, miss_func, miss_param, long_context; of one "
+    "turn: simple, multiple, parallel, parallel_multiple, and the same with live_ before it.",
 )
 _PROTOCOL = flags.DEFINE_string(
     "protocol",
     "",
     "A named protocol of the benchmark; BFCL: official, steps_30. None: prompts as in training, limits by "
     "the flags. For held_out, limits without a flag are the run's own.",
+)
+_SHOTS = flags.DEFINE_integer(
+    "few_shot",
+    0,
+    "Worked examples before each task, from other tasks of the development half; BFCL's single-turn only.",
+    lower_bound=0,
 )
 _PYTHON = flags.DEFINE_string("python", "", "Interpreter of the environment family; none: this one.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; it must not exist.")
@@ -142,8 +151,13 @@ def run() -> None:
     as_trained = held_out and not any(flags.FLAGS[key].present for key in limits)
     family = build.family(config)
     settings = family.settings(_CATEGORIES.value, _PROTOCOL.value)
+    settings |= {"few_shot": _SHOTS.value, "seed": _SEED.value}
     config.rollout.update(fixed_by_protocol(family))
     tasks = build.held_out_tasks(Path(_WORKDIR.value)) if held_out else family.tasks(_SPLIT.value, settings)
+    if _SHOTS.value and not any(task.examples for task in tasks):
+        raise ValueError(
+            f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
+        )
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)
@@ -166,6 +180,7 @@ def run() -> None:
             "split": _SPLIT.value if checked else f"held_out.jsonl of {_WORKDIR.value}",
             "scoring": checked.pop("scoring") if checked else "the environment's own grading",
             "tasks": len(tasks),
+            "worked_examples": _SHOTS.value,
             "samples": _ROLLOUTS.value,
             "temperature": _TEMPERATURE.value,
             "seed": _SEED.value,

@@ -71,7 +71,7 @@ def show() -> None:
     task, tokenizer = tasks[_TASK.value], load_tokenizer(folder)
     chat = Chat(tokenizer)
     tools = family.tools(task)
-    prompt = chat.prompt(tools, task.turns[0].query)
+    prompt = chat.prompt(tools, task.turns[0].query, task.system, task.examples)
     control = set(tokenizer.get_added_vocab().values())
     begins = next(i for i in chat.user("") if i in control)  # begins each message
     user, opening = [i for i, token in enumerate(prompt) if token == begins][-2:]

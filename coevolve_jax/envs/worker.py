@@ -67,7 +67,7 @@ def step(world: Environment, call: Call) -> list:
         raise RuntimeError(f"step raised for {call.name[:60]!r}") from error
     if not observation.valid:
         raise Broken(observation.text[:200])
-    return [observation.text, observation.error, observation.ends]
+    return [observation.text, observation.error, observation.ends, observation.last_message]
 
 
 def serve(family: ModuleType, requests: BinaryIO, answers: BinaryIO) -> None:

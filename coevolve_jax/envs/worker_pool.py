@@ -305,9 +305,8 @@ def _resets(tasks: Sequence[Task]) -> list[str]:
 def _observations(world: _World, replies: Sequence[list], count: int) -> list[Observation]:
     said, ours = json.dumps({"error": f"{world.failure}: the world is gone"}), not world.by_call
     lost = Observation(said, error=True, valid=not ours, fatal=not ours)
-    return [Observation(text, error, ends=ends) for text, error, ends in replies] + [lost] * (
-        count - len(replies)
-    )
+    told = [Observation(text, error, ends=ends, last_message=last) for text, error, ends, last in replies]
+    return told + [lost] * (count - len(told))
 
 
 def _outcome(world: _World, replies: Sequence[list]) -> Outcome:

@@ -246,7 +246,7 @@ class Agent:
             query = r.hinted(r.hint.before_task if r.hint else "", r.task.turns[0].query, first=True)
             tools = self._tools(r.task)
             r.offered = frozenset(tool_name(t) for t in tools)
-            r.feed(self._chat.prompt(tools, query))
+            r.feed(self._chat.prompt(tools, query, r.task.system, r.task.examples))
             sampling = Sampling(temperature, self._limits.max_new_tokens, self._chat.stop_ids)
             self._check_limits(r)  # the prompt alone may leave no room for a message
             while r.stop is None:
@@ -306,7 +306,8 @@ class Agent:
             if answer.fatal or not answer.valid:
                 r.stop = "call_failed" if answer.valid else "environment"
                 return
-            if ended := answer.ends:
+            ended = ended or answer.ends or answer.last_message
+            if answer.ends:
                 break
         if ended:
             await self._end_turn(r)

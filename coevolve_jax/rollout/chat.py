@@ -27,7 +27,7 @@ from coevolve_jax.rollout.tool_call_format import (
     render_short,
     spoken,
 )
-from coevolve_jax.types import Call
+from coevolve_jax.types import Call, Turn
 
 CHATML_TOOLS = Path(__file__).parent / "templates" / "chatml_tools.jinja"
 
@@ -233,16 +233,29 @@ class Chat:
             text += self._special.sub(lambda m: f"{m[0][0]} {m[0][1:]}", write(whole(content))) + after
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def prompt(self, tools: Sequence[Mapping], query: str) -> list[int]:
-        """Returns the ids of the first prompt: tools, query, and the opening of the assistant's turn."""
+    def prompt(
+        self, tools: Sequence[Mapping], query: str, system: str = "", examples: Sequence[Turn] = ()
+    ) -> list[int]:
+        """Returns the ids of the first prompt: tools, query, and the opening of the assistant's turn.
+
+        system: text of a system message. examples: turns before the query, each with the calls that answer.
+        """
+        queries = [*(turn.query for turn in examples), query]
+        ids = self._opening(tools, queries[0], system)
+        for turn, following in zip(examples, queries[1:]):
+            ids += self.message(turn.calls) + self.user(following)
+        return ids
+
+    def _opening(self, tools: Sequence[Mapping], query: str, system: str) -> list[int]:
         if not self._writing.templated:
             query = HOW.format(description="\n".join(t["function"]["description"] for t in tools)) + query
             tools = ()
-        key = json.dumps(tools)
+        contents = {"system": system, "user": query} if system else {"user": query}
+        key = json.dumps([*contents, *tools])
         if key not in self._forms:
-            messages = [{"role": "user", "content": _CONTENT}]
-            self._forms[key] = self._form(self._render(messages, list(tools) or None), 1)
-        return self._fill(self._forms[key], [query])
+            messages = [{"role": role, "content": _CONTENT} for role in contents]
+            self._forms[key] = self._form(self._render(messages, list(tools) or None), len(messages))
+        return self._fill(self._forms[key], list(contents.values()))
 
     def question(self, system: str, user: str) -> list[int]:
         """Returns the ids of a separate conversation without tools, with the assistant's turn opened."""

@@ -51,7 +51,7 @@ def reference_fits(
     """
     if 0 < limits.max_messages < len(task.calls) + len(task.turns):
         return False
-    length = len(chat.prompt(tools(task), task.turns[0].query))
+    length = len(chat.prompt(tools(task), task.turns[0].query, task.system, task.examples))
     for i, turn in enumerate(task.turns):
         length += len(chat.user(turn.query)) if i else 0
         if len(turn.calls) > limits.max_steps:

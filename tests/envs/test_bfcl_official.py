@@ -14,11 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from bfcl_eval.constants import default_prompts, executable_backend_config
+from bfcl_eval.constants.enums import Language
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 
 from coevolve_jax import build, envs
 from coevolve_jax.envs import bfcl
-from coevolve_jax.envs.bfcl import benchmark, environment, toolsets
+from coevolve_jax.envs.bfcl import benchmark, environment, single_turn, toolsets
 from coevolve_jax.envs.worker_pool import ProcessPool
 from coevolve_jax.rollout.agent import Agent
 from coevolve_jax.rollout.chat import Chat
@@ -77,7 +78,13 @@ def handler(official):
         "print": lambda *text: None,
     }
     known |= functions_of("model_handler/utils.py", ["convert_to_function_call"], known)
-    qwen = ["decode_execute", "_format_prompt", "_extract_tool_calls", "_add_assistant_message_prompting"]
+    qwen = [
+        "decode_ast",
+        "decode_execute",
+        "_format_prompt",
+        "_extract_tool_calls",
+        "_add_assistant_message_prompting",
+    ]
     qwen += ["_pre_query_processing_prompting", "_parse_query_response_prompting"]
     local = [
         "add_first_turn_message_prompting",
@@ -248,6 +255,41 @@ def test_limits_of_the_two_protocols(official, handler, policy, qwen, env_pool):
         assert trajectory.stop == stop and len(seen) == 30
 
 
+# ---- Single turn -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("category", bfcl.SINGLE_TURN)
+def test_a_single_turn_prompt_is_that_of_the_official_harness(official, handler, qwen, category):
+    entries = official.load_dataset_entry(category)
+    tasks = bfcl.tasks("all", {"categories": [category], "protocol": "official"})
+    assert [task.id for task in tasks] == [entry["id"] for entry in entries]
+    ascii = lambda entry: json.dumps(entry["function"], ensure_ascii=False).isascii()
+    played = [
+        (entry, task) for entry, task in zip(entries, tasks) if ascii(entry)
+    ]  # there others are escaped
+    assert len(played) > 0.9 * len(tasks)
+    for entry, task in played[::20]:
+        prompt = qwen.prompt(bfcl.tools(task), task.turns[0].query, task.system)
+        assert qwen.decode(prompt) == handler()._format_prompt(entry["question"][0], entry["function"])
+
+
+@pytest.mark.parametrize("name", ["right", "twice", "wrong", *MALFORMED])
+def test_a_single_turn_verdict_is_the_official_one(official, handler, policy, qwen, env_pool, name):
+    (task,) = [t for t in single_turn.load("parallel", documents="official") if t.id == "parallel_0"]
+    right = "\n".join(map(render_call, task.calls))
+    texts = {"right": right, "twice": f"{right}\n{right}", "wrong": right.replace("15", "16"), **MALFORMED}
+    decoded = handler().decode_ast(texts[name], "python", False)
+    assert official.is_function_calling_format_output(decoded)
+    start = task.scenario
+    verdict = single_turn.official_checker()(
+        start["functions"], decoded, start["answers"], Language.PYTHON, "parallel", "Qwen/Qwen3-8B-FC"
+    )
+    trajectory, seen = play(qwen, policy, env_pool, task, [texts[name]])
+    assert len(seen) == 1 and trajectory.stop == "done"
+    assert trajectory.outcome.success == verdict["valid"] == (name == "right")
+    assert trajectory.outcome.reason == verdict.get("error_type", "passed")
+
+
 # ---- Functions that arrive later ---------------------------------------------------------------------------
 
 
@@ -315,7 +357,7 @@ def test_the_reference_passes_and_any_other_state_fails(category):
 
 def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool):
     """Each category has the reference and a rollout without calls; one rollout is invalid, one too long."""
-    tasks = [benchmark.load(f"multi_turn_{name}", "official")[7] for name in bfcl.CATEGORIES]
+    tasks = [benchmark.load(f"multi_turn_{name}", "official")[7] for name in bfcl.MULTI_TURN]
     rolled = []
     for task in tasks:
         said = as_messages(task), ["Done."] * len(task.turns)
@@ -329,7 +371,7 @@ def test_the_report_counts_the_official_verdicts_by_task(policy, qwen, env_pool)
     assert report["by_task"] == dict(zip(names, ([1, 2], [1, 1], [0, 2], [1, 2])))
     assert report["success"] == 3 / 7
     assert report["failures"] == {"force_terminated": 1, "multi_turn:empty_turn_model_response": 3}
-    assert report["categories"] == dict(zip(names, bfcl.CATEGORIES))
+    assert report["categories"] == dict(zip(names, bfcl.MULTI_TURN))
     assert set(report["alike"].values()) == {"7"}
 
 
@@ -409,5 +451,5 @@ def test_the_prompt_is_shown_as_the_official_handler_formats_it(official, handle
     unknown = run("--task=multi_turn_base_200")
     assert unknown.stderr == (
         "Error: There is no task 'multi_turn_base_200' in the split all of bfcl: "
-        "its 800 ids go from multi_turn_base_0 to multi_turn_long_context_199.\n"
+        "its 3151 ids go from multi_turn_base_0 to live_parallel_multiple_23-20-0.\n"
     )

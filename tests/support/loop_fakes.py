@@ -39,7 +39,7 @@ class Chat:
     def writing(self, calls):
         return self
 
-    def prompt(self, tools, query):
+    def prompt(self, tools, query, system="", examples=()):
         return [*map(ord, ",".join(t["function"]["name"] for t in tools)), *self.user(query)]
 
     def user(self, query):

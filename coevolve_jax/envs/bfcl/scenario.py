@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coevolve_jax.types import Task
+
+SINGLE_TURN_ENVIRONMENT = "bfcl_single_turn"  # Task.environment of single-turn tasks
+
 
 def scenario(
     toolsets: Sequence[str],
@@ -28,3 +32,24 @@ def scenario(
         "excluded": list(excluded),
         **{name: value for name, value in rarer.items() if value},
     }
+
+
+def single_turn_scenario(
+    category: str, functions: Sequence[Mapping], answers: Sequence[Mapping], documents: str = ""
+) -> dict:
+    """Returns the scenario of a single-turn task.
+
+    category: BFCL's name, such as simple_python. functions: BFCL's documents of the functions offered.
+    answers: of each call, {function: {parameter: [possible values]}}; "" says that one may be left out.
+    documents: as in `scenario`.
+    """
+    start = {"category": category, "functions": list(functions), "answers": list(answers)}
+    return start | ({"documents": documents} if documents else {})
+
+
+def alike(task: Task) -> str:
+    """Labels single-turn tasks whose reference calls the same functions.
+
+    Some requests stand in two categories, word for word: 97 of simple_python are in multiple too.
+    """
+    return ", ".join(sorted({call.name for call in task.calls}))

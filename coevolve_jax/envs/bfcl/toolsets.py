@@ -40,7 +40,7 @@ TOOLSETS = (
 # stands for today, so that a task has the same answer next year.
 TODAY = datetime.datetime(2026, 3, 23)
 
-_HINT = " Note that the provided function is in Python 3 syntax."
+HINT = " Note that the provided function is in Python 3 syntax."
 _JSON_TYPES = {
     "dict": "object",
     "float": "number",
@@ -49,6 +49,7 @@ _JSON_TYPES = {
     "int": "integer",
     "str": "string",
     "bool": "boolean",
+    "any": "string",
 }
 
 
@@ -94,15 +95,15 @@ def read_data(*path: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def _schema(schema: Mapping) -> dict:
+def json_schema(schema: Mapping) -> dict:
     """Converts BFCL's parameter doc to JSON schema."""
     out = dict(schema)
     if "type" in out:
         out["type"] = _JSON_TYPES.get(out["type"], out["type"])
     if "items" in out:
-        out["items"] = _schema(out["items"])
+        out["items"] = json_schema(out["items"])
     if "properties" in out:
-        out["properties"] = {name: _schema(value) for name, value in out["properties"].items()}
+        out["properties"] = {name: json_schema(value) for name, value in out["properties"].items()}
     return out
 
 
@@ -119,7 +120,7 @@ def _toolset(toolset: str) -> dict[str, Tool]:
         function = {
             "name": name,
             "description": doc["description"].split("Tool description: ", 1)[-1],
-            "parameters": _schema(doc["parameters"]),
+            "parameters": json_schema(doc["parameters"]),
         }
         tools[name] = Tool(
             name=name,
@@ -153,7 +154,7 @@ def tools(task: Task) -> list[dict]:
     offered = [tool for name, tool in documented(start["toolsets"]).items() if name not in hidden]
     if start.get("documents") != "official":
         return [tool.doc for tool in offered]
-    return [{**doc, "description": doc["description"] + _HINT} for doc in (tool.official for tool in offered)]
+    return [{**doc, "description": doc["description"] + HINT} for doc in (tool.official for tool in offered)]
 
 
 # --- Calls -------------------------------------------------------------------------------------
