@@ -275,6 +275,7 @@ def test_keys_differ_and_depend_on_the_task_alone():
 
 def test_worked_examples_are_right_and_of_the_development_half():
     development = [task.turns[0] for task in tasks("development", "multiple")]
+    plain = {task.id: task for task in tasks("all", "multiple")}
     for split in ("development", "test"):
         shown = tasks(split, "multiple", few_shot=3, seed=1)
         assert shown == tasks(split, "multiple", few_shot=3, seed=1)
@@ -283,6 +284,10 @@ def test_worked_examples_are_right_and_of_the_development_half():
             drawn = [turn.calls[0].name for turn in task.examples]
             assert len({*drawn, bfcl.alike(task)}) == 4  # each calls another function
             assert all(turn in development for turn in task.examples)
+            offered = [doc["function"]["name"] for doc in bfcl.tools(task)]
+            own = [doc["function"]["name"] for doc in bfcl.tools(plain[task.id])]
+            assert offered[: len(own)] == own and {*drawn} < {*offered} and len({*offered}) == len(offered)
+            assert single_turn.check(task, task.calls) == single_turn.check(plain[task.id], task.calls)
             assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     assert not any(task.examples for task in tasks("test", "multiple"))
     broken = [t.turns[0] for t in single_turn.load("live_simple", "development") if t.id in WITHOUT_ANSWER]

@@ -9,7 +9,6 @@ docs/environments/bfcl.md says which part follows which source.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from coevolve_jax.envs import base
@@ -85,7 +84,7 @@ def tasks(split: str, settings: Mapping[str, Any] | None = None) -> list[Task]:
             f"Only single-turn tasks take worked examples: use some of {', '.join(SINGLE_TURN)}."
         )
     seed = settings.get("seed", 0)
-    return [replace(t, examples=single_turn.examples(t, shots, seed)) for t in found] if shots else found
+    return [single_turn.with_examples(t, shots, seed) for t in found] if shots else found
 
 
 def tools(task: Task) -> list[dict]:

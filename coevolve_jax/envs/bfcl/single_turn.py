@@ -7,6 +7,7 @@ worker process imports this file: it must import neither jax nor numpy.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib
@@ -93,16 +94,22 @@ def _half(task: Task) -> int:
     return hashlib.sha256(alike(task).encode()).digest()[0] % 2
 
 
-def examples(task: Task, count: int, seed: int) -> tuple[Turn, ...]:
+def with_examples(task: Task, count: int, seed: int) -> Task:
     """Draws worked examples: development tasks of the same category, no two of which are alike.
 
-    The same seed gives a task the same examples. ValueError if there are fewer.
+    Their functions are offered too, after the task's own. The same seed gives a task the same examples.
+    ValueError if there are fewer.
     """
-    worked = {alike(t): t.turns[0] for t in _worked(task.scenario["category"])}
-    known = [turn for label, turn in worked.items() if label != alike(task)]
+    worked = {alike(t): t for t in _worked(task.scenario["category"])}
+    known = [t for label, t in worked.items() if label != alike(task)]
     if count > len(known):
         raise ValueError(f"{task.id} has {len(known)} worked examples at most: {count} are asked for.")
-    return tuple(random.Random(f"{seed} {task.id}").sample(known, count))
+    drawn = random.Random(f"{seed} {task.id}").sample(known, count)
+    offered = {f["name"]: f for t in (*drawn[::-1], task) for f in t.scenario["functions"]}
+    own = [f["name"] for f in task.scenario["functions"]]  # first: the checker reads the first of `simple`
+    functions = [offered[name] for name in dict.fromkeys([*own, *offered])]
+    scenario = {**task.scenario, "functions": functions}
+    return dataclasses.replace(task, scenario=scenario, examples=tuple(t.turns[0] for t in drawn))
 
 
 @functools.cache
