@@ -225,8 +225,7 @@ def check(
     """How far each implementation is from the float64 reference.
 
     Where the vocabulary makes the reference too slow, ours takes its place. Raises ValueError if a loss is
-    off by more than its tolerance, or messages have another length. Tunix averages over micro-batches, so its
-    loss on ragged data is another.
+    off by more than its tolerance, or messages have another length.
     """
     if case.kind == "generate":
         short = {name: answer["tokens"] for name, answer in first.items()}
@@ -245,11 +244,7 @@ def check(
         name: TOLERANCE if dtype(setting) == "float32" else REDUCED_TOLERANCE
         for name, setting in settings.items()
     }
-    wrong = {
-        name: value
-        for name, value in apart.items()
-        if not value <= bounds[name] and not (case.ragged and name == "tunix")
-    }
+    wrong = {name: value for name, value in apart.items() if not value <= bounds[name]}
     if wrong:
         raise ValueError(
             f"{case.name}: the loss is {truth:.8f}, and these differ by {wrong}, more than "
