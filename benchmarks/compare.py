@@ -30,7 +30,7 @@ from protocol import Worker
 
 ROOT = Path(__file__).parent.parent
 # Absolute, of the loss: losses are of order 0.1 to 1.
-TOLERANCE, REDUCED_TOLERANCE = 1e-5, 5e-3
+TOLERANCE, REDUCED_TOLERANCE = 1e-5, 2e-3
 
 _CASE = flags.DEFINE_list("case", list(CASES), "Cases to run.")
 _PEER = flags.DEFINE_list(
