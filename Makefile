@@ -207,7 +207,7 @@ $(AOT)/.installed: requirements/aot.txt
 	@touch $@
 
 # Each library has a virtual environment of its own; one that pip cannot install is left out.
-PEERS := tunix trl
+PEERS := tunix trl llama_cpp
 bench: setup setup-sglang $(PEERS:%=.bench/%/.installed)
 	$(RUN) benchmarks/workers.py
 	$(RUN) benchmarks/serving.py --config=configs/bfcl_tiny.py:engine=sglang

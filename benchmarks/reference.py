@@ -1,4 +1,4 @@
-"""Qwen3 and the GRPO loss in float64 numpy, slow and obvious: every implementation must agree with it."""
+"""Qwen3, Llama and the GRPO loss in float64 numpy, slow and obvious: every implementation agrees with it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-from cases import CLIP, KL, Case
+from cases import CLIP, PAD, Case, learned
 from safetensors.numpy import load_file
 
 
 class Model:
-    """Reads a Hugging Face folder of a dense Qwen3."""
+    """Reads a Hugging Face folder of a dense Qwen3 or Llama."""
 
     def __init__(self, folder: Path):
         self.config = json.loads((folder / "config.json").read_text())
@@ -39,9 +39,10 @@ class Model:
     def _attention(self, x, layer):
         c, T = self.config, len(x)
         heads = lambda name: (x @ layer(name).T).reshape(T, -1, c["head_dim"])
-        q = self._rotate(self._norm(heads("self_attn.q_proj"), layer("self_attn.q_norm")))
-        k = self._rotate(self._norm(heads("self_attn.k_proj"), layer("self_attn.k_norm")))
-        v = heads("self_attn.v_proj")
+        q, k, v = (heads(f"self_attn.{x}_proj") for x in "qkv")
+        if c["model_type"] == "qwen3":
+            q, k = self._norm(q, layer("self_attn.q_norm")), self._norm(k, layer("self_attn.k_norm"))
+        q, k = self._rotate(q), self._rotate(k)
         group, future, outputs = q.shape[1] // k.shape[1], np.triu(np.ones((T, T), bool), 1), []
         for h in range(q.shape[1]):
             scores = q[:, h] @ k[:, h // group].T / np.sqrt(c["head_dim"])
@@ -58,20 +59,26 @@ class Model:
 
 
 def loss(folder: Path, case: Case, data: dict[str, np.ndarray]) -> float:
-    """The GRPO loss before the first update: the mean over all completion tokens.
+    """The GRPO loss before the first update: the mean over the scored tokens of sequences with an advantage.
 
-    Each term is the clipped surrogate (arXiv 2402.03300, eq. 3) plus KL times Schulman's k3.
+    Each term is the clipped surrogate (arXiv 2402.03300, eq. 3) plus `case.kl` times Schulman's k3. With a KL
+    term all sequences count.
     """
-    policy, reference, total = Model(folder / "policy"), Model(folder / "reference"), 0.0
-    for i, n in enumerate(data["lengths"]):
-        ids = np.concatenate([data["prompts"][i], data["completions"][i, :n]])
-        predicts, targets = np.arange(case.prompt - 1, len(ids) - 1), ids[case.prompt :]
-        logp = policy(ids)[predicts, targets]
-        ref = data["reference_logprobs"][i, :n] if case.given else reference(ids)[predicts, targets]
-        ratio, a = np.exp(logp - data["sampler_logprobs"][i, :n]), float(data["advantages"][i])
-        surrogate = -np.minimum(ratio * a, np.clip(ratio, 1 - CLIP, 1 + CLIP) * a)
-        total += np.sum(surrogate + KL * (np.exp(ref - logp) - 1 - (ref - logp)))
-    return float(total / data["lengths"].sum())
+    policy, rows, total = Model(folder / "policy"), np.flatnonzero(learned(case, data)), 0.0
+    reference = Model(folder / "reference") if case.kl and not case.given else None
+    for i in rows:
+        n, scored = data["lengths"][i], data["scored"][i]
+        prompt = data["prompts"][i][data["prompts"][i] != PAD]
+        ids = np.concatenate([prompt, data["completions"][i, :n]])
+        targets = len(prompt) + np.flatnonzero(scored)
+        logp = policy(ids)[targets - 1, ids[targets]]
+        ratio, a = np.exp(logp - data["sampler_logprobs"][i][scored]), float(data["advantages"][i])
+        total -= np.sum(np.minimum(ratio * a, np.clip(ratio, 1 - CLIP, 1 + CLIP) * a))
+        if case.kl:
+            given = data["reference_logprobs"][i][scored] if case.given else None
+            ref = reference(ids)[targets - 1, ids[targets]] if given is None else given
+            total += case.kl * np.sum(np.exp(ref - logp) - 1 - (ref - logp))
+    return float(total / data["scored"][rows].sum())
 
 
 def greedy_share(folder: Path, prompts: np.ndarray, completions: np.ndarray) -> float:

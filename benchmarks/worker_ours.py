@@ -10,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import protocol
 from ml_collections import ConfigDict
@@ -30,8 +31,9 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
     made = []
     for i, n in enumerate(data["lengths"]):
         prompt, completion = data["prompts"][i], data["completions"][i, :n]
+        prompt = prompt[prompt != cases.PAD]
         nothing = np.zeros(len(prompt), np.float32)
-        sampled = np.arange(len(prompt) + n) >= len(prompt)
+        sampled = np.concatenate([nothing > 0, data["scored"][i, :n]])
         made.append(
             Trajectory(
                 task_id=str(i),
@@ -52,9 +54,11 @@ def trajectories(data: dict[str, np.ndarray]) -> list[Trajectory]:
 def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]:
     """The learner of a case, the policy's parameters, and the learner's config.
 
-    setting: pack_length and rows_per_microbatch of the packed batch, remat.
+    setting: keys of the learner's config, and dtype, that of products' operands.
     """
-    c = get_config()
+    c, case = get_config(), cases.read(folder)[0]
+    setting = {**setting, "matmul_dtype": setting.get("dtype", "")}
+    setting.pop("dtype", None)
     with c.learner.unlocked():
         c.learner.update(
             {
@@ -63,14 +67,14 @@ def make_learner(folder: Path, setting: dict) -> tuple[Learner, Any, ConfigDict]
                 "adam_b2": cases.ADAMW["b2"],
                 "clip_low": cases.CLIP,
                 "clip_high": cases.CLIP,
-                "kl_coef": cases.KL,
+                "kl_coef": case.kl,
                 "warmup_steps": 0,
                 **setting,
             }
         )
     model_config, params = hf_io.load(folder / "policy")
-    # With given log-probabilities the reference does not run, and the policy stands in for its shapes.
-    reference = params if cases.read(folder)[0].given else hf_io.load(folder / "reference")[1]
+    # Where the reference does not run the policy stands in for its shapes.
+    reference = params if case.given or not case.kl else hf_io.load(folder / "reference")[1]
     learner = Learner(model_config, c.learner, reference, temperature=1.0, mesh=sharding.make_mesh(**c.mesh))
     return learner, params, c.learner
 
@@ -84,14 +88,20 @@ def make_batch(
         completion = data["reference_logprobs"][i, : data["lengths"][i]]
         return np.concatenate([np.zeros(case.prompt, np.float32), completion])
 
+    # As config.learner.skip_zero_variance_groups has it, groups without spread are left out.
     return pack(
         [
-            TrainingSample(t, np.full(len(t.ids), a, np.float32), ref_logprobs=reference(i))
-            for i, (t, a) in enumerate(zip(rollouts, data["advantages"], strict=True))
+            TrainingSample(
+                rollouts[i],
+                np.full(len(rollouts[i].ids), data["advantages"][i], np.float32),
+                ref_logprobs=reference(i),
+            )
+            for i in np.flatnonzero(cases.learned(case, data))
         ],
         pack_length=config.pack_length,
         rows_per_microbatch=config.rows_per_microbatch,
         max_rows=case.rows,
+        prefix_sharing=config.prefix_sharing,
     )
 
 
@@ -119,6 +129,7 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
         max_length=case.prompt + case.completion,
         max_new_tokens=case.completion,
         seed=0,
+        matmul_dtype=jnp.bfloat16 if setting.get("dtype") else None,
     )
     served = 0
 

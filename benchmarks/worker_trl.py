@@ -36,8 +36,8 @@ class Trainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs):
         r = self.rollouts
-        if "ref_per_token_logps" in r:
-            return {**r, "num_items_in_batch": r["completion_mask"].sum()}
+        if self.ref_model is None:
+            return r
         ids = torch.cat([r["prompt_ids"], r["completion_ids"]], dim=1)
         mask = torch.cat([r["prompt_mask"], r["completion_mask"]], dim=1)
         with torch.no_grad():
@@ -48,11 +48,14 @@ class Trainer(GRPOTrainer):
                 r["completion_ids"].size(1),
                 batch_size=self.args.per_device_train_batch_size,
             )
-        return {**r, "ref_per_token_logps": reference, "num_items_in_batch": r["completion_mask"].sum()}
+        return {**r, "ref_per_token_logps": reference}
 
 
 def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
-    """setting: micro, the sequences of a micro-batch."""
+    """setting: micro, the sequences of a micro-batch; dtype, bfloat16 for TRL's mixed precision.
+
+    It computes the groups without spread too: TRL has no setting that leaves them out.
+    """
     micro, adamw = setting["micro"], cases.ADAMW
     steps = case.rows // micro
     trainer = Trainer(
@@ -61,7 +64,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         args=GRPOConfig(
             output_dir=tempfile.mkdtemp(dir=folder),
             use_cpu=True,
-            bf16=False,
+            bf16="dtype" in setting,
             report_to="none",
             model_init_kwargs={"dtype": torch.float32},
             gradient_checkpointing=False,
@@ -71,7 +74,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
             max_completion_length=case.completion,
             temperature=1.0,
             loss_type="dapo",
-            beta=cases.KL,
+            beta=case.kl,
             epsilon=cases.CLIP,
             use_bias_correction_kl=False,  # k3 itself, as in the other implementations
             learning_rate=adamw["learning_rate"],
@@ -85,7 +88,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     )
     if case.given:
         trainer.ref_model = None  # frees its memory
-    else:
+    elif case.kl:
         reference = load_file(folder / "reference" / "model.safetensors")
         trainer.ref_model.load_state_dict(reference, strict=not case.tied)
         del reference
@@ -93,12 +96,15 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
     trainer.rollouts = {
         "prompt_ids": prompts,
-        "prompt_mask": torch.ones_like(prompts),
+        "prompt_mask": (prompts != cases.PAD).long(),
         "completion_ids": completions,
         "completion_mask": (completions != cases.PAD).long(),
         "advantages": torch.tensor(data["advantages"]),
         "old_per_token_logps": torch.tensor(data["sampler_logprobs"]),
+        "num_items_in_batch": torch.tensor(data["scored"][cases.learned(case, data)].sum()),
     }
+    if case.group:
+        trainer.rollouts["tool_mask"] = torch.tensor(data["scored"], dtype=torch.long)
     if case.given:
         trainer.rollouts["ref_per_token_logps"] = torch.tensor(data["reference_logprobs"])
     trainer.create_optimizer()
@@ -112,7 +118,11 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         return {"loss": float(loss), "grad_norm": float(norm)}
 
     return [
-        *([] if case.given else ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)"]),
+        *(
+            []
+            if trainer.ref_model is None
+            else ["trl.GRPOTrainer._get_per_token_logps_and_entropies (reference)"]
+        ),
         "trl.GRPOTrainer.training_step (dapo)",
         "trl.GRPOTrainer._clip_grad_norm",
         f"{type(trainer.optimizer).__name__}.step",
@@ -120,8 +130,10 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
 
 
 def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
-    """setting: further options of generate."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
+    """setting: dtype of weights and computation; further options of generate."""
+    setting = dict(setting)
+    dtype = getattr(torch, setting.pop("dtype", "float32"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=dtype).eval()
     model.generation_config.eos_token_id = None  # all completions have their full length
     prompts = torch.tensor(data["prompts"], dtype=torch.long)
 
@@ -136,7 +148,8 @@ def prepare_generate(folder: Path, case: cases.Case, data: dict, setting: dict):
             )
         return ids[:, case.prompt :].numpy()
 
-    return ["transformers.Qwen3ForCausalLM.generate (temperature 1, no top-k, no log-probabilities)"], {
+    name = type(model).__name__
+    return [f"transformers.{name}.generate (temperature 1, no top-k, no log-probabilities)"], {
         "run": lambda: {"tokens": generate(do_sample=True, temperature=1.0, top_p=1.0, top_k=0).size},
         "greedy": lambda: {"ids": generate(do_sample=False).tolist()},
     }

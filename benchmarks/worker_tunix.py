@@ -1,13 +1,14 @@
 """Tunix's GRPO update and sampler, as a worker of benchmarks/compare.py.
 
 The Python with Tunix runs it. The update is GRPOLearner's, once the rollouts are there: log-probabilities of
-the reference, then the trainer over micro-batches. It averages their mean losses: on ragged data this differs
-from the mean over all tokens. Its sequence packing is off: without the TPU's flash attention its Qwen3 does
-not mask such rows.
+the reference, then the trainer over micro-batches. It averages their mean losses. The loss function weights
+each by its tokens, which gives the mean over all tokens. Its sequence packing is off: without the TPU's flash
+attention its models do not mask such rows.
 """
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import optax
 import protocol
 from flax import nnx
 from tunix.generate.sampler import CacheConfig, Sampler
+from tunix.models.llama3 import model as llama3
+from tunix.models.llama3 import params as llama3_params
 from tunix.models.qwen3 import model as qwen3
 from tunix.models.qwen3 import params as qwen3_params
 from tunix.rl.function_registry import get_policy_loss_fn
@@ -27,22 +30,29 @@ from tunix.rl.inference.inference_worker import InferenceWorker
 from tunix.rl.trainer import Trainer
 from tunix.sft.peft_trainer import TrainingConfig
 
+_APPLY_ROPE = llama3.apply_rope
 
-def load(folder: Path, case: cases.Case) -> qwen3.Qwen3:
+
+def load(folder: Path, case: cases.Case) -> nnx.Module:
     c = cases.model_config(case)
-    config = qwen3.ModelConfig(
-        num_layers=c["num_hidden_layers"],
-        vocab_size=c["vocab_size"],
-        embed_dim=c["hidden_size"],
-        hidden_dim=c["intermediate_size"],
-        num_heads=c["num_attention_heads"],
-        head_dim=c["head_dim"],
-        num_kv_heads=c["num_key_value_heads"],
-        rope_theta=int(c["rope_theta"]),
-        norm_eps=c["rms_norm_eps"],
-        use_tied_embedding=case.tied,
-    )
-    return qwen3_params.create_model_from_safe_tensors(str(folder), config, dtype=jnp.float32)
+    sizes = {
+        "num_layers": c["num_hidden_layers"],
+        "vocab_size": c["vocab_size"],
+        "embed_dim": c["hidden_size"],
+        "hidden_dim": c["intermediate_size"],
+        "num_heads": c["num_attention_heads"],
+        "head_dim": c["head_dim"],
+        "num_kv_heads": c["num_key_value_heads"],
+        "rope_theta": int(c["rope_theta"]),
+        "norm_eps": c["rms_norm_eps"],
+    }
+    if case.family == "llama":
+        config, params = llama3.ModelConfig(**sizes, weight_tying=case.tied), llama3_params
+        # Its Llama never reads rope_theta of its config, and would rotate by 1e6.
+        llama3.apply_rope = functools.partial(_APPLY_ROPE, rope_theta=c["rope_theta"])
+    else:
+        config, params = qwen3.ModelConfig(**sizes, use_tied_embedding=case.tied), qwen3_params
+    return params.create_model_from_safe_tensors(str(folder), config, dtype=jnp.float32)
 
 
 def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
@@ -51,7 +61,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
     optimizer = optax.chain(optax.clip_by_global_norm(adamw.pop("max_grad_norm")), optax.adamw(**adamw))
     algorithm = GRPOConfig(
         num_generations=8,
-        beta=cases.KL,
+        beta=case.kl,
         epsilon=cases.CLIP,
         kl_loss_mode="low_var_kl",
         loss_agg_mode="token-mean",
@@ -65,15 +75,16 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
         custom_checkpoint_metadata_fn=dict,
     )
     trainer.is_managed_externally = True  # as in RLCluster
-    loss_fn = get_policy_loss_fn("grpo")
-    trainer.with_loss_fn(
-        lambda model, train_example, algo_config: loss_fn(
-            model, train_example, algo_config=algorithm, pad_id=cases.PAD, eos_id=cases.EOS
-        ),
-        has_aux=True,
-    )
+    loss_fn, tokens = get_policy_loss_fn("grpo"), data["scored"][cases.learned(case, data)].sum()
+
+    def weighted(model, train_example, algo_config):
+        loss, more = loss_fn(model, train_example, algo_config=algorithm, pad_id=cases.PAD, eos_id=cases.EOS)
+        return loss * train_example.completion_mask.sum() * (case.rows // micro / tokens), more
+
+    trainer.with_loss_fn(weighted, has_aux=True)
     trainer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": algorithm})
-    reference = None if case.given else InferenceWorker({"reference": load(folder / "reference", case)})
+    scores = case.kl and not case.given
+    reference = None if not scores else InferenceWorker({"reference": load(folder / "reference", case)})
 
     def update() -> dict:
         examples = []
@@ -85,9 +96,9 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
                     prompt_ids=prompts,
                     prompt_mask=prompts != cases.PAD,
                     completion_ids=completions,
-                    completion_mask=completions != cases.PAD,
+                    completion_mask=rows["scored"],
                     advantages=rows["advantages"],
-                    ref_per_token_logps=rows["reference_logprobs"]
+                    ref_per_token_logps=rows.get("reference_logprobs")
                     if reference is None
                     else reference.get_ref_per_token_logps(prompts, completions, cases.PAD, cases.EOS),
                     old_per_token_logps=rows["sampler_logprobs"],
@@ -100,7 +111,7 @@ def prepare_update(folder: Path, case: cases.Case, data: dict, setting: dict):
 
     scored = ["tunix.rl.inference.inference_worker.InferenceWorker.get_ref_per_token_logps"]
     return [
-        *([] if case.given else scored),
+        *(scored if scores else []),
         "tunix.rl.trainer.Trainer.train",
         "tunix.rl.algo_core.grpo_loss_fn (token-mean)",
     ], {"run": update}
