@@ -100,7 +100,7 @@ class Implementation:
         )
 
     def settings(self, case: Case) -> dict[str, list[dict]]:
-        """Those to try, by row of the table: a float32 and a reduced one, where it has such settings."""
+        """Lists the settings to try, by row of the table: a float32 row, and a reduced one if it has any."""
         model = "smollm2" if case.family == "llama" else "large" if case.tied else "small"
         rows: dict[str, list[dict]] = {}
         for setting in SETTINGS.get((self.name, case.kind, model), []):
