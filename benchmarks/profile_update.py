@@ -26,7 +26,7 @@ from coevolve_jax.grpo.objective import microbatch
 from coevolve_jax.models.attention import attention
 from coevolve_jax.models.decoder import Decoder
 
-UPDATES = [name for name, case in cases.CASES.items() if case.kind == "update"]
+UPDATES = [name for name, c in cases.CASES.items() if c.kind == "update" and not c.group]
 _CASE = flags.DEFINE_enum("case", "small-ragged", UPDATES, "Whose shapes.")
 _ROW = flags.DEFINE_integer("pack_length", 2176, "Tokens of a packed row; a micro-batch is one row.")
 _REMAT = flags.DEFINE_boolean("remat", False, "Compute layers again in the backward pass.")
