@@ -158,6 +158,11 @@ def run() -> None:
         raise ValueError(
             f"--few_shot={_SHOTS.value}: {_BENCHMARK.value} has no worked examples, leave it out."
         )
+    if not tasks:
+        raise ValueError(
+            f"--split={_SPLIT.value} has no tasks of --category={','.join(_CATEGORIES.value)}: choose "
+            "another split or other categories; --help lists them."
+        )
     policy = build.policy(folder)
     with build.env_pool(config) as env_pool, closing(build.engine(config, policy)) as engine:
         agent = build.agent(config, policy, engine, env_pool)

@@ -56,7 +56,15 @@ def splits_of(name: str) -> dict:
     family = envs.load(name, _PYTHON.value)
     settings = {part: family.settings([part], _PROTOCOL.value) for part in family.categories}
     settings = settings or {name: family.settings([], _PROTOCOL.value)}
-    return {split: {part: family.tasks(split, s) for part, s in settings.items()} for split in _SPLITS.value}
+    splits: dict[str, dict] = {}
+    for split in _SPLITS.value:
+        parts, known = splits.setdefault(split, {}), set()
+        for part, chosen in settings.items():
+            tasks = family.tasks(split, chosen)
+            if not known.issuperset(t.id for t in tasks):  # not empty, nor a part under a second name
+                parts[part] = tasks
+                known.update(t.id for t in tasks)
+    return splits
 
 
 if __name__ == "__main__":

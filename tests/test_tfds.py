@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coevolve_jax import envs, tfds_tasks
+from coevolve_jax.envs import bfcl
+from coevolve_jax.envs.bfcl import single_turn
 from coevolve_jax.synthesis.task_pool import Record, TaskPool
 from coevolve_jax.types import Call, Lineage, Task, Turn
 
@@ -182,15 +184,20 @@ def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     splits = {name: tfds_tasks.read(tmp_path, "bfcl_tasks", name) for name in names}
-    assert [len(rows) for rows in splits.values()] == [400, 200, 200, 400, 400]
-    assert done.stdout.splitlines()[1:3] == ["     development  200 tasks", "            test  200 tasks"]
+    single = {split: sum(len(single_turn.load(c, split)) for c in bfcl.SINGLE_TURN) for split in names}
+    multi = dict(zip(names, [400, 200, 200, 400, 400]))
+    assert {name: len(rows) for name, rows in splits.items()} == {n: multi[n] + single[n] for n in names}
+    assert min(single["development"], single["test"]) > 800 and single["train"] == 0
+    told = [f"{name:>16}  {multi[name] + single[name]} tasks" for name in ("development", "test")]
+    assert done.stdout.splitlines()[1:3] == told
     both = tfds_tasks.read(tmp_path, "bfcl_tasks", "development+test")
     family = envs.load("bfcl")
     expected = family.tasks("evaluation", family.settings(family.categories))
     assert {row["id"].decode(): tfds_tasks.task(row) for row in both} == {t.id: t for t in expected}
-    ids = {name: {row["id"] for row in rows} for name, rows in splits.items()}
+    multi_turn = lambda rows: {row["id"] for row in rows if row["id"].startswith(b"multi_turn")}
+    ids = {name: multi_turn(rows) for name, rows in splits.items()}
     assert not ids["train"] & (ids["development"] | ids["test"])
-    assert ids["sequential_train"] | ids["sequential_test"] == ids["train"] | {row["id"] for row in both}
+    assert ids["sequential_train"] | ids["sequential_test"] == ids["train"] | multi_turn(both)
     row = both[0]
     assert (row["category"], row["turns"], row["calls"]) == (
         b"base",
@@ -202,4 +209,6 @@ def test_the_command_writes_a_benchmark_with_its_splits(tmp_path):
         b"miss_func",
         b"miss_param",
         b"long_context",
+        b"simple",
+        *(name.encode() for name in bfcl.SINGLE_TURN if name != "simple_python"),
     }
