@@ -316,4 +316,5 @@ def agent(config: ConfigDict, policy: Policy, engine: Engine, env_pool: ProcessP
     )
     concurrency = config.engine.max_concurrency
     chat = policy.chat.writing(c.tool_call_format)
-    return Agent(engine, chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern)
+    endings = "endings" in configs.needs(config)
+    return Agent(engine, chat, env_pool, worlds.tools, limits, concurrency, worlds.action_pattern, endings)

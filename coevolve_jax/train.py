@@ -107,7 +107,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         # ---- Resume from a checkpoint, or make the held-out tasks and D_0 --------------------------
         roles = build.explorer(c, policy, engine, recorded_model(workdir), agent)
         record_model(workdir, roles.served() if roles.served else None)
-        synthesizer = lambda guard: Synthesizer(roles, build.family(c).tools, env_pool, c, guard, agent.fits)
+        family = build.family(c)
+        synthesizer = lambda guard: Synthesizer(
+            roles, family.tools, env_pool, c, guard, agent.fits, family.action_pattern
+        )
         restored = learner.restore(checkpoints(c, workdir))
         if restored is None:
             run_state, saved = bootstrap(c, synthesizer, agent), None

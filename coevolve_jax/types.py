@@ -112,6 +112,7 @@ class Task:
       turns: empty for a bare scenario, which can be explored but not scored.
       system: a system message before the first turn; "" is none.
       examples: worked examples, shown as earlier turns of the conversation, with their calls.
+      patterns: the action pattern of each reference call; () where these are the tools' names.
     """
 
     id: str
@@ -122,10 +123,16 @@ class Task:
     lineage: Lineage = Lineage("benchmark")
     system: str = ""
     examples: tuple[Turn, ...] = ()
+    patterns: tuple[str, ...] = ()
 
     @property
     def calls(self) -> tuple[Call, ...]:
         return tuple(c for turn in self.turns for c in turn.calls)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """The action pattern of each reference call."""
+        return self.patterns or tuple(call.name for call in self.calls)
 
     def to_json(self) -> dict:
         return {
@@ -137,6 +144,7 @@ class Task:
             "lineage": self.lineage.to_json(),
             **({"system": self.system} if self.system else {}),
             **({"examples": [t.to_json() for t in self.examples]} if self.examples else {}),
+            **({"patterns": list(self.patterns)} if self.patterns else {}),
         }
 
     @classmethod
@@ -150,6 +158,7 @@ class Task:
             lineage=Lineage.from_json(data["lineage"]),
             system=data.get("system", ""),
             examples=tuple(Turn.from_json(t) for t in data.get("examples", ())),
+            patterns=tuple(data.get("patterns", ())),
         )
 
 
@@ -211,6 +220,7 @@ class Step:
       call: None if the text could not be parsed as a call.
       pattern: the action pattern that the environment family counts for the rare signal. None stands for the
         tool's name, "" for a call to a tool that the task does not offer.
+      message: index of the policy's message that holds the call. A message may hold several.
     """
 
     turn: int
@@ -219,6 +229,7 @@ class Step:
     observation: str
     error: bool
     pattern: str | None = None
+    message: int = 0
 
     @property
     def action(self) -> str:
@@ -252,6 +263,8 @@ class Trajectory:
         "environment" or "engine". After "call_failed" (the last call took too long or killed its worker) the
         outcome is a valid failure. After "environment" and "engine" our own infrastructure failed: the
         outcome is invalid.
+      ending: digest of the state and the last good answer at the end of each turn and of the rollout. Equal
+        endings mean equal effects. "" where it was not asked for, or where the world was lost.
     """
 
     task_id: str
@@ -266,6 +279,7 @@ class Trajectory:
     outcome: Outcome
     routing: np.ndarray | None = None
     hints: tuple[tuple[int, str], ...] = ()
+    ending: str = ""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -296,6 +310,7 @@ class Trajectory:
             "outcome": dataclasses.asdict(self.outcome),
             "steps": [s.to_json() for s in self.steps],
             "hints": [list(hint) for hint in self.hints],
+            **({"ending": self.ending} if self.ending else {}),
         }
 
     @classmethod
@@ -316,6 +331,7 @@ class Trajectory:
             stop=data["stop"],
             outcome=Outcome(**data["outcome"]),
             hints=tuple((at, text) for at, text in data["hints"]),
+            ending=data.get("ending", ""),
         )
 
 
@@ -380,8 +396,8 @@ class Hint:
 
     Attributes:
       before_task: text put before the task's first query.
-      before_step: called with the steps so far whenever tools have answered. The text that it returns follows
-        their answers; "" adds nothing.
+      before_step: called with the steps so far, before each message but the task's first. The text that it
+        returns follows the tools' answers, or comes before a later turn's query; "" adds nothing.
     """
 
     before_task: str = ""
@@ -462,9 +478,14 @@ class Context:
     Attributes:
       signal: the kind of weakness, or the strategy that asks ("blame"); None for unguided exploration.
       task: the task, or bare scenario, whose initial state is explored.
-      focus_pattern: tools to explore.
+      focus_pattern: action patterns to explore.
       avoid: failed calls, or how they begin, that exploration should not repeat.
-      must: tools that every task made under this context has to call. A task that lacks one is refused.
+      must: action patterns that the calls of every task made under this context include. A task that lacks
+        one is refused.
+      calls: least and greatest number of reference calls of its tasks; None: the run's limits.
+      turns: number of user turns of its tasks; None: the explorer chooses.
+      plan: what exploration does first, in order: a call as it is, or an action pattern, whose arguments the
+        explorer fills. Then it goes on freely. The steps of the plan are the first goal.
     """
 
     id: str
@@ -476,6 +497,9 @@ class Context:
     focus_pattern: tuple[str, ...]
     avoid: tuple[str, ...]
     must: tuple[str, ...] = ()
+    calls: tuple[int, int] | None = None
+    turns: int | None = None
+    plan: tuple[Call | str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,7 +88,8 @@ def synthesize() -> None:
             engine = stack.enter_context(closing(build.engine(c, policy)))
             agent = stack.enter_context(closing(build.agent(c, policy, engine, env_pool)))
         roles = build.explorer(c, policy, engine, agent=agent)
-        synthesizer = Synthesizer(roles, family.tools, env_pool, c, leak_guard(c, []))
+        guard, pattern = leak_guard(c, []), family.action_pattern
+        synthesizer = Synthesizer(roles, family.tools, env_pool, c, guard, action_pattern=pattern)
         lab = Laboratory(tasks, scenarios, synthesizer, None, ledger, record)  # no roller: no rollouts here
         batch = 0
         # The first batch is all or none: if no model answers the explorer, the error comes at once.

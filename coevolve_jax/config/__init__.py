@@ -11,6 +11,7 @@ from coevolve_jax.config.methods import (
     REMEDY,
     asks_policy,
     explorer,
+    needs,
     reads,
     scheduled,
     strategy,
@@ -31,7 +32,7 @@ from coevolve_jax.config.rules import check, check_evolution, check_values
 
 __all__ = [
     "PARTS", "REMEDY", "asks_policy", "check", "check_evolution", "check_new_file", "check_values",
-    "defaults", "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "numbers",
-    "of_run", "override", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled", "strategy",
-    "to_json", "trackers", "words_by_model",
+    "defaults", "difference", "digest", "explorer", "filled", "find", "inherit", "load_file", "needs",
+    "numbers", "of_run", "override", "parse_arg", "parse_flags", "read", "reads", "renamed", "scheduled",
+    "strategy", "to_json", "trackers", "words_by_model",
 ]  # fmt: skip

@@ -14,6 +14,9 @@ REMEDY = (
     "install it (what explorer=llm and explorer=policy import comes with pip install 'coevolve_jax[llm]')"
 )
 
+# What a strategy may need besides rollouts and new tasks (strategies/base.py).
+SERVICES = ("fresh", "probe", "endings")
+
 # The parts that an explorer with these keys can leave to the scripted one. "initial": D_0 and the held-out
 # tasks.
 PARTS = ("reflector", "explorer", "abstractor", "validator", "initial")
@@ -34,6 +37,20 @@ def reads(config: ConfigDict) -> frozenset[str] | None:
     module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
     told = getattr(module, "READS", None)
     return None if told is None else frozenset(told)
+
+
+def needs(config: ConfigDict) -> frozenset[str]:
+    """NEEDS of the strategy's module: the services that it cannot work without (strategies/base.py).
+
+    Raises ValueError for one that there is not.
+    """
+    module = names.module("strategies", config.strategy.name, "strategy.name", ["make"], remedy=REMEDY)
+    told = frozenset(getattr(module, "NEEDS", ()))
+    if unknown := sorted(told - set(SERVICES)):
+        raise ValueError(
+            f"NEEDS of {module.__name__} names {unknown[0]!r}: the services are {', '.join(SERVICES)}."
+        )
+    return told
 
 
 def scheduled(config: ConfigDict) -> bool:

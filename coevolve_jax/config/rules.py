@@ -157,6 +157,16 @@ RULES = (
         "absent where the explorer is {explorer.name}, which words its queries itself",
     ),
     Rule(
+        "rollout.max_staleness",
+        lambda c: "fresh" not in methods.needs(c) or not c.rollout.max_staleness,
+        "0: strategy {strategy.name} draws each batch by what it learned from the one before",
+    ),
+    Rule(
+        "evolution.async_steps",
+        lambda c: "probe" not in methods.needs(c) or not c.evolution.async_steps,
+        "0: strategy {strategy.name} asks for rollouts while the training set evolves",
+    ),
+    Rule(
         "evaluation.balanced_candidates",
         lambda c: c.evaluation.balanced_candidates >= c.evaluation.balanced_tasks,
         "at least config.evaluation.balanced_tasks ({evaluation.balanced_tasks}), better five times as many",

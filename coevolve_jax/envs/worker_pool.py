@@ -145,6 +145,11 @@ class ProcessPool:
         """Ends and grades the current user turn. ValueError where no turn is left."""
         self._batch([(w, [_END_TURN]) for w in self._open(env_ids)])
 
+    def fingerprint(self, env_ids: Sequence[int]) -> list[str]:
+        """Returns the fingerprint of each world; "" where it is lost."""
+        answers = self._batch([(w, [_FINGERPRINT]) for w in self._open(env_ids)], log=False)
+        return [replies[0] if replies else "" for replies in answers]
+
     def score(self, env_ids: Sequence[int]) -> list[Outcome]:
         """Returns the outcomes so far. ValueError for a bare scenario."""
         opened = self._open(env_ids)

@@ -53,6 +53,17 @@ class Limits:
     min_calls: int = 2
     max_calls: int = 6
     max_turns: int = 3
+    min_turns: int = 1
+
+    def of(self, context: Context) -> Limits:
+        """Returns the limits for one context: what it asks for, as far as these limits allow."""
+        clip = lambda n, low, high: min(max(n, low), high)
+        calls = context.calls or (self.min_calls, self.max_calls)
+        least, most = (clip(n, self.min_calls, self.max_calls) for n in calls)
+        turns = (self.min_turns, self.max_turns)
+        if context.turns is not None:
+            turns = (clip(context.turns, *turns),) * 2
+        return Limits(self.proposals, least, most, max_turns=turns[1], min_turns=turns[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,9 +170,10 @@ class Abstractor(Protocol):
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
-        """Makes goal-directed tasks from each exploration, within the limits and all different.
+        """Makes goal-directed tasks from each exploration, within `limits.of` its context and all different.
 
-        The role words them and splits them into user turns. The queries must say all that the policy has to
+        The steps that follow the context's plan, if there are such, are the first goal. The role words the
+        tasks and splits them into user turns. The queries must say all that the policy has to
         know for the calls.
 
         shorten: finds the steps that a goal needs. Call it once, with the goals of all explorations, since it

@@ -53,8 +53,10 @@ def make_tasks(
         made = json.loads((folder / "made.json").read_text())
         return list(tasks.read(path)), Counter(made["refused"])
     with closing(build.agent(c, policy, ReferenceEngine(()), env_pool)) as agent:
-        roles, tools = build.explorer(c, policy, engine, agent=agent), build.family(c).tools
-        synthesizer = lambda guard: Synthesizer(roles, tools, env_pool, c, guard, agent.fits)
+        roles, family = build.explorer(c, policy, engine, agent=agent), build.family(c)
+        synthesizer = lambda guard: Synthesizer(
+            roles, family.tools, env_pool, c, guard, agent.fits, family.action_pattern
+        )
         guarded = synthesizer(leak_guard(c, held_out_tasks(c, synthesizer(None))))
         refused = Counter[str]()
         if c.warm_start.source:

@@ -41,6 +41,7 @@ class Laboratory:
     ledger: Counter[str]
     record: Callable[[Sequence[LLMCall]], None] | None = None
     _rollers: dict[int, Roller] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self):
         if (costs := self.synthesizer.roles.costs) is not None:
@@ -80,19 +81,28 @@ class Laboratory:
     def offered(self, scenario: Task) -> frozenset[str]:
         return offered_names(self.synthesizer.tools(scenario))
 
-    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+    def synthesize(
+        self, contexts: Sequence[Context], *, into: TaskPool | None = None, **wanted: Any
+    ) -> SynthesisStats:
         """wanted: the fields of a SynthesisRequest."""
-        request = SynthesisRequest(**wanted)
-        return self._booked(request, self.synthesizer.synthesize(self.tasks, contexts, request))
+        request = self._request(**wanted)
+        pool = self.tasks if into is None else into
+        return self._booked(request, self.synthesizer.synthesize(pool, contexts, request))
 
     def synthesize_unguided(
-        self, *, scenarios: Sequence[Task] | None = None, all_or_none: bool = False, **wanted: Any
+        self,
+        *,
+        scenarios: Sequence[Task] | None = None,
+        into: TaskPool | None = None,
+        all_or_none: bool = False,
+        **wanted: Any,
     ) -> SynthesisStats:
         """wanted: the fields of a SynthesisRequest. all_or_none: as in Synthesizer.synthesize_unguided."""
-        request = SynthesisRequest(**wanted)
+        request = self._request(**wanted)
+        pool = self.tasks if into is None else into
         try:
             stats = self.synthesizer.synthesize_unguided(
-                self.tasks, scenarios or self.scenarios, request, all_or_none=all_or_none
+                pool, scenarios or self.scenarios, request, all_or_none=all_or_none
             )
         finally:
             self._book_roles()  # also costs that led to no task
@@ -108,7 +118,20 @@ class Laboratory:
         self.ledger.update(roll.costs - before)
         return groups
 
+    def adopt(
+        self, tasks: Sequence[Task], *, kind: str, solved: Mapping[str, float] | None = None
+    ) -> SynthesisStats:
+        stats = self.synthesizer.adopt(self.tasks, tasks, kind, solved or {})
+        self.ledger.update(stats.costs(kind))
+        return stats
+
+    def _request(self, **wanted: Any) -> SynthesisRequest:
+        request = SynthesisRequest(**wanted)
+        first_id = request.first_id + self._numbers[request.kind, request.step]
+        return dataclasses.replace(request, first_id=first_id)
+
     def _booked(self, request: SynthesisRequest, stats: SynthesisStats) -> SynthesisStats:
+        self._numbers[request.kind, request.step] += max(stats.proposed, stats.contexts)
         self.ledger.update(stats.costs(request.kind))
         self._book_roles()
         return stats

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coevolve_jax import event_loop
-from coevolve_jax.envs.base import EnvPool, action_pattern
+from coevolve_jax.envs.base import EnvPool, action_pattern, digest
 from coevolve_jax.rollout.batch_scheduler import BatchScheduler
 from coevolve_jax.rollout.chat import Chat, tool_name
 from coevolve_jax.rollout.engine import Completion, Engine, Request, Sampling
@@ -46,6 +46,8 @@ class _Rollout:
         self.stop: str | None = None
         self.hints: list[tuple[int, str]] = []
         self.offered: frozenset[str] = frozenset()
+        self.answer = ""  # the last good answer in this turn
+        self.endings: list[tuple[str, str]] = []  # (fingerprint, last good answer) at each end
 
     def hinted(self, hint: str, text: str, *, first: bool) -> str:
         """Returns the text with the hint before (first) or after it, and records the hint."""
@@ -92,6 +94,7 @@ class _Rollout:
             outcome=outcome,
             routing=routing,
             hints=tuple(self.hints),
+            ending=digest(self.endings) if self.endings and all(state for state, _ in self.endings) else "",
         )
 
 
@@ -111,9 +114,13 @@ class Agent:
         limits: Limits,
         concurrency: int,
         action_pattern: Callable[[Call], str] = action_pattern,
+        endings: bool = False,
     ):
-        """tools, action_pattern: the functions of the environment family."""
-        self._action_pattern = action_pattern
+        """tools, action_pattern: the functions of the environment family.
+
+        endings: give trajectories their `ending`, which costs a request per turn.
+        """
+        self._action_pattern, self._endings = action_pattern, endings
         self._engine, self._chat, self._pool, self._tools = engine, chat, pool, tools
         self._limits, self._concurrency = limits, concurrency
         self._slots = asyncio.Semaphore(concurrency)  # first come, first served
@@ -257,6 +264,7 @@ class Agent:
                 self._check_limits(r)
             if r.stop == "engine":  # the policy's message was lost: the world's score says nothing about it
                 return r.finish(Outcome(0.0, False, valid=False, reason=completion.reason))
+            await self._note_ending(r)
             return r.finish((await self._in_env(self._pool.score, [r.env_id]))[0])
         finally:
             self._engine.release([r.conversation_id])
@@ -302,7 +310,9 @@ class Agent:
                 ((answer,),) = await self._in_env(self._pool.step, [r.env_id], [[p.call]])
             text = self._limits.shown(answer.text)
             texts.append(text)
-            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, self._pattern(r, p.call)))
+            pattern, message = self._pattern(r, p.call), r.messages - 1
+            r.steps.append(Step(r.turn, p.text, p.call, text, answer.error, pattern, message))
+            r.answer = r.answer if answer.error else answer.text
             if answer.fatal or not answer.valid:
                 r.stop = "call_failed" if answer.valid else "environment"
                 return
@@ -312,10 +322,8 @@ class Agent:
         if ended:
             await self._end_turn(r)
             return
-        if (
-            r.hint and r.hint.before_step
-        ):  # append to the last answer: a message of its own would start another turn
-            texts[-1] = r.hinted(r.hint.before_step(r.steps), texts[-1], first=False)
+        # Append to the last answer: a message of its own would start another turn.
+        texts[-1] = r.hinted(self._help(r), texts[-1], first=False)
         r.feed(self._chat.observations(texts))
 
     def _pattern(self, r: _Rollout, call: Call | None) -> str | None:
@@ -325,7 +333,19 @@ class Agent:
         pattern = self._action_pattern(call) if call.name in r.offered else ""
         return None if pattern == call.name else pattern
 
+    @staticmethod
+    def _help(r: _Rollout) -> str:
+        """Returns the hint before the next message, "" for none."""
+        return r.hint.before_step(r.steps) if r.hint and r.hint.before_step else ""
+
+    async def _note_ending(self, r: _Rollout) -> None:
+        if self._endings:
+            (state,) = await self._in_env(self._pool.fingerprint, [r.env_id])
+            r.endings.append((state, r.answer))
+            r.answer = ""
+
     async def _end_turn(self, r: _Rollout) -> None:
+        await self._note_ending(r)
         await self._in_env(self._pool.end_turn, [r.env_id])
         r.turn += 1
         r.steps_in_turn = 0
@@ -333,4 +353,5 @@ class Agent:
             r.stop = "done"
         else:
             r.turn_starts.append(len(r.ids))
-            r.feed(self._chat.user(r.task.turns[r.turn].query))
+            query = r.hinted(self._help(r), r.task.turns[r.turn].query, first=True)
+            r.feed(self._chat.user(query))

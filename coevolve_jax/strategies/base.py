@@ -7,11 +7,20 @@ stands for `coevolve_jax.strategies.coevolve`, a dotted path for a module of you
 A module may list in `READS` the keys of SHARED that it reads. A run then reports which of the others have no
 effect. A module that lists schedule.KEYS promises to evolve after the steps of `evolves` and no others. A run
 without such a step is then refused.
+
+A module may list in `NEEDS` what it cannot work without. A config that rules it out is then refused by name:
+
+    fresh     the batch of a step is drawn after the last update (rollout.max_staleness 0)
+    probe     `Lab.probe` (evolution.async_steps 0)
+    endings   `Trajectory.ending`, which costs a request per turn
+
+A method of the literature says in `FIDELITY` how near it is to its paper: a mark and a sentence.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -84,15 +93,20 @@ class Lab(Protocol):
         rng: np.random.Generator,
         admit: Admit | None = None,
         relocate: Relocate | None = None,
+        once: bool = False,
+        into: TaskPool | None = None,
     ) -> SynthesisStats:
         """Runs explore -> abstract -> validate under these contexts. D_t grows by at most `wanted` tasks.
 
         Args:
           kind: origin of the new tasks, for Lineage.kind.
           step: the GRPO step, for the lineage and the ids.
-          admit: may refuse tasks of each validated batch.
+          admit: may refuse tasks of each validated batch. It does not see those that leak control refuses.
           relocate: moves a context that led to no task to another scenario. With it, each context gives one
             task before any gives a second.
+          once: explore each context once, and take at most one task of each.
+          into: a pool of the strategy's own that grows in place of D_t. Its tasks are validated, compared
+            with the evaluation tasks and counted like any.
         """
         ...
 
@@ -105,11 +119,21 @@ class Lab(Protocol):
         rng: np.random.Generator,
         scenarios: Sequence[Task] | None = None,
         admit: Admit | None = None,
+        into: TaskPool | None = None,
     ) -> SynthesisStats:
-        """Does the same by free exploration of random scenarios, until D_t has grown by `wanted`.
+        """Does the same by free exploration of random scenarios, until the pool has grown by `wanted`.
 
         Ends earlier if the scenarios give no more new tasks. scenarios: None stands for all of
         `self.scenarios`.
+        """
+        ...
+
+    def adopt(
+        self, tasks: Sequence[Task], *, kind: str, solved: Mapping[str, float] | None = None
+    ) -> SynthesisStats:
+        """Adds tasks of a pool of the strategy's own to D_t, in their order. They keep their ids.
+
+        kind: their new Lineage.kind. solved: task id -> share of probing rollouts that solved it.
         """
         ...
 
@@ -175,7 +199,15 @@ def trajectories_of(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 def collect_batch(
-    config: ConfigDict, step: int, tasks: TaskPool, roll: Roll, *, rewards: Rewards = outcome_rewards, **how
+    config: ConfigDict,
+    step: int,
+    tasks: TaskPool,
+    roll: Roll,
+    *,
+    rewards: Rewards = outcome_rewards,
+    weights: Callable[[TaskPool], np.ndarray] | None = None,
+    min_evolved_share: float | None = None,
+    **how: Any,
 ) -> list[Group]:
     """Draws a batch of tasks from D_t and rolls each out K times.
 
@@ -184,17 +216,24 @@ def collect_batch(
     replaced by another task, in at most that many further rounds. All groups are returned, the zero-variance
     ones too.
 
-    how: further arguments of `roll`.
+    Args:
+      rewards: the rewards whose spread counts.
+      weights: D_t [N] -> odds of its tasks [N], in the order of D_t. 0 retires a task: it comes only if no
+        other is left. None: those of config.data.
+      min_evolved_share: None: that of config.data.
+      how: further arguments of `roll`.
     """
     c, groups = config, []
+    odds = (lambda rows: weights(tasks)) if weights else (lambda rows: sampling_weights(c, rows))
+    share = c.data.min_evolved_share if min_evolved_share is None else min_evolved_share
     missing = c.rollout.tasks_per_step
     for round in range(1 + c.learner.dynamic_sampling):
         again = (round,) if round else ()
         drawn = tasks.draw(
             missing,
             rng_for(c.seed, "sample", step, *again),
-            min_evolved_share=c.data.min_evolved_share,
-            weights=lambda rows: sampling_weights(c, rows),
+            min_evolved_share=share,
+            weights=odds,
             apart_from={group.task.id for group in groups},
         )
         if not drawn:
@@ -250,26 +289,24 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
 
 
 def synthesize_for_tools(
-    lab: Lab,
-    tools: Sequence[str],
-    signal: str,
-    *,
-    wanted: int,
-    kind: str,
-    step: int,
-    rng: np.random.Generator,
-    admit: Admit | None = None,
+    lab: Lab, tools: Sequence[str], signal: str, *, scenarios: Sequence[Task] | None = None, **wanted: Any
 ) -> SynthesisStats:
     """Makes one task for each of `tools` that has to call the tool.
 
     Explores random scenarios that offer the tool until one gives a task. If some tools give none, further
-    tasks of the other tools make up for them, up to `wanted` in all. signal: names the contexts, and goes
-    into the lineage.
+    tasks of the other tools make up for them, up to `wanted` in all.
+
+    Args:
+      tools: action patterns; in most families the names of tools.
+      signal: names the contexts, and goes into the lineage.
+      scenarios: None stands for all of `lab.scenarios`.
+      wanted: further arguments of `lab.synthesize`; `wanted`, `kind`, `step` and `rng` are needed.
     """
-    offering = {tool: [s for s in lab.scenarios if tool in lab.offered(s)] for tool in dict.fromkeys(tools)}
+    step, rng = wanted["step"], wanted["rng"]
+    places = offering(lab, tools, scenarios)
 
     def context(tool: str, id: str) -> Context:
-        scenario = offering[tool][rng.integers(len(offering[tool]))]
+        scenario = places[tool][rng.integers(len(places[tool]))]
         words = f"{tool} is called wrongly or not at all."
         return Context(id, signal, scenario, words, "", "", focus_pattern=(tool,), avoid=(), must=(tool,))
 
@@ -278,9 +315,73 @@ def synthesize_for_tools(
         return context(unproductive.must[0], f"{id}/{int(place) + 1}")
 
     return lab.synthesize(
-        [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if offering[tool]],
-        wanted=wanted, kind=kind, step=step, rng=rng, admit=admit, relocate=relocate,
-    )  # fmt: skip
+        [context(tool, f"{signal}/{step}/{i}/{tool}/0") for i, tool in enumerate(tools) if places[tool]],
+        relocate=relocate,
+        **wanted,
+    )
+
+
+def offering(
+    lab: Lab, actions: Sequence[str], scenarios: Sequence[Task] | None = None
+) -> dict[str, list[Task]]:
+    """Maps each action to the scenarios that offer it.
+
+    A tool is offered where it is on the list. Where tasks of D_t have action patterns of the family's own,
+    every scenario may offer them.
+
+    scenarios: None stands for all of `lab.scenarios`.
+    """
+    among = lab.scenarios if scenarios is None else scenarios
+    offered = [lab.offered(scenario) for scenario in among]
+    anywhere = any(task.patterns for task in lab.tasks)
+    return {
+        action: [s for s, tools in zip(among, offered) if anywhere or action in tools]
+        for action in dict.fromkeys(actions)
+    }
+
+
+def draft(
+    lab: Lab, contexts: Sequence[Context], *, step: int, rng: np.random.Generator, kind: str = "draft"
+) -> tuple[TaskPool, SynthesisStats]:
+    """Makes one task for each context that gives one, in a new pool. D_t stays as it is.
+
+    Each draft's `lineage.context` is the id of its context. `lab.adopt` takes the best into D_t, and
+    `SynthesisStats.adopting` joins the statistics of both.
+    """
+    drafts = lab.tasks.fresh()
+    made = lab.synthesize(
+        contexts, wanted=len(contexts), kind=kind, step=step, rng=rng, once=True, into=drafts
+    )
+    return drafts, made
+
+
+def solve_rate(group: Group) -> float | None:
+    """The share of the valid rollouts that succeed; None if no rollout is valid."""
+    valid = group.valid
+    return sum(t.outcome.success for t in valid) / len(valid) if valid else None
+
+
+def majority(group: Group) -> tuple[float, str, list[bool]]:
+    """The ending that most valid rollouts share, found without the task's reference calls.
+
+    A rollout that did not end by itself, or whose world was lost, agrees with none. Ties go to the ending
+    that came first.
+
+    Returns:
+      (share of the valid rollouts that agree, their ending or "", for each valid rollout whether it agrees)
+    """
+    own = [t.ending if t.stop == "done" else "" for t in group.valid]
+    counts = Counter(ending for ending in own if ending)
+    if not counts:
+        return 0.0, "", [False] * len(own)
+    ending, count = counts.most_common(1)[0]
+    return count / len(own), ending, [e == ending for e in own]
+
+
+def spans(trajectory: Trajectory) -> list[slice]:
+    """The tokens of each message that the policy wrote, in order. Step.message is an index of this list."""
+    edges = np.flatnonzero(np.diff(np.pad(trajectory.mask.astype(np.int8), 1)))
+    return [slice(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2])]
 
 
 def grpo_samples(

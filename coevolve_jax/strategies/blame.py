@@ -33,7 +33,7 @@ from coevolve_jax.strategies.base import (
 )
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
-from coevolve_jax.types import Call, Group, TrainingSample, Trajectory
+from coevolve_jax.types import Group, Task, TrainingSample, Trajectory
 
 PRIOR = 4.0  # pseudo-attempts at the mean success rate of all tools, added to each tool's counts
 
@@ -82,9 +82,9 @@ class Blame:
         blamed = 0
         for group in fresh:
             for t in group.valid:
-                for call, missed in attempts(group.task.calls, t):
-                    n, misses = tools.get(call.name, (0.0, 0.0))
-                    tools[call.name] = (n + 1, misses + missed)
+                for action, missed in attempts(group.task, t):
+                    n, misses = tools.get(action, (0.0, 0.0))
+                    tools[action] = (n + 1, misses + missed)
                     blamed += missed
         self._tools = tools
         return StepReport({**found.counts, "blame": blamed}, found.rows)
@@ -116,19 +116,19 @@ class Blame:
 make = Blame
 
 
-def attempts(reference: Sequence[Call], trajectory: Trajectory) -> list[tuple[Call, bool]]:
-    """The reference calls that a rollout attempted, each with whether it missed the call.
+def attempts(task: Task, trajectory: Trajectory) -> list[tuple[str, bool]]:
+    """The actions of the reference calls that a rollout attempted, each with whether it missed the call.
 
     The rollout made all of them in order, except perhaps the last: the first reference call that it missed. A
     rollout that succeeded by other calls misses none.
     """
     made = iter([signature(s.call) for s in trajectory.steps if s.call is not None])
-    came: list[tuple[Call, bool]] = []
-    for call in reference:
+    came: list[tuple[str, bool]] = []
+    for call, action in zip(task.calls, task.actions, strict=True):
         if signature(call) in made:  # consumes the iterator up to this call, so the order counts
-            came.append((call, False))
+            came.append((action, False))
         else:
-            return came if trajectory.outcome.success else [*came, (call, True)]
+            return came if trajectory.outcome.success else [*came, (action, True)]
     return came
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from coevolve_jax.envs.base import EnvPool
+from coevolve_jax.envs.base import EnvPool, action_pattern
 from coevolve_jax.explorers.base import Exploration, Proposal, Roles
 from coevolve_jax.synthesis import lineage
 from coevolve_jax.synthesis.explore import Tools, explore, unguided
@@ -41,7 +41,7 @@ from coevolve_jax.synthesis.shorten import shorten
 from coevolve_jax.synthesis.solve import solve
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict, admitted, validate
-from coevolve_jax.types import Context, Evidence, Task
+from coevolve_jax.types import Call, Context, Evidence, Task
 
 Relocate = Callable[[Context], Context]  # moves a context to another scenario
 
@@ -61,6 +61,8 @@ class SynthesisRequest:
       admit: may refuse tasks of each validated batch.
       relocate: moves a context to another scenario. With it, each context gives one task before any gives a
         second.
+      once: explore each context once, and take at most one task of each.
+      first_id: the first number of the ids. Two requests of one kind in one step need different ones.
     """
 
     wanted: int
@@ -69,6 +71,8 @@ class SynthesisRequest:
     rng: np.random.Generator
     admit: Admit | None = None
     relocate: Relocate | None = None
+    once: bool = False
+    first_id: int = 0
 
 
 @dataclasses.dataclass
@@ -127,6 +131,25 @@ class SynthesisStats:
             **solving,
         }
 
+    def adopting(self, adopted: SynthesisStats, tasks: TaskPool) -> SynthesisStats:
+        """Returns these statistics of drafts, with what D_t took of them.
+
+        The drafts that D_t does not hold count as refused, in the rows of `explored` as "not_adopted".
+        """
+        refused = self.refused + adopted.refused + Counter(not_adopted=self.added - adopted.proposed)
+        left = {"task": None, "verdict": "refused", "reason": "not_adopted"}
+        explored = [
+            {
+                **row,
+                "proposals": [
+                    p if p["task"] in ids else {**p, **left} if p["task"] else p for p in row["proposals"]
+                ],
+            }
+            for ids in [{None, *(task.id for task in tasks)}]
+            for row in self.explored
+        ]
+        return dataclasses.replace(self, added=adopted.added, refused=+refused, explored=explored)
+
     def to_json(self) -> dict:
         """JSON values with the pass rate. Leaves out empty fields of SOMETIMES."""
         passed = (self.accepted + self.retained) / self.proposed if self.proposed else None
@@ -151,6 +174,7 @@ class Synthesizer:
       config: the run's config; the sections evolution, data and explorer are read.
       guard: refuses near copies of evaluation tasks. None only while these are made themselves.
       fits: whether a rollout can hold a task.
+      action_pattern: the environment family's.
     """
 
     roles: Roles
@@ -159,6 +183,7 @@ class Synthesizer:
     config: ConfigDict
     guard: LeakGuard | None
     fits: Fits = any_length
+    action_pattern: Callable[[Call], str] = action_pattern
 
     def reflect(self, evidence: Sequence[Evidence]) -> list[Context]:
         """Returns one context for each piece of evidence, in order."""
@@ -170,8 +195,8 @@ class Synthesizer:
         """Adds tasks made under these contexts, in up to MAX_PASSES passes over all of them.
 
         With request.relocate each context is first explored in up to MAX_PLACES scenarios until it gives a
-        task. A second task of a context counts as refused, "over_quota", meanwhile. Tasks beyond the pool's
-        capacity are not made; they count as refused, "pool_full".
+        task. A second task of a context counts as refused, "over_quota", meanwhile, and so it does with
+        request.once. Tasks beyond the pool's capacity are not made; they count as refused, "pool_full".
         """
         total, request = self._within_capacity(tasks, request)
 
@@ -180,10 +205,14 @@ class Synthesizer:
             if not contexts or missing <= 0:
                 return SynthesisStats()
             left = dataclasses.replace(request, wanted=missing)
-            stats = self._one_pass(tasks, contexts, left, total.proposed, max_per_context)
+            first_id = request.first_id + total.proposed
+            stats = self._one_pass(tasks, contexts, left, first_id, max_per_context)
             total.add(stats)
             return stats
 
+        if request.once:
+            pass_over(contexts, max_per_context=1)
+            return total
         if request.relocate is not None:
             unproductive = list(contexts)
             for _ in range(MAX_PLACES):
@@ -223,9 +252,10 @@ class Synthesizer:
             count = min(32, max(4, missing))
             chosen = [scenarios[i] for i in request.rng.choice(len(scenarios), count)]
             name = f"{request.kind}-{request.step}-context"
-            contexts = [unguided(s, f"{name}-{total.contexts + n}") for n, s in enumerate(chosen)]
+            number = request.first_id + total.contexts
+            contexts = [unguided(s, f"{name}-{number + n}") for n, s in enumerate(chosen)]
             left = dataclasses.replace(request, wanted=missing)
-            stats = self._one_pass(tasks, contexts, left, total.proposed)
+            stats = self._one_pass(tasks, contexts, left, request.first_id + total.proposed)
             total.add(stats)
             on_added(stats.added)
             fruitless = 0 if stats.added else fruitless + 1
@@ -265,6 +295,21 @@ class Synthesizer:
         task = dataclasses.replace(task, lineage=lineage.in_pool(task.lineage, near, solved))
         return tasks.add([task])[0], None
 
+    def adopt(
+        self, tasks: TaskPool, drafts: Sequence[Task], kind: str, solved: Mapping[str, float]
+    ) -> SynthesisStats:
+        """Adds validated tasks of another pool. kind: their new Lineage.kind. solved: by id, as in `add`."""
+        stats = SynthesisStats(proposed=len(drafts), accepted=len(drafts))
+        for task in drafts:
+            task = dataclasses.replace(task, lineage=dataclasses.replace(task.lineage, kind=kind))
+            refusal, _ = self.add(tasks, task, solved.get(task.id))
+            stats.added += refusal is None
+            stats.refused.update([] if refusal is None else [refusal])
+        return stats
+
+    def _leaks(self, task: Task) -> bool:
+        return self.guard is not None and self.guard.check(task) is not None
+
     @staticmethod
     def _within_capacity(
         tasks: TaskPool, request: SynthesisRequest
@@ -284,7 +329,8 @@ class Synthesizer:
     ) -> SynthesisStats:
         """Works through the contexts once. first_id: number of the first proposal."""
         made = run_pipeline(
-            self.roles, self.tools, self.env_pool, contexts, Settings.of_run(self.config, self.fits),
+            self.roles, self.tools, self.env_pool, contexts,
+            Settings.of_run(self.config, self.fits, self.action_pattern),
             Birth(request.kind, request.step, first_id), request.rng,
         )  # fmt: skip
         rows = {e.context.id: exploration_row(e, request.step) for e in made.explorations}
@@ -292,9 +338,10 @@ class Synthesizer:
         stats.judge_agreement.update(v.agreement for v in made.verdicts if v.agreement)
         verdicts = made.verdicts
         if self.config.explorer.get("solve", 0):
-            verdicts = admitted(verdicts, lambda tasks: self._solve(tasks, stats, request.rng))
+            solve = lambda tasks: self._solve(tasks, stats, request.rng)
+            verdicts = admitted(verdicts, solve, unless=self._leaks)
         if request.admit is not None:
-            verdicts = admitted(verdicts, request.admit)
+            verdicts = admitted(verdicts, request.admit, unless=self._leaks)
         judged = zip(made.proposals, verdicts, strict=True)
         self._take(tasks, judged, request.wanted, max_per_context, stats)
         return stats

@@ -24,6 +24,13 @@ def exploration_row(exploration: Exploration, step: int) -> dict:
             "focus_pattern": list(context.focus_pattern),
             "avoid": list(context.avoid),
             "must": list(context.must),
+            **(
+                {"plan": [p if isinstance(p, str) else p.to_json() for p in context.plan]}
+                if context.plan
+                else {}
+            ),
+            **({"calls": list(context.calls)} if context.calls else {}),
+            **({"turns": context.turns} if context.turns else {}),
         },
         "triplets": [
             {

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from ml_collections import ConfigDict
 
+from coevolve_jax.envs.base import action_pattern
 from coevolve_jax.explorers.base import Limits
-from coevolve_jax.types import Observation, Task
+from coevolve_jax.types import Call, Observation, Task
 
 Fits = Callable[[Task, Sequence[Sequence[Observation]]], bool]  # rollout.agent.Agent.fits
 
@@ -29,6 +30,7 @@ class Settings:
         every proposal whose tools are offered and that fits.
       calibration: how many failed proposals, at most, the validator judges too.
       fits: whether a rollout can hold a task's calls and answers.
+      action_pattern: the action that a call counts as, in the environment family.
     """
 
     limits: Limits = Limits(proposals=3)
@@ -37,9 +39,10 @@ class Settings:
     executions: int = 1
     calibration: int = 0
     fits: Fits = any_length
+    action_pattern: Callable[[Call], str] = action_pattern
 
     @classmethod
-    def of_run(cls, config: ConfigDict, fits: Fits) -> Settings:
+    def of_run(cls, config: ConfigDict, fits: Fits, action_pattern: Callable[[Call], str]) -> Settings:
         """Reads the settings from the config's sections evolution, data and explorer."""
         e, d = config.evolution, config.data
         return cls(
@@ -49,4 +52,5 @@ class Settings:
             executions=e.executions if e.validate else 0,
             calibration=config.explorer.get("calibration", 0),
             fits=fits,
+            action_pattern=action_pattern,
         )

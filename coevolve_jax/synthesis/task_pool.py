@@ -176,6 +176,10 @@ class TaskPool:
         batch = np.concatenate([np.tile(places, rounds), places[reserved], places[others]])
         return [self._tasks[i] for i in batch[rng.permutation(len(batch))]]
 
+    def fresh(self) -> TaskPool:
+        """Returns an empty pool without a bound, for tasks of the same environment."""
+        return TaskPool(key=self._key)
+
     def fork(self, records: Mapping[str, Mapping] | None = None) -> TaskPool:
         """Returns a copy to draw from while this pool grows.
 

@@ -65,9 +65,15 @@ class Verdict:
 Admit = Callable[[Sequence[Task]], Sequence[Verdict]]  # validated tasks -> a final verdict for each
 
 
-def admitted(verdicts: Sequence[Verdict], admit: Admit) -> list[Verdict]:
-    """Updates the verdicts by `admit`, which sees the valid tasks: it may refuse them, or set `solved`."""
-    after, valid = list(verdicts), [(n, v.task) for n, v in enumerate(verdicts) if v.task is not None]
+def admitted(
+    verdicts: Sequence[Verdict], admit: Admit, unless: Callable[[Task], bool] = lambda task: False
+) -> list[Verdict]:
+    """Updates the verdicts by `admit`, which sees the valid tasks: it may refuse them, or set `solved`.
+
+    unless: tasks that are refused later anyway. `admit` does not see them, so no rollout is spent on them.
+    """
+    after = list(verdicts)
+    valid = [(n, v.task) for n, v in enumerate(verdicts) if v.task is not None and not unless(v.task)]
     words = admit([task for _, task in valid]) if valid else ()
     for (n, _), word in zip(valid, words, strict=True):
         if word.refusal is not None:
@@ -111,13 +117,17 @@ def validate(
         proposal = proposals[n]
         if settings.executions:
             answers = own[n][0][0]
-            word, reason, turns = _check(tasks[n], proposal, own[n], opinions, settings.limits.min_calls)
+            least = settings.limits.of(proposal.context).min_calls
+            word, reason, turns = _check(tasks[n], proposal, own[n], opinions, least)
         else:
             answers = _by_turn(tasks[n], proposal.observations)
             word, reason, turns = "accept", "not_validated", len(tasks[n].turns)
         if word == "discard":
             return Verdict(reason)
         task = dataclasses.replace(tasks[n], turns=tasks[n].turns[:turns])
+        patterns = tuple(map(settings.action_pattern, task.calls))
+        if patterns != task.actions:
+            task = dataclasses.replace(task, patterns=patterns)
         if (refusal := _out_of_bounds(task, proposal, answers, settings.fits)) is not None:
             return Verdict(refusal)
         line = lineage.at_birth(
@@ -183,7 +193,7 @@ def _out_of_bounds(
     task: Task, proposal: Proposal, answers: Sequence[Sequence[Observation]], fits: Fits
 ) -> str | None:
     """Refuses a task that passes execution: it lacks a call that the context asks for, or is too long."""
-    if not set(proposal.context.must) <= {call.name for call in task.calls}:
+    if not set(proposal.context.must) <= set(task.actions):
         return "off_goal"
     return None if fits(task, answers) else "too_long"
 

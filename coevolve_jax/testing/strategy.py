@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
 from coevolve_jax.strategies.base import SHARED, Lab, StepReport, Strategy, trajectories_of
+from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import (
@@ -193,7 +195,7 @@ class MadeUpRoll:
 
 
 def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, step: int) -> Trajectory:
-    """Makes up a rollout of 12 tokens, half of them the policy's, with the task's reference calls."""
+    """Makes up a rollout of one message of 6 tokens after 6 others, with the task's reference calls."""
     right, valid = bool(rng.random() < 1 / (1 + len(task.calls) / 3)), bool(rng.random() < 0.95)
     mask = np.arange(12) >= 6
     steps = tuple(
@@ -210,17 +212,22 @@ def made_up_rollout(rng: np.random.Generator, task: Task, rollout_index: int, st
         steps=steps,
         stop="done" if valid else "environment",
         outcome=Outcome(float(right and valid), right and valid, valid),
+        ending=f"{task.id}: right" if right else f"{task.id}: wrong {rng.integers(2)}",
     )
 
 
 @dataclasses.dataclass
 class MadeUpLab:
-    """A strategies.base.Lab of made-up tasks. probed: whether it was asked for rollouts."""
+    """A strategies.base.Lab of made-up tasks.
+
+    probed: whether it was asked for rollouts. numbers: how many tasks it made, by kind and step.
+    """
 
     config: ConfigDict
     tasks: TaskPool
     scenarios: Sequence[Task] = tuple(Task(f"scenario_{i}", "made_up", {"id": i}) for i in range(3))
     probed: bool = False
+    numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)
 
     def offered(self, scenario: Task) -> frozenset[str]:
         return frozenset(f"tool_{i}" for i in range(8))
@@ -233,34 +240,65 @@ class MadeUpLab:
             for e in evidence
         ]
 
-    def synthesize(self, contexts: Sequence[Context], **wanted: Any) -> SynthesisStats:
+    def synthesize(
+        self, contexts: Sequence[Context], *, into: TaskPool | None = None, **wanted: Any
+    ) -> SynthesisStats:
         request = SynthesisRequest(**wanted)
-        return self._add(dataclasses.replace(request, wanted=min(request.wanted, len(contexts))))
+        return self._add(contexts[: request.wanted], request, into)
 
     def synthesize_unguided(
-        self, *, scenarios: Sequence[Task] | None = None, **wanted: Any
+        self, *, scenarios: Sequence[Task] | None = None, into: TaskPool | None = None, **wanted: Any
     ) -> SynthesisStats:
-        return self._add(SynthesisRequest(**wanted))
+        request = SynthesisRequest(**wanted)
+        free = [unguided(s, f"{request.kind}-{s.id}") for s in scenarios or self.scenarios]
+        return self._add([free[i % len(free)] for i in range(request.wanted)], request, into)
+
+    def adopt(
+        self, tasks: Sequence[Task], *, kind: str, solved: Mapping[str, float] | None = None
+    ) -> SynthesisStats:
+        assert all(task.turns for task in tasks)
+        own = [dataclasses.replace(t, lineage=dataclasses.replace(t.lineage, kind=kind)) for t in tasks]
+        added = sum(refusal is None for refusal in self.tasks.add(own))
+        return SynthesisStats(proposed=len(tasks), accepted=len(tasks), added=added)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
 
-    def _add(self, request: SynthesisRequest) -> SynthesisStats:
-        kind, step, count = request.kind, request.step, request.wanted
-        new = [made_up_task(f"{kind}-{step}-{i}", request.rng, kind, step) for i in range(count)]
+    def _add(
+        self, contexts: Sequence[Context], request: SynthesisRequest, into: TaskPool | None
+    ) -> SynthesisStats:
+        kind, step, new = request.kind, request.step, []
+        for context in contexts:
+            number = self.numbers[kind, step]
+            self.numbers[kind, step] += 1
+            new.append(made_up_task(f"{kind}-{step}-{number}", request.rng, kind, step, context))
         if request.admit is not None:
             new = [task for task, word in zip(new, request.admit(new), strict=True) if word.refusal is None]
-        added = sum(refusal is None for refusal in self.tasks.add(new))
-        return SynthesisStats(proposed=count, accepted=added, added=added)
+        added = sum(refusal is None for refusal in (self.tasks if into is None else into).add(new))
+        return SynthesisStats(proposed=len(contexts), accepted=added, added=added)
 
 
-def made_up_task(id: str, rng: np.random.Generator, kind: str = "initial", step: int = 0) -> Task:
-    """Makes up a task of 1 to 6 calls of 8 tools."""
-    calls = tuple(
-        Call(f"tool_{rng.integers(8)}", {"x": int(rng.integers(1000))}) for _ in range(rng.integers(1, 7))
-    )
-    return Task(id, "made_up", {"id": id}, (Turn("do it", calls),), lineage=Lineage(kind, step=step))
+def made_up_task(
+    id: str,
+    rng: np.random.Generator,
+    kind: str = "initial",
+    step: int = 0,
+    context: Context | None = None,
+) -> Task:
+    """Makes up a task of 1 to 6 calls of 8 tools, or one that follows a context's plan and limits."""
+    least, most = (context and context.calls) or (1, 6)
+    asked = [*context.plan, *context.must] if context else []
+    names = [p.name if isinstance(p, Call) else p for p in asked][:most]
+    count = max(int(rng.integers(least, most + 1)), len(names))
+    names += [f"tool_{rng.integers(8)}" for _ in range(count - len(names))]
+    calls = tuple(Call(name, {"x": int(rng.integers(1000))}) for name in names)
+    parts = min((context and context.turns) or 1, count)
+    turns = tuple(Turn("do it", calls[i::parts]) for i in range(parts))
+    born = Lineage(kind, step=step)
+    if context is not None:
+        born = Lineage(kind, context.signal, context.task.id, context.id, step=step)
+    return Task(id, "made_up", {"id": id}, turns, lineage=born)
 
 
 def _pool(config: ConfigDict) -> TaskPool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax.explorers.base import Episode, Goal, Limits
+from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted.abstractor import (
     Abstractor,
     candidates,
@@ -22,7 +23,6 @@ from coevolve_jax.explorers.scripted.explorer import (
     preferences,
     remedies,
     retry,
-    upcoming,
 )
 from coevolve_jax.explorers.scripted.tools import toolbox
 from coevolve_jax.synthesis.explore import unguided
@@ -66,6 +66,57 @@ def test_the_reference_goes_on_behind_its_actions_whatever_their_arguments():
     after = lambda *names: upcoming([a, b, a, c], said(*names), pattern)
     assert [after(), after("a"), after("a", "z", "b"), after("b")] == [a, b, a, a]
     assert [after("a", "b", "a"), after("a", "b", "a", "c"), after(*"abacz")] == [c, None, None]
+
+
+def test_a_plan_is_fulfilled_by_its_calls_as_they_are_and_by_any_call_of_a_named_action_in_order():
+    steps = [step(i, name, {"x": x}) for i, (name, x) in enumerate([("a", 1), ("b", 1), ("a", 2), ("c", 9)])]
+    a, other = Call("a", {"x": 2}), Call("a", {"x": 3})
+    assert fulfilled([a, "c"], steps, pattern) == (2, 3)
+    assert fulfilled(["a", "b", a], steps, pattern) == (0, 1, 2)
+    assert fulfilled(["b", "a", "c"], steps, pattern) == (1, 2, 3)
+    assert fulfilled([other], steps, pattern) == fulfilled(["c", "a"], steps, pattern) == ()
+    assert fulfilled([], steps, pattern) == ()
+
+
+def planned(e, *plan):
+    return dataclasses.replace(e, context=dataclasses.replace(e.context, plan=plan))
+
+
+def test_the_plan_comes_first_and_then_free_exploration():
+    a, b = Call("a", {"x": 2}), Call("b", {"x": 0})
+    e = lambda *history: planned(episode(options=options(a=9, b=1, c=1), history=history), a, "b")
+    assert {choose(e(), pattern) == a for _ in range(20)} == {True}
+    assert {choose(e(step(0, "a", {"x": 2})), pattern) == b for _ in range(20)} == {True}
+    done = e(step(0, "a", {"x": 2}), step(1, "b", {"x": 0}))
+    assert {choose(done, pattern).name for _ in range(200)} == set("abc")
+    away = planned(episode(options=options(b=2, c=1)), a)  # the action is not on offer yet
+    assert {choose(away, pattern).name for _ in range(200)} == set("bc")
+    alike = planned(episode(options=options(a=2, b=1)), Call("a", {"x": 77}))  # only its action is
+    assert {choose(alike, pattern).name for _ in range(50)} == {"a"}
+
+
+def test_a_plan_for_tools_is_followed_as_it_is_and_its_actions_are_filled():
+    tools = [schema("open_file", ["file"]), schema("lock"), schema("paint")]
+    call = Call("open_file", {"file": "never seen"})
+    e = planned(episode(tools=tools), call, "lock", "no such tool")
+    explorer, history, made = Explorer(pattern), [], []
+    for n in range(2):
+        (chosen,) = explorer.act([dataclasses.replace(e, history=tuple(history))])
+        made.append(chosen)
+        history.append(step(n, chosen.name, chosen.arguments))
+    assert made == [call, Call("lock", {})]
+    assert explorer.act([dataclasses.replace(e, history=tuple(history))])[0].name in ("open_file", "paint")
+
+
+def test_what_a_context_asks_for_narrows_the_limits_and_never_widens_them():
+    limits = Limits(3, min_calls=2, max_calls=6, max_turns=3)
+    of = lambda **asked: limits.of(dataclasses.replace(unguided(file_task(), "c"), **asked))
+    assert of() == limits
+    assert (of(calls=(3, 4)).min_calls, of(calls=(3, 4)).max_calls) == (3, 4)
+    assert (of(calls=(1, 9)).min_calls, of(calls=(1, 9)).max_calls) == (2, 6)
+    assert (of(calls=(8, 8)).min_calls, of(calls=(8, 8)).max_calls) == (6, 6)
+    assert (of(turns=2).min_turns, of(turns=2).max_turns) == (2, 2)
+    assert (of(turns=9).min_turns, of(turns=9).max_turns) == (3, 3)
 
 
 @pytest.mark.parametrize("round, share", [(0, 0.25), (2, 0.65)])

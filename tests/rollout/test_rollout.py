@@ -23,6 +23,7 @@ from coevolve_jax.rollout.engine import Completion
 from coevolve_jax.rollout.limits import Limits
 from coevolve_jax.rollout.native.engine import NativeEngine
 from coevolve_jax.rollout.tool_call_format import parse_calls, render_call
+from coevolve_jax.strategies.base import spans
 from coevolve_jax.types import Call, Group, Task, TrainingSample, Turn
 from tests.support.paths import ROOT
 
@@ -95,6 +96,38 @@ def play(policy, env_pool, messages, task=TASK, cut=False, **limits):
     settings_ = Limits(**{**dict(max_length=2000, max_new_tokens=200), **limits})
     agent = Agent(engine, policy.chat, env_pool, bfcl.tools, settings_, concurrency=1)
     return agent.rollout_groups([task], [[0]], 1.0)[0].trajectories[0], engine
+
+
+def ending(policy, env_pool, messages, **more):
+    agent = Agent(Script(policy, messages), policy.chat, env_pool, bfcl.tools, Limits(2000, 200), 1, **more)
+    (t,) = agent.rollout_groups([TASK], [[0]], 1.0)[0].trajectories
+    return t
+
+
+def test_equal_endings_mean_equal_effects_and_answers(policy, env_pool):
+    look, other = render_call(Call("ls", {})), render_call(Call("mkdir", {"dir_name": "other"}))
+    again = [RIGHT[0], RIGHT[0], "Done.", RIGHT[2], "Done."]  # the second call fails and changes nothing
+    told = lambda messages: ending(policy, env_pool, messages, endings=True)
+    right = told(RIGHT)
+    assert right.ending and right.outcome.success and told(RIGHT).ending == right.ending
+    assert told(again).ending == right.ending
+    assert told(["Done.", *RIGHT[:1], *RIGHT[2:]]).ending != right.ending  # done in another turn
+    assert told([other, *RIGHT]).ending != right.ending  # another state
+    assert told([*RIGHT[:1], look, *RIGHT[1:]]).ending != right.ending  # another last answer
+    assert told([*RIGHT[:2], render_call(Call("rm", {"file_name": "notes.txt"})), "Done."]).ending not in (
+        right.ending,
+        "",
+    )
+    assert ending(policy, env_pool, RIGHT).ending == ""
+
+
+def test_every_step_names_the_message_that_holds_its_call(policy, env_pool):
+    two = RIGHT[0] + "\n" + render_call(Call("ls", {}))
+    t = ending(policy, env_pool, [two, "Done.", RIGHT[2], "Done."])
+    assert [s.message for s in t.steps] == [0, 0, 2]
+    written = [policy.tokenizer.decode(t.ids[span]) for span in spans(t)]
+    assert [s.call.name in written[s.message] for s in t.steps] == [True] * 3
+    assert len(written) == 4 and sum(s.stop - s.start for s in spans(t)) == t.mask.sum()
 
 
 # ---- Tool-call text ------------------------------------------------------------------------------------

@@ -472,17 +472,17 @@ def rollout(calls, success):
 
 
 def test_the_first_call_that_a_failure_misses_is_to_blame():
-    a, b, c = call("a", x=1), call("b", x=1), call("c")
-    wrong = call("b", x=2)
-    assert blame.attempts([a, b, c], rollout([a, b, c], True)) == [(a, False), (b, False), (c, False)]
-    assert blame.attempts([a, b, c], rollout([a, wrong, c], False)) == [(a, False), (b, True)]
-    assert blame.attempts([a, b, c], rollout([call("z"), a, b], False)) == [(a, False), (b, False), (c, True)]
-    assert blame.attempts([a, b, c], rollout([b, a, c], False)) == [
-        (a, False),
-        (b, True),
-    ]  # the order matters
-    assert blame.attempts([a, b, c], rollout([a], True)) == [(a, False)]
-    assert blame.attempts([], rollout([a], False)) == []
+    a, b, c, wrong = call("a", x=1), call("b", x=1), call("c"), call("b", x=2)
+    asked = lambda calls, **more: Task("t", "made_up", {}, (Turn("do it", tuple(calls)),), **more)
+    came = lambda reference, made, success: blame.attempts(asked(reference), rollout(made, success))
+    assert came([a, b, c], [a, b, c], True) == [("a", False), ("b", False), ("c", False)]
+    assert came([a, b, c], [a, wrong, c], False) == [("a", False), ("b", True)]
+    assert came([a, b, c], [call("z"), a, b], False) == [("a", False), ("b", False), ("c", True)]
+    assert came([a, b, c], [b, a, c], False) == [("a", False), ("b", True)]  # the order matters
+    assert came([a, b, c], [a], True) == [("a", False)]
+    assert came([], [a], False) == []
+    named = asked([a, b], patterns=("a east", "b north"))
+    assert blame.attempts(named, rollout([a], False)) == [("a east", False), ("b north", True)]
 
 
 def test_weights_prefer_what_is_neither_mended_nor_hopeless():

@@ -41,7 +41,7 @@ class Abstractor:
     def abstract(
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
-        asked = [e for e in explorations if len(_sound(e)) >= limits.min_calls]
+        asked = [e for e in explorations if len(_sound(e)) >= limits.of(e.context).min_calls]
         questions = [
             question(
                 "abstract",
@@ -49,14 +49,14 @@ class Abstractor:
                 {"context": e.context.id},
                 tools=tool_lines(_used(e)),
                 rounds=[list(own) for own in _rounds(e)],
-                limits=limits,
+                limits=limits.of(e.context),
                 **lead(e.context),
             )
             for e in asked
         ]
         answers = self._client.ask("abstract", questions, Tasks)
         found = {
-            id(e): self._sound_tasks(e, answer, limits)
+            id(e): self._sound_tasks(e, answer, limits.of(e.context))
             for e, answer in zip(asked, answers, strict=True)
             if answer is not None
         }
@@ -68,7 +68,7 @@ class Abstractor:
         ]
         solutions = iter(shorten(goals))
         return [
-            self._proposals(e, own, list(itertools.islice(solutions, len(own))), limits)
+            self._proposals(e, own, list(itertools.islice(solutions, len(own))), limits.of(e.context))
             for e, own in zip(explorations, wanted, strict=True)
         ]
 
@@ -88,6 +88,8 @@ class Abstractor:
                 refusal = "steps_out_of_order"
             elif len(task.turns) > limits.max_turns or len(steps) > 2 * limits.max_calls:
                 refusal = "task_too_long"
+            elif len(task.turns) < limits.min_turns:
+                refusal = "too_few_turns"
             else:
                 refusal = "" if len(kept) < limits.proposals else "more_than_asked"
             if refusal:

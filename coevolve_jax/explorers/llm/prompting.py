@@ -71,6 +71,11 @@ def call_lines(calls: Iterable[Call]) -> list[str]:
     return [_in_a_line({"tool": call.name, "arguments": dict(call.arguments)}) for call in calls]
 
 
+def plan_lines(context: Context) -> list[str]:
+    """One line per item of the context's plan: a call as JSON, or an action pattern."""
+    return [line(item) if isinstance(item, str) else call_lines([item])[0] for item in context.plan]
+
+
 def tool_lines(tools: Iterable[dict]) -> list[str]:
     """One line of JSON per function schema."""
     return [_in_a_line(tool["function"]) for tool in tools]

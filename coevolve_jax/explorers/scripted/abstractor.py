@@ -12,6 +12,7 @@ import numpy as np
 
 from coevolve_jax.explorers.base import Exploration, Goal, Limits, Proposal, Shorten
 from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.plans import fulfilled
 from coevolve_jax.explorers.scripted.arguments import MAX_STRING, succeeded
 from coevolve_jax.types import Call, Triplet, Turn
 
@@ -28,12 +29,16 @@ class Abstractor:
         self, explorations: Sequence[Exploration], limits: Limits, shorten: Shorten
     ) -> list[list[Proposal]]:
         goals = [
-            propose_goals(exploration, limits, self._action_pattern, self._wording)
+            propose_goals(exploration, limits.of(exploration.context), self._action_pattern, self._wording)
             for exploration in explorations
         ]
         solutions = iter(shorten([goal for own in goals for goal in own]))
         return [
-            self._word_all(exploration, list(itertools.islice(solutions, len(own))), limits)
+            self._word_all(
+                exploration,
+                list(itertools.islice(solutions, len(own))),
+                limits.of(exploration.context),
+            )
             for exploration, own in zip(explorations, goals)
         ]
 
@@ -46,14 +51,16 @@ class Abstractor:
             if solution is not None and limits.min_calls <= len(solution.steps) <= limits.max_calls:
                 key = " ".join(signature(t.call) for t in solution.steps)
                 if key not in proposals:
-                    proposals[key] = self._propose(exploration, solution, limits.max_turns)
+                    proposals[key] = self._propose(exploration, solution, limits)
         return list(proposals.values())
 
-    def _propose(self, exploration: Exploration, solution: Goal, max_turns: int) -> Proposal:
+    def _propose(self, exploration: Exploration, solution: Goal, limits: Limits) -> Proposal:
         """Splits a solution into user turns and words them."""
         rng, calls = exploration.rng, tuple(t.call for t in solution.steps)
-        shares = np.array(TURN_SHARES[: min(max_turns, len(calls))])
-        count = 1 + int(rng.choice(len(shares), p=shares / shares.sum()))
+        least = min(limits.min_turns, len(calls))
+        # The least number may lie beyond the shares: then it is the only one.
+        shares = np.array(TURN_SHARES[least - 1 : min(limits.max_turns, len(calls))] or (1.0,))
+        count = least + int(rng.choice(len(shares), p=shares / shares.sum()))
         cuts = sorted(1 + int(i) for i in rng.choice(len(calls) - 1, size=count - 1, replace=False))
         turns = tuple(
             Turn(word(calls[a:b], exploration.tools, rng, self._wording), calls[a:b])
@@ -77,8 +84,9 @@ def propose_goals(
 ) -> list[Goal]:
     """Draws up to limits.proposals different goals, each from the steps of one round.
 
-    A step in the focus is four times as likely as another. If the draw misses a tool in the context's `must`,
-    a step with that tool replaces a random one.
+    The first is the context's plan, where a round followed all of it. A step in the focus is four times as
+    likely as another. If the draw misses an action in the context's `must`, a step with that action replaces
+    a random one.
 
     wording: the family's words for a call.
     """
@@ -88,9 +96,11 @@ def propose_goals(
     }
     usable = [rounds[r] for r in sorted(rounds) if len(rounds[r]) >= limits.min_calls]
     must = set(exploration.context.must)
-    usable = [steps for steps in usable if must <= {t.call.name for t in steps}]
-    goals = []
-    for _ in range(limits.proposals if usable else 0):
+    usable = [steps for steps in usable if must <= {action_pattern(t.call) for t in steps}]
+    plan = exploration.context.plan
+    followed = [fulfilled(plan, steps, action_pattern) for steps in usable] if plan else []
+    goals = [steps for steps in followed if steps][:1]
+    for _ in range(limits.proposals - len(goals) if usable else 0):
         steps = usable[rng.integers(len(usable))]
         allowed = list(range(limits.min_calls, min(limits.max_calls, len(steps)) + 1))
         shares = np.array([SIZE_SHARES.get(n, 0.01) for n in allowed])
@@ -98,8 +108,8 @@ def propose_goals(
         focus = exploration.context.focus_pattern
         weights = np.array([4.0 if action_pattern(t.call) in focus else 1.0 for t in steps])
         picked = rng.choice(len(steps), size=size, replace=False, p=weights / weights.sum()).tolist()
-        for tool in sorted(must - {steps[i].call.name for i in picked}):
-            able = [i for i, t in enumerate(steps) if t.call.name == tool]
+        for action in sorted(must - {action_pattern(steps[i].call) for i in picked}):
+            able = [i for i, t in enumerate(steps) if action_pattern(t.call) == action]
             picked[int(rng.integers(len(picked)))] = able[rng.integers(len(able))]
         goals.append(tuple(sorted(steps[i].index for i in set(picked))))
     return [Goal(exploration, wanted) for wanted in dict.fromkeys(goals)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from coevolve_jax.explorers.base import Episode
 from coevolve_jax.explorers.evidence import signature
+from coevolve_jax.explorers.plans import action_of, upcoming
 from coevolve_jax.explorers.scripted.arguments import Bank, fill, harvest_state, succeeded, vary
 from coevolve_jax.explorers.scripted.tools import Tool, related, tokens, toolbox
 from coevolve_jax.types import Call, Triplet
@@ -45,8 +46,8 @@ class Explorer:
         if again is not None and e.rng.random() < REPAIR:
             return again
         tried = {signature(t.call) for t in e.history}
-        for _ in range(8):
-            call = propose(e, box, bank, self._action_pattern)
+        for n in range(8):
+            call = propose(e, box, bank, self._action_pattern, off_plan=n > 3)
             line = signature(call)
             if line not in tried and not any(a.startswith(line) for a in e.context.avoid):
                 return call
@@ -75,12 +76,19 @@ class Explorer:
 def choose(e: Episode, action_pattern: Callable[[Call], str]) -> Call | None:
     """Draws one of the episode's options; None where all are to be avoided.
 
-    With a boundary signal it mostly is the task's next reference call, or an option with the same action.
-    Otherwise the weights favour actions in focus and actions that are new in this round.
+    The next step of the context's plan comes first, as soon as it is on offer: the call itself, or one with
+    its action. With a boundary signal it mostly is the task's next reference call, or an option with the same
+    action. Otherwise the weights favour actions in focus and actions that are new in this round.
     """
     options = [o for o in e.options if not any(a.startswith(signature(o)) for a in e.context.avoid)]
     if not options:
         return None
+    planned = upcoming(e.context.plan, e.history, action_pattern)
+    if planned is not None:
+        alike = [o for o in options if action_of(o, action_pattern) == action_of(planned, action_pattern)]
+        alike = [o for o in alike if o == planned] or alike
+        if alike:
+            return alike[e.rng.integers(len(alike))]
     if e.context.signal == "boundary":
         step = upcoming(e.context.task.calls, e.history, action_pattern)
         if step in options and e.rng.random() > STRAY:
@@ -104,13 +112,25 @@ def changes(e: Episode) -> bool:
     return e.rng.random() < 0.25 + 0.2 * e.round
 
 
-def propose(e: Episode, box: Mapping[str, Tool], bank: Bank, action_pattern: Callable[[Call], str]) -> Call:
-    """Makes one candidate for the next call."""
+def propose(
+    e: Episode,
+    box: Mapping[str, Tool],
+    bank: Bank,
+    action_pattern: Callable[[Call], str],
+    off_plan: bool = False,
+) -> Call:
+    """Makes one candidate for the next call. off_plan: the plan's next call cannot be made again."""
     if e.history and not succeeded(e.history[-1].observation):
         helpers = remedies(e.history[-1], box)
         if e.rng.random() < (REPAIR if helpers else LOOK):
             helpers = helpers or [t for t in box.values() if not t.required] or list(box.values())
             return fill(helpers[e.rng.integers(len(helpers))], bank, e.rng)
+    planned = upcoming(e.context.plan, e.history, action_pattern)
+    if planned is not None and not off_plan:
+        if isinstance(planned, Call) and planned.name in box:
+            return planned
+        if isinstance(planned, str) and planned in box:
+            return fill(box[planned], bank, e.rng)
     if e.context.signal == "boundary":
         step = upcoming(e.context.task.calls, e.history, action_pattern)
         if step is not None and step.name in box and e.rng.random() > STRAY:
@@ -136,17 +156,6 @@ def preferences(e: Episode, box: Mapping[str, Tool]) -> np.ndarray:
     if e.context.signal not in ("forgetting", "boundary"):
         on = on + 2 * rarest
     return (1 - share) * on / on.sum() + share * next_to * fresh / max(next_to.sum(), 1) + spread
-
-
-def upcoming(
-    reference: Sequence[Call], history: Sequence[Triplet], action_pattern: Callable[[Call], str]
-) -> Call | None:
-    """The reference call after those that this round has made, matched by action and in order."""
-    position = 0
-    for triplet in history:
-        if position < len(reference) and action_pattern(triplet.call) == action_pattern(reference[position]):
-            position += 1
-    return reference[position] if position < len(reference) else None
 
 
 def remedies(failure: Triplet, box: Mapping[str, Tool]) -> list[Tool]:

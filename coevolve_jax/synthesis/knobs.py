@@ -1,0 +1,75 @@
+"""A proposer without a language model: a softmax policy over the settings of a context, learnt by REINFORCE.
+
+It stands where a paper trains a model to write tasks. The settings are factors such as the number of calls.
+Each has a softmax of its own over its values, so a few dozen rewards can move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class KnobPolicy:
+    """Independent softmax distributions, one per factor.
+
+    factors: name -> values (JSON). state: of `to_json`.
+
+    Raises ValueError for a factor without values.
+    """
+
+    def __init__(self, factors: Mapping[str, Sequence[Any]], state: Mapping | None = None):
+        if empty := [name for name, values in factors.items() if not values]:
+            raise ValueError(f"Factor {empty[0]!r} of the proposer has no values: give it at least one.")
+        self.factors = {name: tuple(values) for name, values in factors.items()}
+        old = state or {}
+        self._logits = {
+            name: np.array(old.get(name) or np.zeros(len(values)), np.float64)
+            for name, values in self.factors.items()
+        }
+
+    def shares(self, factor: str) -> np.ndarray:
+        """Returns the probability of each value of a factor [values]."""
+        logits = self._logits[factor]
+        odds = np.exp(logits - logits.max())
+        return odds / odds.sum()
+
+    def sample(self, count: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+        """Draws `count` settings: factor -> value."""
+        drawn = {f: rng.choice(len(v), size=count, p=self.shares(f)) for f, v in self.factors.items()}
+        return [{f: self.factors[f][int(drawn[f][i])] for f in self.factors} for i in range(count)]
+
+    def update(
+        self,
+        drawn: Sequence[Mapping[str, Any]],
+        advantages: Sequence[float],
+        learning_rate: float = 1.0,
+        kl_coef: float = 0.0,
+    ) -> None:
+        """Takes one policy-gradient step on all factors, with a KL penalty towards the uniform distribution.
+
+        advantages: one per setting of `drawn`. Without settings nothing changes.
+        """
+        if not drawn:
+            return
+        weights = np.asarray(advantages, np.float64)
+        for factor, values in self.factors.items():
+            pi = self.shares(factor)
+            chosen = np.array([values.index(d[factor]) for d in drawn])
+            gain = np.mean(weights[:, None] * (np.eye(len(values))[chosen] - pi), axis=0)
+            entropy = -np.sum(pi * np.log(pi))
+            pull = pi * (np.log(pi) + entropy)  # gradient of KL(pi || uniform) by the logits
+            self._logits[factor] += learning_rate * (gain - kl_coef * pull)
+
+    def to_json(self) -> dict:
+        """Returns the logits by factor."""
+        return {factor: logits.tolist() for factor, logits in self._logits.items()}
+
+
+def standardised(rewards: Sequence[float]) -> np.ndarray:
+    """Returns (reward - mean) / standard deviation; zeros where all are equal [n]."""
+    values = np.asarray(rewards, np.float64)
+    spread = values.std() if len(set(values.tolist())) > 1 else 0.0
+    return (values - values.mean()) / spread if spread else np.zeros(len(values))

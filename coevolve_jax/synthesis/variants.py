@@ -1,0 +1,61 @@
+"""Contexts that ask for a variant of a task: one call less or more, other arguments, another scene or turn.
+
+A variant is only a plan (types.Context.plan). Exploration follows it in the real environment, and what comes
+of it is worded, shortened, validated and compared with the evaluation tasks as any task is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from coevolve_jax.types import Context, Task
+
+OPERATORS = ("drop_call", "add_call", "other_arguments", "other_scene", "new_turn")
+
+
+def variant(
+    task: Task, operator: str, scenarios: Sequence[Task], rng: np.random.Generator, id: str
+) -> Context:
+    """Returns the context for one variant of a task.
+
+        drop_call         the same calls but one, drawn at random
+        add_call          the same calls, and one more after them
+        other_arguments   the same actions, with arguments that the explorer fills
+        other_scene       the same actions in another scenario, drawn at random
+        new_turn          the same calls and one more, in one user turn more
+
+    Args:
+      scenarios: of which another scene is drawn.
+      id: of the context.
+
+    Raises:
+      ValueError: an unknown operator, or drop_call for a task of one call.
+    """
+    calls, count = task.calls, len(task.calls)
+    base = Context(
+        id=id, signal=operator, task=task, summary="A variant of this task is wanted.", failure_cause="",
+        instability_pattern="", focus_pattern=tuple(dict.fromkeys(task.actions)), avoid=(),
+    )  # fmt: skip
+    if operator == "drop_call":
+        if count < 2:
+            raise ValueError(
+                f"Task {task.id} has {count} call, so none can be dropped: use another operator."
+            )
+        out = int(rng.integers(count))
+        plan = tuple(call for i, call in enumerate(calls) if i != out)
+        return dataclasses.replace(base, plan=plan, calls=(count - 1, count - 1))
+    if operator == "add_call":
+        return dataclasses.replace(base, plan=calls, calls=(count + 1, count + 1))
+    if operator == "other_arguments":
+        return dataclasses.replace(base, plan=task.actions, calls=(count, count))
+    if operator == "other_scene":
+        others = [s for s in scenarios if s.scenario != task.scenario] or list(scenarios)
+        place = others[int(rng.integers(len(others)))]
+        return dataclasses.replace(base, task=place, plan=task.actions, calls=(count, count))
+    if operator == "new_turn":
+        turns = len(task.turns) + 1
+        return dataclasses.replace(base, plan=calls, calls=(count + 1, count + 1), turns=turns)
+    raise ValueError(f"There is no operator {operator!r}: use one of {', '.join(OPERATORS)}.")

@@ -1,0 +1,120 @@
+"""The functions that strategies share: odds, agreement of endings, messages, and needs that are refused."""
+
+import dataclasses
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from coevolve_jax import config as configs
+from coevolve_jax.strategies.base import collect_batch, majority, offering, solve_rate, spans
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
+from coevolve_jax.types import Group, Outcome
+from tests.support.paths import ROOT
+
+CONFIG = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
+
+
+def pool(count, kind="initial"):
+    tasks, rng = TaskPool(), np.random.default_rng(0)
+    tasks.add([made_up_task(f"{kind}-0-{i}", rng, kind) for i in range(count)])
+    return tasks
+
+
+def test_the_odds_of_a_method_decide_its_batches_and_odds_of_zero_retire_a_task():
+    config = configs.override(CONFIG, {"rollout.tasks_per_step": 4, "rollout.group_size": 2})
+    tasks, drawn = pool(12), Counter()
+    weights = lambda d_t: np.array([0, 8.0, *[1.0] * (len(d_t) - 2)])
+    for step in range(300):
+        groups = collect_batch(config, step, tasks, MadeUpRoll(config, step), weights=weights)
+        drawn.update(g.task.id for g in groups)
+    assert drawn["initial-0-0"] == 0
+    others = [drawn[f"initial-0-{i}"] for i in range(2, 12)]
+    assert drawn["initial-0-1"] > 2 * max(others) and min(others) > 0.5 * max(others)
+
+
+def test_the_share_of_new_tasks_may_be_the_methods_own():
+    config = configs.override(CONFIG, {"rollout.tasks_per_step": 8, "rollout.group_size": 1})
+    tasks = pool(20)
+    tasks.add(list(pool(8, "signal")))
+    for share, least in ((0.5, 4), (1.0, 8)):
+        groups = collect_batch(config, 1, tasks, MadeUpRoll(config, 1), min_evolved_share=share)
+        assert sum(g.task.lineage.kind == "signal" for g in groups) >= least
+
+
+def group(*rows):
+    """A group of rollouts, each of (ending, stop, valid)."""
+    task = made_up_task("t", np.random.default_rng(0))
+    made = made_up_rollout(np.random.default_rng(0), task, 0, 0)
+    return Group(
+        task,
+        tuple(
+            dataclasses.replace(
+                made, rollout_index=i, ending=ending, stop=stop, outcome=Outcome(0.0, False, valid)
+            )
+            for i, (ending, stop, valid) in enumerate(rows)
+        ),
+    )
+
+
+def test_the_majority_is_found_without_the_reference():
+    done = lambda ending, valid=True: (ending, "done", valid)
+    assert majority(group(done("a"), done("b"), done("a"))) == (2 / 3, "a", [True, False, True])
+    # A rollout that a limit cut agrees with nobody, and an invalid one is not there.
+    cut = group(done("a"), ("a", "step_limit", True), done("b", False), done("c"))
+    assert majority(cut) == (1 / 3, "a", [True, False, False])
+    assert majority(group(("a", "token_limit", True))) == (0.0, "", [False])
+    assert majority(group(done("", True), done("a"))) == (0.5, "a", [False, True])
+    assert majority(group(done("a", False))) == (0.0, "", [])
+    assert solve_rate(group(done("a", False))) is None
+
+
+def test_spans_are_the_runs_of_the_mask():
+    made = made_up_rollout(np.random.default_rng(0), made_up_task("t", np.random.default_rng(0)), 0, 0)
+    for row in ("0110111", "1", "000", "1101", ""):
+        t = dataclasses.replace(made, mask=np.array([c == "1" for c in row], bool))
+        expected, start = [], None
+        for i, c in enumerate(row + "0"):
+            if c == "1" and start is None:
+                start = i
+            elif c == "0" and start is not None:
+                expected.append(slice(start, i))
+                start = None
+        assert spans(t) == expected
+
+
+def test_a_pattern_of_the_familys_own_is_offered_anywhere_and_a_tool_where_it_is_listed():
+    lab = MadeUpLab(CONFIG, pool(3))
+    assert list(map(len, offering(lab, ["tool_1", "go north"]).values())) == [3, 0]
+    named = dataclasses.replace(
+        made_up_task("n", np.random.default_rng(9)), id="n", scenario={"n": 1}, patterns=("go north",)
+    )
+    lab.tasks.add([named])
+    assert len(offering(lab, ["go north"])["go north"]) == 3
+    assert len(offering(lab, ["go north"], lab.scenarios[:1])["go north"]) == 1
+
+
+@pytest.mark.parametrize(
+    "need, key, value, why",
+    [
+        ("fresh", "rollout.max_staleness", 1, "draws each batch by what it learned"),
+        ("probe", "evolution.async_steps", 1, "asks for rollouts while the training set evolves"),
+    ],
+)
+def test_what_a_method_needs_is_refused_by_name_where_it_is_missing(monkeypatch, need, key, value, why):
+    module = types.ModuleType("my_method")
+    module.make, module.NEEDS = (lambda config, state=None: None), frozenset({need})
+    monkeypatch.setitem(__import__("sys").modules, "my_package", types.ModuleType("my_package"))
+    monkeypatch.setitem(__import__("sys").modules, "my_package.my_method", module)
+    config = configs.override(CONFIG, {"strategy.name": "my_package.my_method"})
+    configs.check(config)
+    assert configs.needs(config) == {need}
+    with pytest.raises(
+        ValueError, match=rf"config\.{key} is {value}: it must be 0: strategy my_package.*{why}"
+    ):
+        configs.check(configs.override(config, {key: value, "learner.epochs": 1}))
+    module.NEEDS = frozenset({"telepathy"})
+    with pytest.raises(ValueError, match="names 'telepathy': the services are fresh, probe"):
+        configs.check(config)

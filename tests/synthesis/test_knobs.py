@@ -1,0 +1,48 @@
+"""The proposer over settings: its gradient against differences, its pull to the uniform, and learning."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
+
+FACTORS = {"calls": (2, 3, 4), "key": ("a", "b")}
+
+
+@given(st.lists(st.floats(-2, 2), min_size=3, max_size=3), st.floats(0, 1), st.integers(0, 99))
+def test_an_update_is_the_gradient_of_reward_and_divergence(logits, kl, seed):
+    rng = np.random.default_rng(seed)
+    drawn, advantages = KnobPolicy(FACTORS).sample(5, rng), rng.normal(size=5)
+    start = {"calls": logits, "key": [0.0, 0.3]}
+    policy = KnobPolicy(FACTORS, start)
+    policy.update(drawn, advantages, learning_rate=0.5, kl_coef=kl)
+
+    def objective(theta):  # mean of A log pi(x), less kl times KL(pi || uniform)
+        log_pi = theta - np.log(np.exp(theta).sum())
+        chosen = [FACTORS["calls"].index(d["calls"]) for d in drawn]
+        pi = np.exp(log_pi)
+        return np.mean(advantages * log_pi[chosen]) - kl * np.sum(pi * (log_pi + np.log(3)))
+
+    theta, eps = np.array(logits), 1e-5
+    gradient = [(objective(theta + eps * e) - objective(theta - eps * e)) / (2 * eps) for e in np.eye(3)]
+    np.testing.assert_allclose(policy.to_json()["calls"], theta + 0.5 * np.array(gradient), atol=1e-6)
+
+
+def test_it_learns_what_pays_and_goes_on_from_its_state():
+    rng, policy = np.random.default_rng(0), KnobPolicy(FACTORS)
+    for _ in range(30):
+        policy = KnobPolicy(FACTORS, policy.to_json())
+        drawn = policy.sample(32, rng)
+        policy.update(drawn, standardised([float(d["calls"] == 4) for d in drawn]), kl_coef=0.01)
+    assert policy.shares("calls")[2] > 0.9 and policy.shares("key") == pytest.approx([0.5, 0.5], abs=0.2)
+
+
+def test_equal_rewards_and_no_drafts_change_nothing():
+    policy = KnobPolicy(FACTORS)
+    policy.update(policy.sample(4, np.random.default_rng(0)), standardised([0.3] * 4))
+    policy.update([], [])
+    assert policy.to_json() == {"calls": [0.0] * 3, "key": [0.0] * 2}
+    assert standardised([1.0, 3.0]).tolist() == [-1.0, 1.0]
+    with pytest.raises(ValueError, match="Factor 'key' of the proposer has no values"):
+        KnobPolicy({"key": ()})
