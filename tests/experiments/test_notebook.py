@@ -195,3 +195,20 @@ def test_the_settings_for_a_gpu_are_configs_that_can_be_run():
     assert need.total + cache > plan.USABLE * plan.TOPOLOGIES["gpu-1x16"].memory  # too much without adapters
     (text,) = [cell.source for cell in notebook().cells if cell.id == "gpu-text"]
     assert f"{need.total / plan.GB:.1f} GB" in text and f"{cache / plan.GB:.1f} GB" in text
+
+
+def test_the_settings_for_smollm2_are_a_config_that_can_be_run_and_its_memory_is_counted():
+    (cell,) = [cell for cell in notebook().cells if cell.id == "smollm2-settings"]
+    scope = {}
+    exec(cell.source, scope)
+    config = override(load_file(ROOT / scope["SMOLLM2_CONFIG"]), scope["SMOLLM2"])
+    check(config)
+    assert config.learner.dtype == config.engine.dtype == "float32" and not config.learner.lora_rank
+    width, layers, kv_heads, vocabulary, hidden = 576, 30, 3, 49152, 1536
+    layer = width * (width + 2 * kv_heads * 64 + width) + 3 * width * hidden + 2 * width
+    parameters = layers * layer + vocabulary * width + width
+    cache = 2 * layers * kv_heads * 64 * 4
+    size = cache * config.engine.max_concurrency * config.rollout.max_length
+    (text,) = [cell.source for cell in notebook().cells if cell.id == "smollm2-text"]
+    assert f"take {4 * 4 * parameters / 1e9:.1f} GB" in text
+    assert f"{size / 1e9:.1f} GB ({cache:,} bytes per token for {config.engine.max_concurrency} conv" in text
