@@ -13,7 +13,8 @@ FEW = 5  # seeds; with fewer, the spread between them is not known
 EQUAL = 0.01  # relative difference up to which budgets count as equal
 HELD_OUT = ("balanced", "iid")  # names of the held-out sets in evaluations
 # Columns of cells.csv in which arms should not differ. The others may.
-BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
+BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
+OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either
 
 
 def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
@@ -47,9 +48,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     for key in BOUND:
         ends = {}  # by seed: the rows with the least and the most of it, where these differ
         for seed, rows in by_seed.items():
-            bound = [
-                r for r in rows if r.get(key) is not None and (key == "rollouts" or not _static(r["arm"]))
-            ]
+            bound = [r for r in rows if r.get(key) is not None and (key in OF_ALL or not _static(r["arm"]))]
             low, high = (end(bound, key=lambda r: r[key], default={key: 0}) for end in (min, max))
             if high[key] - low[key] > EQUAL * max(abs(high[key]), abs(low[key])):
                 ends[seed] = low, high

@@ -99,6 +99,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
     weak = set(config.get("testbed", {}).get("weak_tools", ()))
     visits = sum(t["record"]["trained"] for t in tasks)
     return {
+        "steps": summary.get("steps"),
         "rollouts": total("rollouts/"),
         **_lost(workdir, metrics),
         "sampled_tokens": total("sampled_tokens/"),
