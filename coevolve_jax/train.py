@@ -136,8 +136,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                 run.save(learner, state, evolve.to_json())
             with saving():
                 run.evaluate_if_due(held_out)  # the last run may have ended during this evaluation
-            for step in range(run.state.step, last):
-                seconds = run.seconds_so_far()
+            while run.state.step < last and not run.ended:
+                step, seconds = run.state.step, run.seconds_so_far()
                 with timed(seconds, "step"):
                     # A checkpoint may lie between a step's update and its evolution: then only 4. is left.
                     if run.state.pending is None:
@@ -167,16 +167,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
                 run.log(evolved, seconds)
                 with saving():
                     run.evaluate_if_due(held_out)
-                if run.state.step % c.checkpoint.every == 0 or run.state.step == last:
+                if run.state.step % c.checkpoint.every == 0 or run.state.step == last or run.ended:
                     run.save(learner, state, evolve.to_json())
 
             evolve.close()
 
         # ---- Final evaluation and export -----------------------------------------------------------
-        if last < c.steps:
+        if last < run.state.step or not run.ended:
             return {}
         with interruptible(), run.noting_divergence():
-            run.evaluated(partial(held_out, greedy=True))
+            run.evaluated(partial(held_out, greedy=True, last=True))
         learner.save_policy(state, workdir / "policy")
         policy.tokenizer.save_pretrained(workdir / "policy")
     return run.finish(used)

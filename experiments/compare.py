@@ -11,6 +11,9 @@ number, comparison.json the statistics. report.html shows both.
 
 The same command resumes a comparison. On SIGTERM or SIGUSR1 its runs save, and it exits with status 75. A run
 that diverges counts as a result. Only --retry_diverged tries it again.
+
+--bundle=DIR writes the finished cells into a small folder. --join=DIR takes such a folder in: the comparison
+goes on from it, or it gets the arms of others (docs/guides/enter_the_arena.md).
 """
 
 import datetime
@@ -59,6 +62,14 @@ _ONLY_READ = flags.DEFINE_bool(
     "Run nothing: write the tables of the finished runs. With only some of the comparison's arms, seeds or "
     "settings, print them and write nothing.",
 )
+_BUNDLE = flags.DEFINE_string(
+    "bundle", None, "Folder: write the finished cells there, small enough for git, for --join elsewhere."
+)
+_JOIN = flags.DEFINE_list(
+    "join",
+    [],
+    "Bundles to check and take in: cells of this comparison count as finished, those of other arms join it.",
+)
 _RETRY = flags.DEFINE_bool(
     "retry_diverged",
     False,
@@ -98,7 +109,7 @@ def run() -> list:
 
     from coevolve_jax import config as configs
     from coevolve_jax.analysis import report
-    from coevolve_jax.comparison import cells, plan, results
+    from coevolve_jax.comparison import bundle, cells, plan, results
     from coevolve_jax.comparison.table import table
 
     folder = Path(_WORKDIR.value)
@@ -116,21 +127,25 @@ def run() -> list:
     else:
         settings = plan.grid(config, _GRID.value)
     chosen = plan.cells(_ARMS.value, plan.parse_seeds(_SEEDS.value), settings)
+    bundles = [bundle.read(Path(path)) for path in _JOIN.value]
+    joined = bundle.joined(plan.read(folder))
+    joined += [c for b in bundles for c in b.cells if c not in chosen and c not in joined]
     made = {
         "config": configs.numbers(config.to_dict()),
         "arms": _ARMS.value,
         "seeds": plan.parse_seeds(_SEEDS.value),
         "settings": settings,
         "strategies": {c.column: plan.cell_config(config, c).strategy.to_dict() for c in chosen},
-        "planned": plan.pairs(_PLANNED.value, chosen),
+        "planned": plan.pairs(_PLANNED.value, [*chosen, *joined]),
         "primary": plan.primary(config),
         "reads": config.environment.eval_split,
         "machine": f"{cells.machine()}, {_JOBS.value} runs at once",
         "date": f"{datetime.date.today()}",
+        "commit": cells.commit(),
         "command": shlex.join(["python", "experiments/compare.py", *sys.argv[1:]]),
     }
-    theirs, whole = plan.written(folder, made), True
-    made |= plan.fixed(theirs, made, bool(_PLANNED.value))
+    theirs, whole = plan.written(folder, made) or bundle.plan_of(bundles, made), True
+    made |= plan.fixed(theirs, made, bool(_PLANNED.value), {c.column for c in joined})
     if not _ONLY_READ.value:
         made |= plan.extended(theirs, made)
     plan.check(folder, config, chosen)
@@ -139,7 +154,21 @@ def run() -> list:
     if _ONLY_READ.value and theirs:
         whole = json.dumps(theirs["settings"]) == json.dumps(settings)
         whole &= all(theirs[key] == made[key] for key in ("arms", "seeds"))
-        made |= {key: theirs[key] for key in ("machine", "date", "command", "extended") if key in theirs}
+        made |= {
+            key: theirs[key] for key in ("machine", "date", "command", "commit", "extended") if key in theirs
+        }
+    if bundles and not whole:
+        raise ValueError(
+            f"--join={','.join(_JOIN.value)} changes the comparison in {folder}, and these are other arms, "
+            "seeds or settings than it has: name those of the comparison."
+        )
+    known = (theirs or {}).get("joined", [])
+    made["joined"] = bundle.merged(
+        known, bundle.join(folder, bundles, config, made | {"joined": known}, chosen)
+    )
+    for cell in [c for b in bundles for c in b.cells]:
+        if not (path := cell.workdir(folder) / "report.html").exists():
+            report.write_report(path.parent)
     if whole:
         plan.write(folder, made)
     failures = []
@@ -165,16 +194,20 @@ def run() -> list:
                         file=sys.stderr,
                     )
                     if count == 1:  # with several machines, the last command writes the results of all
-                        results.read(folder, made, chosen, keep=True)
+                        results.read(folder, made, [*chosen, *joined], keep=True)
 
                 failures = cells.run_all(folder, config, mine, _JOBS.value, on_done, _RETRY.value)
-    print(table(results.read(folder, made, chosen, keep=whole)))
+    print(table(results.read(folder, made, [*chosen, *joined], keep=whole)))
     if whole:
         report.write_report(folder)
     else:
         print(
             f"\nNothing was written: {folder} holds a comparison of other arms, seeds or settings than these."
         )
+    if _BUNDLE.value:
+        told = {"commit": cells.commit(), "machine": cells.machine(), "date": f"{datetime.date.today()}"}
+        count, digest = bundle.write(folder, made, chosen, Path(_BUNDLE.value), **told)
+        print(f"\n{_BUNDLE.value} holds {count} of {len(chosen)} cells, digest {digest}.")
     return failures
 
 

@@ -188,3 +188,13 @@ def machine() -> str:
         lines = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
         model = lines[0].partition(":")[2].strip() if lines else model
     return f"{len(os.sched_getaffinity(0))} cores of {model}"
+
+
+def commit() -> str:
+    """Names the commit of this code, with "-dirty" after it if files differ from it; else "unknown"."""
+    asked = ["git", "-C", str(MAIN.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

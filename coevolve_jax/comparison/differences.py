@@ -296,13 +296,25 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
     low, high: the t interval over seeds.
     lost: the share of lost trials.
     if_lost_failed: the mean with these as failures, None where `at_worst` gives none.
+
+    Runs that a budget of rollouts ends do so after steps of their own. The last point of an arm is of the
+    last evaluations of all its runs, at the mean of their steps. A step at which some run of the arm was over
+    is no point of its own: the others alone would be other seeds.
     """
     found: dict[str, Any] = {}
     keys = ("step", "mean", "low", "high", "lost", "if_lost_failed")
+    ends: dict[tuple[str, int], int] = {}
+    for r in rows:
+        key = (r["arm"], int(r["seed"]))
+        ends[key] = max(ends.get(key, 0), int(r["step"]))
+    of_arm = lambda arm: [end for (name, _), end in ends.items() if name == arm]
     for name in metrics:
-        for step in sorted({int(r["step"]) for r in rows}):
-            at = counts(rows, METRICS[name], step)
+        whole = counts(rows, METRICS[name])
+        for step in (*sorted({int(r["step"]) for r in rows}), None):
+            at = whole if step is None else counts(rows, METRICS[name], step)
             for arm in dict.fromkeys(arm for arm, _ in at):
+                if step is not None and step >= min(of_arm(arm)):
+                    continue
                 own = {key: c for key, c in at.items() if key[0] == arm}
                 e, worst = _over_seeds(_values(own)), at_worst(own, arm)
                 lost = _lost(own.values())["lost_share"]
@@ -310,7 +322,9 @@ def curves(rows: Sequence[Row], metrics: Iterable[str]) -> dict[str, Any]:
                     continue
                 line = found.setdefault(name, {}).setdefault(arm, {key: [] for key in keys})
                 values = (*(e.get(key) for key in ("mean", "low", "high")), lost, worst and worst.get("mean"))
-                for key, value in zip(keys, (step, *values), strict=True):
+                where = _mean(of_arm(arm)) if step is None else step
+                where = int(where) if where == int(where) else where
+                for key, value in zip(keys, (where, *values), strict=True):
                     line[key].append(value)
     return found
 

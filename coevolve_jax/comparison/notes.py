@@ -13,7 +13,8 @@ FEW = 5  # seeds; with fewer, the spread between them is not known
 EQUAL = 0.01  # relative difference up to which budgets count as equal
 HELD_OUT = ("balanced", "iid")  # names of the held-out sets in evaluations
 # Columns of cells.csv in which arms should not differ. The others may.
-BOUND = ("rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
+BOUND = ("steps", "rollouts", "new_tasks", "new_share_of_visits", "calls_per_new_task", "llm_tokens", "money")
+OF_ALL = ("steps", "rollouts")  # of these, columns in which static arms should not differ from others either
 
 
 def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> list[str]:
@@ -21,7 +22,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
 
     budget: rows of cells.csv. missing: names of cells without a result.
     """
-    said = [f"Read on the {plan['reads']} set.", *_planned_later(plan)]
+    said = [f"Read on the {plan['reads']} set.", *_planned_later(plan), *_joined(plan)]
     if missing:
         said.append(
             f"{len(missing)} cells are not finished: {', '.join(missing[:5])}{' ...' if missing[5:] else ''}."
@@ -47,9 +48,7 @@ def notes(plan: Mapping[str, Any], budget: Sequence[Mapping[str, Any]], missing:
     for key in BOUND:
         ends = {}  # by seed: the rows with the least and the most of it, where these differ
         for seed, rows in by_seed.items():
-            bound = [
-                r for r in rows if r.get(key) is not None and (key == "rollouts" or not _static(r["arm"]))
-            ]
+            bound = [r for r in rows if r.get(key) is not None and (key in OF_ALL or not _static(r["arm"]))]
             low, high = (end(bound, key=lambda r: r[key], default={key: 0}) for end in (min, max))
             if high[key] - low[key] > EQUAL * max(abs(high[key]), abs(low[key])):
                 ends[seed] = low, high
@@ -170,6 +169,29 @@ def _planned_later(plan: Mapping[str, Any]) -> list[str]:
         "correction of these is over those planned before as well."
         for entry in plan.get("planned_later", ())
     ]
+
+
+def _joined(plan: Mapping[str, Any]) -> list[str]:
+    """Says of each bundle what was taken from it, and what nobody can check."""
+    said = []
+    for entry in plan.get("joined", ()):
+        seeds: dict[str, list[int]] = {}
+        for cell in entry["cells"]:
+            name = "+".join([cell["arm"], *(f"{key}={value}" for key, value in cell["setting"])])
+            seeds.setdefault(name, []).append(cell["seed"])
+        what = [f"{name} ({_seeds(sorted(own))})" for name, own in seeds.items()]
+        what += [f"{entry['taken']} cells of this comparison's own arms"] if entry["taken"] else []
+        whence = ", ".join(str(entry[key]) for key in ("date", "machine")) + f", commit {entry['commit']}"
+        again = (
+            f" Of {entry['repeated']} cells that were run in both places, {entry['alike']} have the same "
+            "counts; those of here stand."
+        )
+        said.append(
+            f"From the bundle {entry['bundle']} (digest {entry['digest'][:12]}, {whence}): "
+            f"{', '.join(what) or 'nothing new'}. Its files agree with each other and with this plan. That "
+            f"its numbers were really run cannot be checked from them.{again if entry['repeated'] else ''}"
+        )
+    return said
 
 
 def _static(column: str) -> bool:

@@ -230,13 +230,13 @@ def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[
 
     theirs: the plan in the folder; None: there is none. made: the new command's plan.
 
-    Returns entries for the plan. "extended" lists each addition with its date and command. The date, machine
-    and command stay those of the first command.
+    Returns entries for the plan. "extended" lists each addition with its date and command. The date, machine,
+    command and commit stay those of the first command.
     """
     keys = ("seeds", "arms", "settings")
     if theirs is None or not theirs.keys() >= {*keys, "date", "machine", "command"}:
         return {"extended": []}
-    told = {key: theirs[key] for key in ("date", "machine", "command")}
+    told = {key: theirs[key] for key in ("date", "machine", "command", "commit") if key in theirs}
     ours = json.loads(json.dumps({key: made[key] for key in keys}))  # tuples become lists, as in `theirs`
     new = {key: [value for value in ours[key] if value not in theirs[key]] for key in keys}
     what = ", ".join(f"{name} {' '.join(map(str, values))}" for name, values in new.items() if values)
@@ -244,17 +244,23 @@ def extended(theirs: Mapping[str, Any] | None, made: Mapping[str, Any]) -> dict[
     return {**told, "extended": [*theirs.get("extended", ()), *([entry] if what else [])]}
 
 
-def fixed(theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool) -> dict[str, Any]:
+def fixed(
+    theirs: Mapping[str, Any] | None, made: Mapping[str, Any], asked: bool, joined: Collection[str] = ()
+) -> dict[str, Any]:
     """Keeps the planned differences of the first command, and records those that came later.
 
     theirs: the plan in the folder; None: there is none. made: the new command's plan. asked: whether that
-    command names differences itself. If not, it adds only the usual ones of new columns.
+    command names differences itself. If not, it adds only the usual ones of new columns. joined: columns of
+    arms that were run elsewhere. Their numbers exist already, so their differences always come later.
 
     Returns entries for the plan: "planned", and "planned_later" with the date and command of each change.
     """
     pairs = [list(pair) for pair in made["planned"]]
     if theirs is None or "planned" not in theirs:
-        return {"planned": pairs, "planned_later": []}
+        late = [pair for pair in pairs if not set(pair).isdisjoint(joined)]
+        entry = {"planned": late, "date": made["date"], "command": made["command"]}
+        first = [pair for pair in pairs if pair not in late]
+        return {"planned": first, "planned_later": [entry] if late else []}
     later = list(theirs.get("planned_later", ()))
     known = [list(pair) for entry in (theirs, *later) for pair in entry["planned"]]
     columns = {c.column for c in cells(theirs["arms"], [0], theirs["settings"])}
@@ -366,6 +372,12 @@ def check(folder: Path, config: ConfigDict, cells: Sequence[Cell]) -> None:
                     f"{workdir} holds a run of another config ({configs.difference(theirs, ours)}): choose "
                     "another --workdir, or delete this run to repeat it."
                 )
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The plan in a folder as it stands there; None where there is none."""
+    path = folder / "plan.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def written(folder: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -93,12 +93,12 @@ def _costs(workdir: Path) -> dict[str, Any]:
     total = lambda prefix: sum(
         n for key, n in costs.items() if key.removeprefix("explorer/").startswith(prefix)
     )
-    initial = [t for t in tasks if t["lineage"]["kind"] == "initial"]
     new = [t for t in tasks if t["lineage"]["kind"] != "initial"]
     first = [t["record"]["first_score"] for t in new if t["record"]["first_score"] is not None]
     weak = set(config.get("testbed", {}).get("weak_tools", ()))
     visits = sum(t["record"]["trained"] for t in tasks)
     return {
+        "steps": summary.get("steps"),
         "rollouts": total("rollouts/"),
         **_lost(workdir, metrics),
         "sampled_tokens": total("sampled_tokens/"),
@@ -115,8 +115,7 @@ def _costs(workdir: Path) -> dict[str, Any]:
         "live_groups": _mean(row["groups"]["learned_from"] / row["groups"]["rolled_out"] for row in metrics),
         "live_at_first_visit": _mean(mixed(score, 1) for score in first),
         "failed_at_first_visit": _mean(1 - score for score in first),
-        "initial_digest": _digest(map(_content, initial)),
-        **_held_out_digests(workdir),
+        **start_digests(workdir),
         "seconds": sum(summary["seconds"].values()),
     }
 
@@ -286,8 +285,13 @@ def _content(task: Mapping) -> str:
     return json.dumps([task.get("scenario"), task["turns"]], sort_keys=True)
 
 
+def start_digests(workdir: Path) -> dict[str, str]:
+    """Digests of the content of D_0 and of each held-out set; "" for a set that the run does not have."""
+    initial = [t for t in _lines(workdir / "tasks.jsonl") if t["lineage"]["kind"] == "initial"]
+    return {"initial_digest": _digest(map(_content, initial)), **_held_out_digests(workdir)}
+
+
 def _held_out_digests(workdir: Path) -> dict[str, str]:
-    """Digests of the content of each held-out set; "" for a set that the run does not have."""
     tasks = {t["id"]: _content(t) for t in _lines(workdir / "held_out.jsonl")}
     sets = {row["set"]: sorted(row["by_task"]) for row in _lines(workdir / "evaluations.jsonl")}
     return {

@@ -227,12 +227,20 @@ EVOLUTION = dict(
     executions=Key(1, least=1, why="config.evolution.validate=False is the ablation without execution"),
 )
 
+# What training may cost, besides config.steps: whichever comes first ends it.
+BUDGET = dict(
+    # Training rollouts of every role (policy, probe, branch): it ends after the step in which the ledger
+    # reaches so many; 0: no bound. Evolutions keep the steps that config.steps gives them.
+    rollouts=Key(0, least=0),
+)
+
 EVALUATION = dict(
     tasks=Key(192, least=1),  # held-out synthetic tasks, made as D_0 is
     balanced_tasks=Key(0, least=0),  # and these besides, in which all tools come about equally often
     balanced_candidates=0,  # tasks that they are chosen from
     every=Key(20, least=0),  # GRPO steps between evaluations on the way; 0: before and after only
     num_rollouts=Key(2, least=1),  # rollouts per task
+    last_rollouts=Key(0, least=0),  # and in the last evaluation, after training; 0: as many as in the others
     temperature=Key(1.0, least=0.0),
     seed=Key(1234, least=0),  # of the held-out tasks; the same for every run
 )
@@ -276,8 +284,8 @@ EXPLORER = dict(name="scripted")
 SECTIONS: dict[str, dict[str, Any]] = {
     "environment": ENVIRONMENT, "data": DATA, "rollout": ROLLOUT, "engine": ENGINE, "learner": LEARNER,
     "mesh": MESH, "warm_start": WARM_START, "strategy": STRATEGY, "signals": SIGNALS, "explorer": EXPLORER,
-    "evolution": EVOLUTION, "evaluation": EVALUATION, "health": HEALTH, "checkpoint": CHECKPOINT,
-    "logging": LOGGING,
+    "evolution": EVOLUTION, "budget": BUDGET, "evaluation": EVALUATION, "health": HEALTH,
+    "checkpoint": CHECKPOINT, "logging": LOGGING,
 }  # fmt: skip
 
 # A section of comparisons whose weak tools are known, absent elsewhere.

@@ -147,6 +147,12 @@ RULES = (
         "0 where the explorer is {explorer.name}, which asks the policy: it is another one by then",
     ),
     Rule(
+        "budget.rollouts",
+        lambda c: not c.budget.rollouts or not (c.rollout.max_staleness or c.evolution.async_steps),
+        "0 unless config.rollout.max_staleness and config.evolution.async_steps are 0 (they are "
+        "{rollout.max_staleness} and {evolution.async_steps}): they spend rollouts ahead of the step",
+    ),
+    Rule(
         "warm_start.eval_tasks",
         lambda c: not c.warm_start.eval_tasks or c.warm_start.held_out > 0,
         "0 where config.warm_start.held_out is 0, since it takes them from the demonstrations held out",
@@ -239,6 +245,10 @@ def check_evolution(config: ConfigDict, first: int = 0) -> None:
             f"freeze_last_steps are {c.every}, {c.async_steps} and {c.freeze_last_steps}): raise it, lower "
             "one of these, or name the strategy static, which this run would be."
         )
+    grown = (due[0] + 1) * config.rollout.tasks_per_step * config.rollout.group_size
+    if 0 < config.budget.rollouts <= grown:
+        must = f"above {grown}, which the batches take until the training set first grows, or 0 for no bound"
+        kinds.refuse("budget.rollouts", config.budget.rollouts, must)
 
 
 def _check_own_settings(config: ConfigDict) -> None:

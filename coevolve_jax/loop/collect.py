@@ -21,6 +21,8 @@ from coevolve_jax.strategies.base import Strategy, trajectories_of
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Group, Hint, Outcome, Task, Trajectory
 
+ROLLOUTS = "rollouts/"  # before the role, in the ledger
+
 
 class Roller:
     """strategies.base.Roll for one step.
@@ -48,7 +50,7 @@ class Roller:
         seeds = rng.integers(2**32, size=(len(tasks), k)).tolist()
         groups = self._agent.rollout_groups(tasks, seeds, self._config.rollout.temperature, hints)
         done = trajectories_of(groups)
-        self.costs[f"rollouts/{role}"] += len(done)
+        self.costs[ROLLOUTS + role] += len(done)
         self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)
         return groups
 

@@ -149,7 +149,13 @@ def table(rows: Sequence[Mapping], num_rollouts: int) -> str:
 
 
 def evaluate_held_out(
-    config: ConfigDict, agent: Agent, tasks: Sequence[Task], *, step: int, greedy: bool = False
+    config: ConfigDict,
+    agent: Agent,
+    tasks: Sequence[Task],
+    *,
+    step: int,
+    greedy: bool = False,
+    last: bool = False,
 ) -> list[dict]:
     """Rows of evaluations.jsonl: the policy's success on each held-out set after `step` GRPO steps.
 
@@ -160,14 +166,17 @@ def evaluate_held_out(
         scenarios                       task id -> scenario; tasks of one scenario are alike
         weak_tools, macro_weak, others  see `by_weakness`; only with a section config.testbed
         greedy_success, greedy_invalid  only with `greedy`, for "iid": one greedy rollout per task
+
+    last: the evaluation after training, which takes config.evaluation.last_rollouts where that is set.
     """
     c, rows = config.evaluation, []
+    num_rollouts = (last and c.last_rollouts) or c.num_rollouts
     weak = tuple(config.get("testbed", {}).get("weak_tools", ()))
     for kind, name in (("held_out", "iid"), ("balanced", "balanced")):
         chosen = [t for t in tasks if t.lineage.kind == kind]
         if not chosen:
             continue
-        how = dict(num_rollouts=c.num_rollouts, temperature=c.temperature, seed=c.seed)
+        how = dict(num_rollouts=num_rollouts, temperature=c.temperature, seed=c.seed)
         result, _ = evaluate(agent, chosen, **how, title=name)
         row = {
             "step": step,

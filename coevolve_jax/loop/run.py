@@ -43,7 +43,7 @@ from coevolve_jax.analysis import report
 from coevolve_jax.analysis.summary import Progress, summary_table
 from coevolve_jax.config import idle
 from coevolve_jax.explorers.base import LLMCall
-from coevolve_jax.loop.collect import Collected, describe
+from coevolve_jax.loop.collect import ROLLOUTS, Collected, describe
 from coevolve_jax.loop.lab import explorer_costs
 from coevolve_jax.loop.timing import serving, slow_note, throughput, timed
 from coevolve_jax.loop.transcripts import readable
@@ -103,6 +103,11 @@ class RunState:
     def learned(self) -> int:
         """GRPO updates done."""
         return self.step + (self.pending is not None)
+
+    @property
+    def rollouts(self) -> int:
+        """Training rollouts so far, of every role (loop/collect.py)."""
+        return sum(n for key, n in self.ledger.items() if key.startswith(ROLLOUTS))
 
     def to_json(self) -> dict:
         pending = {"pending": json.loads(encode(self.pending))} if self.pending else {}
@@ -171,6 +176,21 @@ class Run:
         state.tasks.write(workdir / "tasks.jsonl")
         self._log_costs(None)  # the cost of the held-out tasks and D_0
 
+    @property
+    def _spent(self) -> bool:
+        """Whether the rollouts of config.budget are used up."""
+        return 0 < self.config.budget.rollouts <= self.state.rollouts
+
+    @property
+    def ended(self) -> bool:
+        """Whether training is over: config.steps are done, or the rollouts of config.budget used up.
+
+        A step whose evolution is pending is not over. Only what a checkpoint holds decides, so a resumed run
+        ends where it would have ended.
+        """
+        state = self.state
+        return state.step >= self.config.steps or (self._spent and state.pending is None)
+
     def record(self, llm_calls: Sequence[LLMCall]) -> None:
         """Appends LLM calls to llm_calls.jsonl."""
         self._logs.append(LLM_CALLS, self._packer.pack(llm_calls))
@@ -236,7 +256,8 @@ class Run:
             "alerts": health.alerts(values, c.health),
             "seconds": dict(seconds),
         }
-        due = step % c.logging.trajectories_every == 0 or step + 1 == c.steps
+        last = step + 1 == c.steps or self._spent
+        due = step % c.logging.trajectories_every == 0 or last
         shown = list(readable(chat, groups, samples, step, c.logging.trajectories)) if due else None
         state.pending = {"row": row, "signals": list(found.rows), "shown": shown}
 
@@ -284,7 +305,7 @@ class Run:
         Raises Preempted if the run is asked to end.
         """
         every, step = self.config.evaluation.every, self.state.step
-        due = every and step % every == 0 and 0 < step < self.config.steps
+        due = every and step % every == 0 and step > 0 and not self.ended
         if due and all(row["step"] != step for row in self.state.evaluations):
             self.evaluated(interruptible()(evaluate))
 

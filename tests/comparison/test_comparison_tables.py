@@ -136,7 +136,7 @@ def write(folder, cell):
     elif cell != MISSING:
         ledger = {key: run[key] for key in ("costs", "llm_tokens", "money")}
         (workdir / "ledger.json").write_text(json.dumps(ledger))
-        (workdir / "summary.json").write_text(json.dumps({"seconds": run["seconds"]}))
+        (workdir / "summary.json").write_text(json.dumps({"seconds": run["seconds"], "steps": 4 + cell.seed}))
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +301,7 @@ def costs(cell):
         "arm": cell.arm,
         "seed": cell.seed,
         "diverged": None,
+        "steps": 4 + cell.seed,
         "rollouts": booked["rollouts/policy"] + booked["rollouts/probe"],
         "rollouts_lost_share": sum(n * (1 - valid) for _, n, valid in run["groups"]) / rolled,
         "balanced_trials_lost": sum(SAMPLES - n for _, n in ends["balanced"]),
@@ -573,6 +574,39 @@ def test_a_policy_that_makes_its_failures_vanish_gains_nothing_unnoticed():
             == found["arms"][1]["if_lost_failed"]["mean"]
             == pytest.approx(sum(r["successes"] for r in rows if r["arm"] == "coevolve") / (5 * 96 * 8))
         )
+
+
+def test_runs_of_a_budget_end_after_steps_of_their_own_and_are_compared_at_their_ends():
+    """Seed 0 of the second arm ends at step 38, seed 1 at 41; the last evaluation takes 8 samples, not 2."""
+    rows = []
+    for arm, seed, end, solved in (
+        ("static", 0, 50, 2),
+        ("static", 1, 50, 4),
+        ("random", 0, 38, 5),
+        ("random", 1, 41, 8),
+    ):
+        for step in (s for s in (0, 20, 40) if s < end):
+            rows += rows_of(arm, seed, [("s", 1, 2, 2), ("r", 0, 2, 2)], step=step)
+        rows += rows_of(arm, seed, [("s", solved, 8, 8), ("r", 0, 7, 8)], step=end)
+    budgets = [
+        budget(a, s, steps=e)
+        for a, s, e in (("static", 0, 50), ("static", 1, 50), ("random", 0, 38), ("random", 1, 41))
+    ]
+    found = results.summarise(
+        rows, budgets, {**PLAN, "planned": [["random", "static"]], "planned_later": [], "primary": "iid"}
+    )
+    assert [a["values"] for a in found["arms"]] == [
+        {"0": pytest.approx(2 / 15), "1": pytest.approx(4 / 15)},
+        {"0": pytest.approx(5 / 15), "1": pytest.approx(8 / 15)},
+    ]
+    assert found["planned"][0]["difference"] == pytest.approx((13 - 6) / 30)
+    line = found["curves"]["iid"]["random"]
+    assert line["step"] == [0, 20, 39.5]  # step 40 of seed 1 alone is no point
+    assert line["mean"] == [0.25, 0.25, pytest.approx(13 / 30)]
+    assert line["lost"] == [0, 0, 2 / 32] and line["if_lost_failed"][2] == pytest.approx(13 / 32)
+    assert found["curves"]["iid"]["static"]["step"] == [0, 20, 40, 50]
+    (said,) = [n for n in found["notes"] if "not equal in steps" in n]
+    assert "in seeds 0, 1: in seed 0 from 38 (random) to 50 (static)." in said
 
 
 def test_few_lost_trials_are_counted_and_a_task_without_any_is_named():

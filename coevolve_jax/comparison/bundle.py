@@ -1,0 +1,346 @@
+"""Bundles: the finished cells of a comparison in a folder small enough for git, and what joins another.
+
+    bundle.json    the plan, its author's machine, date and commit, and each cell's files by their sha256
+    files/         their contents, each once: gzip without a time, so that equal numbers are equal bytes
+
+`write` makes one, `read` opens it, `join` moves its cells into a comparison's folder. There they count as
+finished. `join` checks all that can be checked from the files: that they are whole and agree with each other
+and with the plan. Nothing here can tell whether the numbers were really run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.comparison import results
+from coevolve_jax.comparison.arms import ARMS
+from coevolve_jax.comparison.cells import begun
+from coevolve_jax.comparison.consistency import check_run
+from coevolve_jax.comparison.plan import Cell, cell_config, diverged, ended, finished, start_config
+from coevolve_jax.comparison.quality import quality
+
+FINISHED = (
+    "config.json", "ledger.json", "held_out.jsonl", "tasks.jsonl", "evaluations.jsonl", "metrics.jsonl",
+    "summary.json",  # last: its presence marks a finished run
+)  # fmt: skip
+DIVERGED = ("config.json", "failure.json")
+MOST = 256 * 2**20  # bytes of one file, so that a few compressed bytes cannot fill the memory
+KEYS = {"plan", "commit", "machine", "date", "cells", "digest"}
+STARTS = {
+    "initial_digest": "the tasks of D_0",
+    "iid_digest": "the i.i.d. held-out tasks",
+    "balanced_digest": "the balanced held-out tasks",
+}
+SHA = re.compile(r"[0-9a-f]{64}")
+
+
+class Bundle(NamedTuple):
+    """An opened bundle. cells: the files of each by name. told: its commit, machine and date."""
+
+    name: str
+    digest: str
+    plan: dict[str, Any]
+    told: dict[str, str]
+    cells: dict[Cell, dict[str, bytes]]
+
+
+def write(
+    folder: Path, plan: Mapping[str, Any], cells: Iterable[Cell], target: Path, **told: str
+) -> tuple[int, str]:
+    """Writes a bundle of the cells that have a result. told: commit, machine, date.
+
+    Returns their number and the digest. A bundle in `target` is replaced; what stays equal keeps its bytes.
+    Raises ValueError where `target` holds something else, cannot be written, or no cell has a result.
+    """
+    if target.exists() and any(target.iterdir()) and not (target / "bundle.json").exists():
+        raise ValueError(f"{target} is not empty and holds no bundle: choose another --bundle.")
+    contents: dict[str, bytes] = {}
+    listed = []
+    for cell in cells:
+        workdir, files = cell.workdir(folder), {}
+        if not ended(workdir):
+            continue
+        for name in FINISHED if finished(workdir) else DIVERGED:
+            content = (workdir / name).read_bytes()
+            files[name] = hashlib.sha256(content).hexdigest()
+            contents[files[name]] = content
+        listed.append({**cell._asdict(), "files": files})
+    if not listed:
+        raise ValueError(f"No cell of {folder} has a result yet: write the bundle when one is finished.")
+    made = json.loads(json.dumps({"plan": plan, **told, "cells": listed}))
+    made["digest"] = _digest(made)
+    try:
+        (target / "files").mkdir(parents=True, exist_ok=True)
+        for sha, content in contents.items():
+            (target / "files" / f"{sha}.gz").write_bytes(gzip.compress(content, 9, mtime=0))
+        (target / "bundle.json").write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+        for path in (target / "files").glob("*.gz"):
+            if path.stem not in contents:
+                path.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{target} cannot be a bundle ({error.strerror}: {error.filename}): choose another --bundle."
+        ) from None
+    return len(listed), made["digest"]
+
+
+def _digest(made: Mapping[str, Any]) -> str:
+    """The sha256 over all of bundle.json but the digest; the files' own digests stand in there."""
+    content = {key: value for key, value in made.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read(path: Path) -> Bundle:
+    """Opens a bundle. Raises ValueError for one that is damaged or was changed by hand."""
+    again = "ask its author for it once more, or leave it out of --join"
+    try:
+        made = json.loads((path / "bundle.json").read_text(encoding="utf-8"))
+        if not isinstance(made, dict) or made.keys() != KEYS:
+            raise ValueError(f"bundle.json must have the keys {', '.join(sorted(KEYS))}")
+        if (found := _digest(made)) != made["digest"]:
+            raise ValueError(f"its digest is {made['digest']!r}, and its content has {found}")
+        cells: dict[Cell, dict[str, bytes]] = {}
+        for entry in made["cells"]:
+            cell = _cell(entry)
+            names = tuple(entry["files"])
+            if set(names) not in (set(FINISHED), set(DIVERGED)) or cell in cells:
+                raise ValueError(f"{_named(cell)} has the files {', '.join(sorted(names))}, or stands twice")
+            cells[cell] = {name: _content(path, name, entry["files"][name]) for name in names}
+        told = {key: str(made[key]) for key in ("commit", "machine", "date")}
+        return Bundle(path.resolve().name, str(made["digest"]), dict(made["plan"]), told, cells)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no whole bundle ({error}): {again}.") from None
+
+
+def _cell(entry: Mapping[str, Any]) -> Cell:
+    """A cell as bundle.json lists it. Its name becomes a folder, so it must be a name."""
+    arm, seed = entry["arm"], entry["seed"]
+    if not (isinstance(arm, str) and all(part.isidentifier() for part in arm.split("."))):
+        raise ValueError(f"the arm {arm!r} is neither a name nor the dotted path of a module")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"the seed of {arm} is {seed!r}")
+    return Cell(arm, seed, _setting(entry["setting"]))
+
+
+def _setting(items: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
+    """A cell's setting; lists of JSON become tuples."""
+    return tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in items)
+
+
+def _content(path: Path, name: str, sha: str) -> bytes:
+    if not SHA.fullmatch(sha):
+        raise ValueError(f"{name} has the sha256 {sha!r}")
+    try:
+        with gzip.open(path / "files" / f"{sha}.gz") as file:
+            content = file.read(MOST + 1)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"files/{sha}.gz cannot be decompressed: {error}") from None
+    if len(content) > MOST or (found := hashlib.sha256(content).hexdigest()) != sha:
+        found = f"more than {MOST} bytes" if len(content) > MOST else f"the sha256 {found}"
+        raise ValueError(f"files/{sha}.gz, {name}, has {found}")
+    return content
+
+
+def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The plan of the first bundle of this very comparison: no arm, seed or setting that it lacks.
+
+    A comparison whose folder is lost goes on with this plan: its date and its planned differences.
+    """
+    ours = json.loads(json.dumps(made))
+    for bundle in bundles:
+        if all(value in ours[key] for key in ("arms", "seeds", "settings") for value in bundle.plan[key]):
+            return {**bundle.plan, "joined": []}  # what joined it there is in other bundles
+    return None
+
+
+def joined(plan: Mapping[str, Any] | None) -> list[Cell]:
+    """Cells of arms that are run elsewhere and joined this comparison."""
+    return [_cell(entry) for bundle in (plan or {}).get("joined", ()) for entry in bundle["cells"]]
+
+
+def join(
+    folder: Path,
+    bundles: Sequence[Bundle],
+    config: ConfigDict,
+    made: Mapping[str, Any],
+    chosen: Sequence[Cell],
+) -> list[dict[str, Any]]:
+    """Checks bundles and moves their cells into the comparison in `folder`. Nothing moves unless all are fit.
+
+    made: the comparison's plan. chosen: the cells that this comparison runs itself; a bundle's own numbers of
+    these are taken where it has none yet. Cells of other arms join it.
+
+    Returns for each bundle an entry of the plan's "joined". "taken" counts the cells that this comparison
+    would have run, "repeated" those that it has already, "alike" those of them with the same counts.
+    Raises ValueError, in one sentence with the bundle, the cell, the value and the remedy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries, moves, known = [], {}, {}
+    here = [(c, c.workdir(folder), f"{_named(c)} in {folder}") for c in (*chosen, *joined(made))]
+    here = [run for run in here if finished(run[1])]
+    here += [(c, c.start(folder), f"{c.start(folder)}") for c in chosen if begun(c.start(folder))]
+    with tempfile.TemporaryDirectory(prefix=".join-", dir=folder) as beside:
+        for place, bundle in enumerate(bundles):
+            there = Path(beside) / f"{place}"
+            _check_plan(bundle, made)
+            for cell, files in bundle.cells.items():
+                cell.workdir(there).mkdir(parents=True)
+                for name in sorted(files, key="summary.json".__eq__):  # summary.json comes last
+                    (cell.workdir(there) / name).write_bytes(files[name])
+                _check_cell(bundle, cell, there, config, made, cell in chosen)
+            theirs = [(c, c.workdir(there), _named(c)) for c in bundle.cells if finished(c.workdir(there))]
+            _check_starts(bundle, [*here, *theirs], known)
+            taken, repeated, alike, others = 0, 0, 0, []
+            for cell in bundle.cells:
+                mine, new = cell.workdir(folder), cell.workdir(there)
+                if mine.exists() and not ended(mine):
+                    raise ValueError(
+                        f"{bundle.name}: {_named(cell)} is being run in {mine}: let it end and leave it out, "
+                        "or delete that folder."
+                    )
+                own = cell in chosen
+                same = ended(mine) and _evaluated(mine) == _evaluated(new)
+                if not own and ended(mine) and not same:
+                    raise ValueError(
+                        f"{bundle.name}: {_named(cell)} has other counts than the cell of that name that "
+                        f"joined before: leave one of the two out, and delete {mine} to replace it."
+                    )
+                if not ended(mine):
+                    moves[new] = mine
+                taken += own and not ended(mine)
+                repeated += own and ended(mine)
+                alike += own and same
+                others += [] if own else [cell._asdict()]
+            entries.append(
+                {
+                    "bundle": bundle.name, "digest": bundle.digest, **bundle.told, "cells": others,
+                    "taken": taken, "repeated": repeated, "alike": alike,
+                }
+            )  # fmt: skip
+        for new, mine in moves.items():
+            mine.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(new, mine)
+    return json.loads(json.dumps(entries))
+
+
+def merged(before: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The plan's "joined" with new entries. A bundle that joins again keeps its first entry."""
+    found = {entry["digest"]: dict(entry) for entry in (*new, *before)}
+    order = dict.fromkeys(entry["digest"] for entry in (*before, *new))
+    return [found[digest] for digest in order]
+
+
+def _named(cell: Cell) -> str:
+    return f"{cell.column}, seed {cell.seed}"
+
+
+def _evaluated(workdir: Path) -> Any:
+    """The counts of all evaluations; for a run that diverged the step where it did."""
+    if failure := diverged(workdir):
+        return failure["step"]
+    rows = [json.loads(line) for line in (workdir / "evaluations.jsonl").read_text().splitlines()]
+    return [(row["step"], row["set"], row["by_task"]) for row in rows]
+
+
+def _check_plan(bundle: Bundle, made: Mapping[str, Any]) -> None:
+    ours = json.loads(json.dumps(made["config"]))
+    try:
+        theirs = _filled(configs.renamed(bundle.plan["config"]), ours)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{bundle.name}: its plan has no config that fits here ({error}): leave it out of --join."
+        ) from None
+    if theirs != ours:
+        raise ValueError(
+            f"{bundle.name} is of another plan ({configs.difference(theirs, ours)}): run its arms with this "
+            "--config and these --set, or leave it out of --join."
+        )
+
+
+def _filled(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a bundle's config, with the defaults of keys that it lacks.
+
+    Raises ValueError where it names another module than `ours`: a bundle must not choose what is imported.
+    """
+    for section in ("strategy", "explorer"):
+        found, wanted = theirs[section]["name"], ours[section]["name"]
+        if found != wanted:
+            raise ValueError(f"config.{section}.name is {found!r} there and {wanted!r} here")
+    return configs.numbers(configs.filled(theirs))
+
+
+def _check_cell(
+    bundle: Bundle, cell: Cell, there: Path, config: ConfigDict, made: Mapping[str, Any], ours: bool
+) -> None:
+    """Checks one cell, expanded in the folder `there`. ours: this comparison runs the same cell."""
+    where, seeds, workdir = f"{bundle.name}: {_named(cell)}", made["seeds"], cell.workdir(there)
+    if cell.arm not in ARMS and "." not in cell.arm:
+        raise ValueError(
+            f"{where}: there is no arm {cell.arm!r}: an arm of one's own has the dotted path of its module."
+        )
+    if cell.seed not in seeds:
+        raise ValueError(
+            f"{where}: the seeds of this comparison are {', '.join(map(str, seeds))}: name the seed in "
+            "--seeds, or ask for a bundle without it."
+        )
+    if cell.setting not in [_setting(setting.items()) for setting in made["settings"]]:
+        raise ValueError(f"{where}: its setting is none of this comparison's: name it in --grid.")
+    try:
+        theirs, asked = configs.read(workdir), start_config(config, cell)
+        if ours or cell.arm in ARMS:
+            asked = cell_config(config, cell)
+        elif (name := theirs["strategy"]["name"]) == cell.arm:
+            theirs["strategy"] = {"name": "static"}  # its own, and perhaps not installed here
+        else:
+            raise ValueError(f"config.strategy.name is {name!r}, which is not the arm's name")
+        wanted = configs.numbers(json.loads(configs.to_json(asked)))
+        if (found := _filled(theirs, wanted)) != wanted:
+            raise ValueError(configs.difference(found, wanted))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{where}: its config is not the plan's ({error}): an arm may change its own strategy and "
+            "nothing else, so run it again under this plan."
+        ) from None
+    try:
+        if finished(workdir):
+            check_run(workdir)
+            quality(there, [cell], results.outcomes(there, [cell]))
+        results.budgets(there, [cell])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{where}: its numbers do not add up ({told}): ask for the bundle that compare.py --bundle "
+            "wrote, or leave it out of --join."
+        ) from None
+
+
+def _check_starts(
+    bundle: Bundle, runs: Iterable[tuple[Cell, Path, str]], known: dict[tuple, tuple[str, dict[str, str]]]
+) -> None:
+    """Checks that all runs of a seed and setting begin with the same D_0 and held-out tasks.
+
+    runs: each cell with a folder of its beginning, and its name. known: what the first of them began with;
+    grows.
+    """
+    for cell, workdir, name in runs:
+        digests = results.start_digests(workdir)
+        first, theirs = known.setdefault((cell.seed, tuple(cell.shared.items())), (name, digests))
+        for what, digest in digests.items():
+            if digest != theirs[what]:
+                raise ValueError(
+                    f"{bundle.name}: {_named(cell)}: {STARTS[what]} have the digest {digest!r}, and "
+                    f"those of {first} {theirs[what]!r}: all runs of a seed begin alike, so run the "
+                    "arm again with this config, these seeds and this version of the code."
+                )

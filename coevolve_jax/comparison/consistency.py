@@ -1,0 +1,101 @@
+"""Whether the files of a finished run agree with each other: what a bundle must pass before it is counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+
+LAST = "last_rollouts"
+
+
+def check_run(workdir: Path) -> None:
+    """Checks a finished run's counts, steps, tasks and digests against each other.
+
+    Raises ValueError, as a part of a sentence, for the first that does not fit. A file of another shape
+    raises KeyError or TypeError.
+    """
+    values = lambda name: json.loads((workdir / f"{name}.json").read_text(encoding="utf-8"))
+    lines = lambda name: list(
+        map(json.loads, (workdir / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    )
+    config, summary, ledger = values("config"), values("summary"), values("ledger")
+    held_out = {task["id"]: task for task in lines("held_out")}
+    _fits("config_digest of summary.json", summary["config_digest"], configs.digest(ConfigDict(config)))
+    _fits("seed of summary.json", summary["seed"], config["seed"])
+    _fits("steps in metrics.jsonl", [row["step"] for row in lines("metrics")], list(range(summary["steps"])))
+    _fits("tasks.final of summary.json", summary["tasks"]["final"], len(lines("tasks")))
+    for name, cost in (*ledger["costs"].items(), *summary["seconds"].items()):
+        if not (isinstance(cost, int | float) and math.isfinite(cost) and cost >= 0):
+            raise ValueError(f"the cost {name} is {cost!r}")
+    _check_end(config, summary["steps"], ledger["costs"])
+    _check_evaluations(lines("evaluations"), config, summary, held_out)
+
+
+def _check_end(config: Mapping[str, Any], steps: int, costs: Mapping[str, float]) -> None:
+    """Checks that training ended where the config says: by its steps, or by its budget of rollouts."""
+    budget = config.get("budget", {}).get("rollouts", 0)
+    spent = sum(n for key, n in costs.items() if key.startswith("rollouts/"))
+    if steps != config["steps"] and not 0 < budget <= spent:
+        raise ValueError(
+            f"it ended after {steps} of {config['steps']} steps with {spent} of {budget} rollouts spent"
+        )
+
+
+def _check_evaluations(
+    rows: list[Mapping[str, Any]],
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    held_out: Mapping[str, Mapping[str, Any]],
+) -> None:
+    c, steps = config["evaluation"], summary["steps"]
+    weak = sorted(config.get("testbed", {}).get("weak_tools", ()))
+    sets: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        where = f"of set {row['set']} after step {row['step']}"
+        sets.setdefault(row["set"], []).append(row)
+        asked = c["num_rollouts"]
+        if row["step"] == steps:
+            asked = c.get(LAST) or asked
+        _fits(f"samples {where}", row["samples"], asked)
+        _fits(f"split {where}", row["split"], config["environment"]["eval_split"])
+        _fits(f"weak tools {where}", sorted(row.get("weak_tools", {})), weak)
+        for task, (successes, trials) in row["by_task"].items():
+            whole = type(successes) is int and type(trials) is int
+            if not (whole and 0 <= successes <= trials <= asked):
+                raise ValueError(
+                    f"{task} {where} has {successes!r} successes in {trials!r} of {asked} trials"
+                )
+            _fits(f"scenario of {task} {where}", row["scenarios"][task], held_out[task]["lineage"]["parent"])
+        successes, trials = (sum(counts[i] for counts in row["by_task"].values()) for i in (0, 1))
+        _fits(f"invalid rollouts {where}", row["invalid"], asked * len(row["by_task"]) - trials)
+        if row["success"] != (share := successes / trials if trials else None) and not math.isclose(
+            row["success"] or 0.0, share or 0.0, rel_tol=1e-9
+        ):
+            raise ValueError(f"success {where} is {row['success']}, and its tasks give {share}")
+    kinds = {"iid": "held_out", "balanced": "balanced"}
+    for name, own in sets.items():
+        ids = sorted(task for task, row in held_out.items() if row["lineage"]["kind"] == kinds[name])
+        found = [row["step"] for row in own]
+        if found != sorted(set(found)) or (found[0], found[-1]) != (0, steps):
+            raise ValueError(f"the set {name} was evaluated after the steps {found}, of {steps}")
+        for row in own:
+            _fits(f"tasks of set {name} after step {row['step']}", sorted(row["by_task"]), ids)
+    for when, place in (("before", 0), ("after", -1)):
+        told = [summary["held_out"][when], *([summary["balanced"][when]] if "balanced" in sets else ())]
+        for row, name in zip(told, ("iid", "balanced"), strict=False):
+            _fits(f"set {name} {when} training, in summary.json", row, sets[name][place])
+
+
+def _fits(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        shown = [
+            text if len(text := json.dumps(value)) < 80 else f"{text[:80]}..." for value in (found, wanted)
+        ]
+        raise ValueError(f"{what}: {shown[0]}, where its other files have {shown[1]}")
