@@ -39,6 +39,7 @@ from coevolve_jax.loop.evolve import Evolver
 from coevolve_jax.loop.initial import bootstrap, leak_guard
 from coevolve_jax.loop.lab import Laboratory
 from coevolve_jax.loop.run import Run, RunState
+from coevolve_jax.loop.services import Services
 from coevolve_jax.loop.timing import timed
 from coevolve_jax.loop.warm_start import initial_model
 from coevolve_jax.models import hf_io
@@ -126,7 +127,10 @@ def train(config: ConfigDict, workdir: str | os.PathLike, until: int | None = No
         with closing(Run(c, workdir, run_state, saved, trackers)) as run, run.noting_divergence():
             tasks, roller = run.state.tasks, partial(Roller, c, agent)
             guard = leak_guard(c, run.state.held_out)
-            lab = Laboratory(tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record)
+            services = Services(c, learner, engine, lambda: state)
+            lab = Laboratory(
+                tasks, scenarios, synthesizer(guard), roller, run.state.ledger, run.record, services
+            )
             collect = Collector(c, strategy, agent, tasks)  # strategy.collect, now or some steps ahead
             evolve = Evolver(c, strategy, lab, saved)  # strategy.evolve, now or during the next steps
             held_out = partial(evaluate_held_out, c, agent, run.state.held_out)

@@ -169,8 +169,18 @@ RULES = (
     ),
     Rule(
         "evolution.async_steps",
-        lambda c: "probe" not in methods.needs(c) or not c.evolution.async_steps,
+        lambda c: not methods.needs(c) & {"probe", "influence", "branch"} or not c.evolution.async_steps,
         "0: strategy {strategy.name} asks for rollouts while the training set evolves",
+    ),
+    Rule(
+        "learner.optimizer_offload",
+        lambda c: "influence" not in methods.needs(c) or not c.learner.optimizer_offload,
+        "False: strategy {strategy.name} scores tasks by Adam's moments on the devices",
+    ),
+    Rule(
+        "engine.name",
+        lambda c: "branch" not in methods.needs(c) or c.engine.name == "native",
+        "native: strategy {strategy.name} trains copies of the policy, which this process must serve",
     ),
     Rule(
         "evaluation.balanced_candidates",

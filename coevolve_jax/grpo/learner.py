@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from coevolve_jax.distributed import sharding
-from coevolve_jax.grpo import flops, lora
+from coevolve_jax.grpo import flops, influence, lora
 from coevolve_jax.grpo.objective import Objective, microbatch
 from coevolve_jax.grpo.optimizer import make_optimizer
 from coevolve_jax.grpo.optimizer_offload import step_by_layer
@@ -93,6 +93,7 @@ class Learner:
         self._reference = reference if self.keeps_reference else None
         self.init, self.abstract_state = self._programs.init, self._programs.abstract_state
         self.gradients = partial(gradients, self._objective)
+        self._goal: Any = None  # of `influence`
 
     def policy(self, state: TrainState) -> Any:
         """The policy's whole parameters. LoRA's adapters are merged into the base."""
@@ -131,6 +132,20 @@ class Learner:
         batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
         old = batch.sampler_logprobs if old_logprobs is None and not self._own_logprobs else old_logprobs
         return self._programs.update_step(state, self._reference, batch, old)
+
+    def aim(self, state: TrainState, batch: Batch[np.ndarray]) -> jax.Array:
+        """Keeps the batch's gradient as the goal of `influence`. Returns its norm, a scalar."""
+        batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
+        self._goal = self._programs.gradient_step(state.params, self._reference, batch)
+        return optax.tree.norm(self._goal)
+
+    def influence(self, state: TrainState, batch: Batch[np.ndarray], preconditioned: bool) -> jax.Array:
+        """Cosine between the goal of the last `aim` and the batch's gradient, a scalar (influence.py).
+
+        preconditioned: take the direction of Adam's step in place of the gradient.
+        """
+        batch = sharding.place_batch(self._objective.mesh, batch, axis=1)
+        return self._programs.influence_step(state, self._reference, batch, self._goal, preconditioned)
 
     def lower(self, batch: Batch) -> jax.stages.Lowered:
         """The update's program for batches of this shape; `.compile().memory_analysis()` is its memory.
@@ -235,6 +250,24 @@ def _score_step(objective: Objective, params: Any, reference: Any, batch: Batch[
     return jax.lax.fori_loop(0, batch.used, one_microbatch, jnp.zeros(batch.mask.shape))
 
 
+def _gradient_step(objective: Objective, params: Any, reference: Any, batch: Batch[jax.Array]) -> Any:
+    return gradients(objective, params, reference, batch, None)[0]
+
+
+def _influence_step(
+    objective: Objective,
+    state: TrainState,
+    reference: Any,
+    batch: Batch[jax.Array],
+    goal: Any,
+    preconditioned: bool,
+) -> jax.Array:
+    grads = _gradient_step(objective, state.params, reference, batch)
+    if preconditioned:
+        grads = influence.preconditioned(grads, state.opt_state, objective.config.adam_b2)
+    return influence.cosine(goal, grads)
+
+
 def _fresh(objective: Objective, seed: int, params: Any) -> TrainState:
     c = objective.config
     if objective.lora:
@@ -257,6 +290,8 @@ class _Programs(NamedTuple):
     init: Any
     update_step: Any
     score_step: Any
+    gradient_step: Any
+    influence_step: Any
     merge: Any
     abstract_state: TrainState
 
@@ -297,6 +332,17 @@ def _programs(
             partial(_score_step, objective),
             in_shardings=(shardings.params, whole, batch),
             out_shardings=rows,
+        ),
+        gradient_step=jax.jit(
+            partial(_gradient_step, objective),
+            in_shardings=(shardings.params, whole, batch),
+            out_shardings=shardings.params,
+        ),
+        influence_step=jax.jit(
+            partial(_influence_step, objective),
+            in_shardings=(shardings, whole, batch, shardings.params),
+            out_shardings=everywhere,
+            static_argnums=4,
         ),
         merge=jax.jit(
             partial(_merge, objective), in_shardings=(shardings.params, whole), out_shardings=whole

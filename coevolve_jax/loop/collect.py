@@ -43,12 +43,15 @@ class Roller:
         k: int,
         hints: Callable[[Task, int], Hint | None] | None = None,
         role: str = "policy",
+        greedy: bool = False,
     ) -> list[Group]:
+        """greedy: sample at temperature 0."""
         call, self._calls[role] = self._calls[role], self._calls[role] + 1
         again = (call,) if call else ()
         rng = rng_for(self._config.seed, "rollout" if role == "policy" else role, self._step, *again)
         seeds = rng.integers(2**32, size=(len(tasks), k)).tolist()
-        groups = self._agent.rollout_groups(tasks, seeds, self._config.rollout.temperature, hints)
+        temperature = 0.0 if greedy else self._config.rollout.temperature
+        groups = self._agent.rollout_groups(tasks, seeds, temperature, hints)
         done = trajectories_of(groups)
         self.costs[ROLLOUTS + role] += len(done)
         self.costs[f"sampled_tokens/{role}"] += sum(int(t.mask.sum()) for t in done)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop.collect import Roller
+from coevolve_jax.strategies.base import Branch
 from coevolve_jax.synthesis.explore import offered_names
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats, Synthesizer
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.types import Context, Evidence, Group, Task
+
+if TYPE_CHECKING:  # synthesis alone needs no learner
+    from coevolve_jax.loop.services import Services
 
 EXPLORER = "explorer/"
 
@@ -32,6 +37,7 @@ class Laboratory:
       ledger: cost of each service so far. Explorer costs are stored under EXPLORER + the roles' key, and
         handed back to the roles on resume.
       record: receives the roles' LLM calls; None: the roles keep them.
+      services: compute with the learner; None: `influence` and `branch` raise ValueError.
     """
 
     tasks: TaskPool
@@ -40,6 +46,7 @@ class Laboratory:
     roller: Callable[[int], Roller]
     ledger: Counter[str]
     record: Callable[[Sequence[LLMCall]], None] | None = None
+    services: Services | None = None
     _rollers: dict[int, Roller] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _numbers: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter, init=False, repr=False)
 
@@ -109,14 +116,48 @@ class Laboratory:
         return self._booked(request, stats)
 
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
-        if step not in self._rollers:  # one Roller per step: it counts its calls, and each gets new seeds
+        with self._rolling(step) as roll:
+            return roll(tasks, k, role="probe")
+
+    def influence(
+        self, goal: Sequence[Group], groups: Sequence[Group], *, preconditioned: bool = True
+    ) -> list[float]:
+        found, gradients = self._learner.influence(goal, groups, preconditioned)
+        self.ledger["gradients/influence"] += gradients
+        return found
+
+    def branch(
+        self, tasks: Sequence[Task], goal: Sequence[Task], *, updates: int, batch: int, k: int, step: int
+    ) -> Branch:
+        number = self._numbers["branch", step]
+        self._numbers["branch", step] += 1
+        with self._rolling(step) as roll:
+            found, made = self._learner.branch(
+                roll, tasks, goal, number, updates=updates, batch=batch, k=k, step=step
+            )
+        self.ledger["updates/branch"] += made
+        return found
+
+    @property
+    def _learner(self) -> Services:
+        if self.services is None:
+            raise ValueError(
+                "The strategy asks for gradients, and nothing trains here: name another strategy."
+            )
+        return self.services
+
+    @contextlib.contextmanager
+    def _rolling(self, step: int) -> Iterator[Roller]:
+        """The step's Roller: it counts its calls, and each gets new seeds. Its costs are booked."""
+        if step not in self._rollers:
             self._rollers.clear()
             self._rollers[step] = self.roller(step)
         roll = self._rollers[step]
         before = roll.costs.copy()
-        groups = roll(tasks, k, role="probe")
-        self.ledger.update(roll.costs - before)
-        return groups
+        try:
+            yield roll
+        finally:
+            self.ledger.update(roll.costs - before)
 
     def adopt(
         self, tasks: Sequence[Task], *, kind: str, solved: Mapping[str, float] | None = None

@@ -48,7 +48,7 @@ _BROADCAST = {
     "prompts": tuple,
 }  # arguments that the devices broadcast
 # Arguments that travel as a name: every process holds its part, or has received them by broadcast.
-_BY_NAME = ("params", "served", "state", "old_logprobs", *_BROADCAST)
+_BY_NAME = ("params", "served", "state", "branch", "old_logprobs", *_BROADCAST)
 _SHARE = "put --workdir on a file system that all processes share."
 
 _Arguments = ParamSpec("_Arguments")
@@ -78,6 +78,8 @@ class _Part:
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
         self.trainer = trainer = Trainer(learner, policy, config)
         self.init, self.score, self.update = trainer.init, trainer.score, trainer.update
+        self.aim, self.influence = trainer.aim, trainer.influence
+        self.fork, self.update_branch = trainer.fork, trainer.update_branch
         self.save, self.save_policy = trainer.save, trainer.save_policy
         self.initial_policy = trainer.initial_policy
         self._policy, self._config = policy, config
@@ -107,6 +109,10 @@ class _Part:
         if self.trainer.sharded_engine:  # held only until `serve`, since they may be a copy
             self._held["served"] = params
         return params
+
+    def policy_of_branch(self, branch: TrainState) -> Any:
+        """Does `Trainer.policy_of_branch`."""
+        return self.policy(branch)
 
     def serve(self, served: Any, version: int) -> None:
         """Gives each process's engine the parameters that `policy` last returned."""
@@ -173,6 +179,10 @@ class _Part:
             self._held["state"] = result
         elif method == "update":
             self._held["state"] = result[0]
+        elif method == "fork":
+            self._held["branch"] = result
+        elif method == "update_branch":
+            self._held["branch"] = result[0]
         elif method == "score":
             self._held["old_logprobs"] = result
         # Accelerators run one program after the other. CPUs may overlap an update and the tick that follows
@@ -230,6 +240,11 @@ class Leader:
     score = _by_all(Learner.score)
     update = _by_all(Learner.update)
     policy = _by_all(_Part.policy)
+    aim = _by_all(Learner.aim)
+    influence = _by_all(Learner.influence)
+    fork = _by_all(Trainer.fork)
+    update_branch = _by_all(Trainer.update_branch)
+    policy_of_branch = _by_all(_Part.policy_of_branch)
     save = _by_all(Trainer.save)
     save_policy = _by_all(Trainer.save_policy)
     tick = _by_all(_Part.tick)

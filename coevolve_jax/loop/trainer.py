@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from coevolve_jax import build
 from coevolve_jax.build import Policy
 from coevolve_jax.distributed.gathering import in_memory, on_one_device
 from coevolve_jax.grpo.learner import Learner, TrainState
+from coevolve_jax.grpo.packing import Batch
 from coevolve_jax.models import hf_io
 from coevolve_jax.records import checkpoint
 from coevolve_jax.rollout.engine import Engine
@@ -23,7 +25,7 @@ from coevolve_jax.rollout.engine import Engine
 class Trainer:
     """One process's learner, checkpoints and policy. Each of several processes has one (loop/leader.py).
 
-    `score`, `update`, `flops`, `routing` and `scores` are the learner's own.
+    `score`, `update`, `aim`, `influence`, `flops`, `routing` and `scores` are the learner's own.
 
     Args:
       learner: `init` or `restore` make its TrainState.
@@ -35,6 +37,7 @@ class Trainer:
     def __init__(self, learner: Learner, policy: Policy, config: ConfigDict):
         self.routing, self.scores, self.flops = learner.routing, learner.scores, learner.flops
         self.score, self.update = learner.score, learner.update
+        self.aim, self.influence = learner.aim, learner.influence
         self._learner, self._policy, self._config = learner, policy, config
         self._writer = checkpoint.Writer()
         self._native = config.engine.name == "native"
@@ -67,6 +70,18 @@ class Trainer:
     def policy(self, state: TrainState) -> Any:
         """The policy's parameters, placed where the engine takes them."""
         return self._for_engine(self._learner.policy(state))
+
+    def fork(self, state: TrainState) -> TrainState:
+        """A copy of the state, for a branch (loop/branch.py)."""
+        return jax.tree.map(jnp.copy, state)
+
+    def update_branch(self, branch: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Does `Learner.update` to a branch, which is donated."""
+        return self.update(branch, batch)
+
+    def policy_of_branch(self, branch: TrainState) -> Any:
+        """Does `policy` for a branch."""
+        return self.policy(branch)
 
     def save(
         self, directory: str | os.PathLike, step: int, state: TrainState, saved: Mapping, *, keep: int

@@ -13,6 +13,8 @@ A module may list in `NEEDS` what it cannot work without. A config that rules it
     fresh     the batch of a step is drawn after the last update (rollout.max_staleness 0)
     probe     `Lab.probe` (evolution.async_steps 0)
     endings   `Trajectory.ending`, which costs a request per turn
+    influence `Lab.influence` (as for probe; learner.optimizer_offload False)
+    branch    `Lab.branch` (as for probe; the in-process engine)
 
 A method of the literature says in `FIDELITY` how near it is to its paper: a mark and a sentence.
 """
@@ -22,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -140,6 +142,35 @@ class Lab(Protocol):
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         """Returns k rollouts of each task by the current policy. The learner does not train on them."""
         ...
+
+    def influence(
+        self, goal: Sequence[Group], groups: Sequence[Group], *, preconditioned: bool = True
+    ) -> list[float]:
+        """Returns for each group the cosine between its update and the gradient of the goal's groups.
+
+        Only numbers leave the devices. A group whose rewards are all equal has influence 0. The groups are
+        the current policy's, such as those of `probe`.
+
+        preconditioned: compare the direction of Adam's step; else the plain gradient.
+        """
+        ...
+
+    def branch(
+        self, tasks: Sequence[Task], goal: Sequence[Task], *, updates: int, batch: int, k: int, step: int
+    ) -> Branch:
+        """Trains a copy of the policy on `tasks` and forgets it. Returns greedy rollouts of the goal.
+
+        Args:
+          updates: GRPO updates of the copy, each on `batch` of the tasks, drawn anew, with k rollouts each.
+        """
+        ...
+
+
+class Branch(NamedTuple):
+    """Greedy rollouts of the goal's tasks by the policy before a branch and by the branch at its end."""
+
+    before: list[Group]
+    after: list[Group]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from coevolve_jax import config as configs
 from coevolve_jax import names
 from coevolve_jax.loop.evolve import FirstUse
 from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SHARED, Lab, StepReport, Strategy, trajectories_of
+from coevolve_jax.strategies.base import SHARED, Branch, Lab, StepReport, Strategy, trajectories_of
 from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.pipeline import SynthesisRequest, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -264,6 +264,23 @@ class MadeUpLab:
     def probe(self, tasks: Sequence[Task], k: int, step: int) -> list[Group]:
         self.probed = True
         return MadeUpRoll(self.config, step)(tasks, k, role="probe")
+
+    def influence(
+        self, goal: Sequence[Group], groups: Sequence[Group], *, preconditioned: bool = True
+    ) -> list[float]:
+        self.probed = True
+        rng = rng_for(self.config.seed, "influence", *(len(g.task.calls) for g in (*goal, *groups)))
+        return rng.uniform(-1, 1, len(groups)).tolist()
+
+    def branch(
+        self, tasks: Sequence[Task], goal: Sequence[Task], *, updates: int, batch: int, k: int, step: int
+    ) -> Branch:
+        self.probed = True
+        number = self.numbers["branch", step]
+        self.numbers["branch", step] += 1
+        roll = MadeUpRoll(self.config, step, made=[Group(task, ()) for task in goal] * number)
+        before, after = (roll(goal, 1, role="branch") for _ in range(2))
+        return Branch(before, after)
 
     def _add(
         self, contexts: Sequence[Context], request: SynthesisRequest, into: TaskPool | None

@@ -1,0 +1,118 @@
+"""Services of the laboratory that need the learner: influence of tasks, and branches of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax import config as configs
+from coevolve_jax.grpo.advantages import group_advantages
+from coevolve_jax.grpo.filter import FilterState
+from coevolve_jax.grpo.learn import learn
+from coevolve_jax.grpo.learner import TrainState
+from coevolve_jax.grpo.packing import Batch, pack
+from coevolve_jax.loop.collect import Roller
+from coevolve_jax.loop.leader import Leader
+from coevolve_jax.loop.trainer import Trainer
+from coevolve_jax.rollout.engine import Engine
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import Branch, grpo_samples
+from coevolve_jax.types import Group, Task, TrainingSample
+
+
+class Services:
+    """Computes with the learner's present state, and leaves it as it is.
+
+    state: returns that state.
+    """
+
+    def __init__(
+        self, config: ConfigDict, learner: Trainer | Leader, engine: Engine, state: Callable[[], TrainState]
+    ):
+        self._config, self._learner, self._engine, self._state = config, learner, engine, state
+
+    def influence(
+        self, goal: Sequence[Group], groups: Sequence[Group], preconditioned: bool
+    ) -> tuple[list[float], int]:
+        """Does `Lab.influence`. Returns its numbers, and how many gradients they took."""
+        state, live = self._state(), [group for group in goal if group.spread]
+        if not live:
+            return [0.0] * len(groups), 0
+        rollouts = max(len(group.trajectories) for group in (*goal, *groups))
+        self._learner.aim(state, self._batch(live, rollouts * len(goal)))
+        found = [
+            float(self._learner.influence(state, self._batch([group], rollouts), preconditioned))
+            if group.spread
+            else 0.0
+            for group in groups
+        ]
+        return found, len(live) + sum(group.spread > 0 for group in groups)
+
+    def _batch(self, groups: Sequence[Group], max_rows: int) -> Batch[np.ndarray]:
+        """The groups' rollouts with GRPO's advantages."""
+        c, samples = self._config.learner, []
+        for group in groups:
+            advantages = group_advantages(list(group.rewards), estimator=c.advantage)
+            samples += [
+                TrainingSample(t, np.full(len(t.ids), a, np.float32))
+                for t, a in zip(group.valid, advantages, strict=True)
+            ]
+        return pack(
+            samples,
+            pack_length=c.pack_length,
+            pack_length_buckets=c.pack_length_buckets,
+            rows_per_microbatch=c.rows_per_microbatch,
+            max_rows=max_rows,
+            routing=self._learner.routing,
+            prefix_sharing=c.prefix_sharing,
+        )
+
+    def branch(
+        self,
+        roll: Roller,
+        tasks: Sequence[Task],
+        goal: Sequence[Task],
+        number: int,
+        *,
+        updates: int,
+        batch: int,
+        k: int,
+        step: int,
+    ) -> tuple[Branch, int]:
+        """Does `Lab.branch`. Returns it, and how many updates it made. number: of the branch in this step."""
+        c = configs.override(self._config, {"learner.epochs": 1})
+        rng = rng_for(c.seed, "branch", step, number)
+        before = roll(goal, 1, role="branch", greedy=True)
+        on_branch, state, made = _OnBranch(self._learner), self._learner.fork(self._state()), 0
+        try:
+            for _ in range(updates):
+                drawn = rng.choice(len(tasks), size=min(batch, len(tasks)), replace=False)
+                groups = roll([tasks[i] for i in drawn], k, role="branch")
+                samples, _ = grpo_samples(c, groups, FilterState())
+                if samples:
+                    state, _ = learn(c, on_branch, state, samples)
+                    self._engine.update_weights(self._learner.policy_of_branch(state), step + 1)
+                    made += 1
+            after = roll(goal, 1, role="branch", greedy=True)
+        finally:
+            if made:
+                self._engine.update_weights(self._learner.policy(self._state()), step + 1)
+        return Branch(before, after), made
+
+
+class _OnBranch:
+    """grpo.learn.Updates for a branch, with one update per batch."""
+
+    scores = False
+
+    def __init__(self, learner: Trainer | Leader):
+        self._learner = learner
+        self.routing, self.flops, self.score = learner.routing, learner.flops, learner.score
+
+    def update(
+        self, state: TrainState, batch: Batch[np.ndarray], old_logprobs: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        return self._learner.update_branch(state, batch)
