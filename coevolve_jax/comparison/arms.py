@@ -19,8 +19,13 @@ class Arm(NamedTuple):
     why: str
 
 
+def _own(name: str, why: str, **own: Any) -> Arm:
+    """A strategy with settings of its own."""
+    return Arm({"strategy.name": name, **{f"strategy.{k}": v for k, v in own.items()}}, why)
+
+
 def _coevolve(why: str, **own: Any) -> Arm:
-    return Arm({"strategy.name": "coevolve", **{f"strategy.{k}": v for k, v in own.items()}}, why)
+    return _own("coevolve", why, **own)
 
 
 ARMS: dict[str, Arm] = {
@@ -73,6 +78,17 @@ ARMS: dict[str, Arm] = {
     "blame_prioritised": Arm(
         {"strategy.name": "blame", "data.sampling": "variance"}, "blame and batches drawn by p (1 - p)"
     ),
+    "frontier": _own("frontier", "skills of which one more task is worth most, the best of probed drafts"),
+    **{
+        f"frontier_without_{part}": _own("frontier", f"the same without its part {part!r}", **{key: value})
+        for part, key, value in (
+            ("thompson", "thompson", False),
+            ("diminishing", "diminishing", 0.0),
+            ("probe", "probe", 0),
+            ("odds", "odds", False),
+            ("floor", "floor", 0.0),
+        )
+    },
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),
