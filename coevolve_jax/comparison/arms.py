@@ -89,6 +89,14 @@ ARMS: dict[str, Arm] = {
             ("floor", "floor", 0.0),
         )
     },
+    "panel": _own("panel", "skills that learn on unseen tasks set apart, measured at each evolution"),
+    "agent0": _own(
+        "agent0", "a proposer paid for disagreement; the solver's labels are exact", labels="checker"
+    ),
+    "agent0_majority": _own("agent0", "the same, and the solver learns from its majorities"),
+    "dr_zero": _own("dr_zero", "a proposer paid for hard tasks, compared at equal numbers of calls"),
+    "dr_zero_batch": _own("dr_zero", "the same with one baseline for all", baseline="batch"),
+    "seif": _own("seif", "an instructor paid for what the policy misses, the policy for the turns it passes"),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

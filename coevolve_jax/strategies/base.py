@@ -31,6 +31,7 @@ from coevolve_jax.config.schedule import KEYS, evolutions
 from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.synthesis import knobs
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict
@@ -368,6 +369,22 @@ def draft(
         contexts, wanted=len(contexts), kind=kind, step=step, rng=rng, once=True, into=drafts
     )
     return drafts, made
+
+
+def propose(
+    lab: Lab, drawn: Sequence[Mapping[str, Any]], signal: str, *, step: int, rng: np.random.Generator
+) -> tuple[list[Task | None], SynthesisStats]:
+    """Makes one draft for each setting of a proposer (synthesis/knobs.py); None where it gives none.
+
+    signal: names the contexts.
+    """
+    contexts = [
+        knobs.context(d, lab.scenarios, rng, id=f"{signal}/{step}/{i}", signal=signal)
+        for i, d in enumerate(drawn)
+    ]
+    drafts, made = draft(lab, contexts, step=step, rng=rng)
+    by_context = {task.lineage.context: task for task in drafts}
+    return [by_context.get(c.id) for c in contexts], made
 
 
 def adopt_first(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax import build
-from coevolve_jax.strategies import frontier
+from coevolve_jax.strategies import frontier, panel
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.skills import allocate, beta, next_share, skills_of, unsettled, variance_of
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -206,3 +206,100 @@ def test_adopting_goes_on_past_a_refused_draft():
     stats = adopt_first(MadeUpLab(config, tasks), drafts, 2, kind="signal")
     assert isinstance(stats, SynthesisStats) and (stats.proposed, stats.added, len(tasks)) == (3, 2, 4)
     assert np.isnan(tasks.rows["last_score"][-1])
+
+
+# The panel
+
+
+class OneCall(Lab):
+    """Makes tasks of one call. The policy solves unseen ones as often as `rates` says of their tool."""
+
+    def synthesize(self, contexts, *, into=None, wanted, kind, step, **how):
+        self.asked += contexts if kind == "signal" else []
+        scenarios = {c.task.id for c in contexts}
+        self.where = {**getattr(self, "where", {}), kind: scenarios}
+        new = [a_task(f"{kind}-{step}-{i}", c.must[0]) for i, c in enumerate(contexts[:wanted])]
+        added = sum(refusal is None for refusal in (self.tasks if into is None else into).add(new))
+        return SynthesisStats(proposed=len(new), accepted=len(new), added=added)
+
+    def probe(self, tasks, k, step):
+        self.probed = True
+        self.seen = getattr(self, "seen", []) + [t.id for t in tasks]
+        return [a_group(t, round(self.rates[t.calls[0].name] * 10), 10) for t in tasks]
+
+
+SCENARIOS = tuple(Task(f"scenario_{i}", "made_up", {"id": i}) for i in range(8))
+
+
+def share_of_the_learned(name, **own):
+    """Places of tool_3 among ten, after it is always solved in training and seldom on unseen tasks."""
+    config = config_of(name, **own)
+    config.evolution.tasks = 10
+    strategy, tasks = build.strategy(config), TaskPool()
+    tasks.add([a_task(f"initial-0-{i}", f"tool_{i}") for i in range(8)])
+    lab = OneCall(config, tasks, rates={f"tool_{i}": 0.3 for i in range(8)}, scenarios=SCENARIOS)
+    strategy.evolve(4, lab)
+    for step in range(5, 10):  # all other skills stay at a half
+        groups = [a_group(a_task(f"{step} {i}", f"tool_{i}"), 10 if i == 3 else 5) for i in range(8)]
+        strategy.observe(step, groups)
+    lab.asked.clear()
+    strategy = (panel if name == "panel" else frontier).make(
+        config, json.loads(json.dumps(strategy.to_json()))
+    )
+    assert strategy.evolve(9, lab).added == 10
+    return lab.places["tool_3"], lab
+
+
+def test_a_skill_that_is_solved_by_heart_keeps_its_places():
+    kept, lab = share_of_the_learned("panel")
+    assert kept >= 1
+    assert share_of_the_learned("frontier", first_sight=0, probe=0, thompson=False, memory=1.0)[0] == 0
+    # Scenarios are set apart for the panel, and no task of the panel is ever one of D_t.
+    assert lab.where["panel"] and not lab.where["panel"] & lab.where["signal"]
+    assert all(id.startswith("panel") for id in lab.seen) and len(lab.seen) == 16
+    assert not any(t.id.startswith("panel") for t in lab.tasks)
+
+
+def test_learning_progress_is_counted_by_visit_and_raises_the_worth():
+    before = dict.fromkeys("abc", (20.0, 10.0))
+    after = {"a": (20.0, 2.0), "b": (20.0, 2.0), "c": (20.0, 14.0)}
+    factor = panel.progress([before, after], {"a": 4, "b": 40, "c": 4}, 0.0, 0.0, 1.0)
+    assert factor["a"] > factor["b"] > factor["c"] == 1.0  # forgetting is no progress
+    gain = (19 / 22 - 11 / 22) / 4, (19 / 22 - 11 / 22) / 40, (7 / 22 - 11 / 22) / 4
+    assert factor["a"] == pytest.approx(1 + gain[0] / (sum(map(abs, gain)) / 3))
+    unsure = panel.progress([before, after], {"a": 4, "b": 40, "c": 4}, 0.0, 1e9, 1.0)
+    assert max(unsure.values()) - min(unsure.values()) < 1e-6  # all are the mean of all
+    assert set(panel.progress([before, after], {}, 0.0, 8.0, 0.0).values()) == {1.0}
+    assert panel.progress([after], {}, 0.0, 8.0, 1.0) == {}
+    assert panel.pooled([before, {"a": (1.0, 1.0), "z": (2.0, 0.0)}])["a"] == (21.0, 11.0)
+
+
+def test_progress_on_unseen_tasks_draws_places():
+    places = {}
+    for kappa in (0.0, 4.0):
+        config = config_of("panel", kappa=kappa, floor=0.0)
+        strategy, tasks = build.strategy(config), TaskPool()
+        tasks.add([a_task(f"initial-0-{i}", f"tool_{i}") for i in range(8)])
+        lab = OneCall(config, tasks, rates={f"tool_{i}": 0.4 for i in range(8)}, scenarios=SCENARIOS)
+        strategy.evolve(4, lab)
+        lab.asked.clear()
+        strategy.observe(5, [a_group(a_task(f"{i} {n}", f"tool_{i}"), 5) for i in range(8) for n in range(9)])
+        lab.rates = {**lab.rates, "tool_2": 0.6}
+        strategy.evolve(9, lab)
+        places[kappa] = lab.places["tool_2"]
+    assert places[4.0] > places[0.0] > 0
+
+
+def test_tasks_of_mastered_skills_alone_are_drawn_seldom():
+    drawn = {}
+    for mastered in (0.9, 1.0):
+        strategy, seen = build.strategy(config_of("panel", mastered=mastered)), Counter()
+        strategy._rounds = [{"tool_1": (400.0, 0.0), "tool_2": (400.0, 200.0)}]
+        tasks = live("tool_1", 20)
+        tasks.add([a_task(f"both {i}", "tool_1", "tool_2") for i in range(20)])
+        tasks.record({t.id: 0.5 for t in tasks})
+        for step in range(30):
+            roll = lambda batch, k, **how: [a_group(t, 1, 2) for t in batch[:4]]
+            seen.update(len(g.task.calls) for g in strategy.collect(step, tasks, roll))
+        drawn[mastered] = seen[1] / seen.total()
+    assert drawn[0.9] < 0.4 < drawn[1.0]
