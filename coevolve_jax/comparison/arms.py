@@ -97,6 +97,8 @@ ARMS: dict[str, Arm] = {
     "dr_zero": _own("dr_zero", "a proposer paid for hard tasks, compared at equal numbers of calls"),
     "dr_zero_batch": _own("dr_zero", "the same with one baseline for all", baseline="batch"),
     "seif": _own("seif", "an instructor paid for what the policy misses, the policy for the turns it passes"),
+    "step_credit": _own("step_credit", "random, and an advantage for each message among its alternatives"),
+    "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

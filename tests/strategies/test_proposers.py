@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
 
 from coevolve_jax import build
-from coevolve_jax.strategies import dr_zero, seif
+from coevolve_jax.strategies import agent0, dr_zero, seif
 from coevolve_jax.strategies.base import propose
-from coevolve_jax.synthesis import knobs
 from coevolve_jax.synthesis.knobs import KnobPolicy
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
@@ -106,22 +104,6 @@ def shares_after(name, rolled, evolutions, alike=(), barren=(), seeds=(0, 1, 2),
 # Settings of a context
 
 
-def test_a_setting_asks_for_its_size_in_a_scenario_that_has_its_key():
-    scenarios = [Task(f"s{i}", "made_up", {"id": i, "level": i % 3}) for i in range(9)]
-    made = knobs.factors(scenarios, range(2, 4), range(1, 3))
-    assert made == {"calls": (2, 3), "turns": (1, 2), "level": ("0", "1", "2")}
-    assert knobs.factors(scenarios[:1], (), range(1, 3)) == {"turns": (1, 2)}
-    rng, seen = np.random.default_rng(0), Counter()
-    for drawn in KnobPolicy(made).sample(200, rng):
-        context = knobs.context(drawn, scenarios, rng, id="c", signal="mine")
-        assert str(context.task.scenario["level"]) == drawn["level"]
-        assert (context.calls, context.turns) == ((drawn["calls"],) * 2, drawn["turns"])
-        seen[context.task.id] += 1
-    assert len(seen) == 9
-    whole = knobs.context({"turns": 1}, scenarios, rng, id="c", signal="mine")
-    assert whole.calls is None and whole.must == ()
-
-
 def test_each_setting_is_paired_with_its_own_draft():
     config = config_of("seif")
     lab = Lab(config, None, barren=(5,))
@@ -139,23 +121,21 @@ def uncertain(task, k):
 
 
 def test_agent0s_proposer_goes_to_uncertain_tasks_that_are_not_alike():
-    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,))
+    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,), probe=4)
     assert b > 0.6 and c < b and a < b
-    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,), uncertainty=0.0)
+    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,), probe=4, uncertainty=0.0)
     assert abs(a - b) < 0.25 and c < min(a, b)
-    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,), diversity=0.0)
+    a, b, c = shares_after("agent0", uncertain, 10, alike=(6,), probe=4, diversity=0.0)
     assert abs(b - c) < 0.25 and a < min(b, c)
 
 
 def test_agent0_pays_no_wrong_majority_and_no_barren_setting():
     config = config_of("agent0")
-    from coevolve_jax.strategies.agent0 import earned
-
     task = lambda id, n: Task(id, "made_up", {}, (Turn("q", tuple(Call(f"{id}{i}", {}) for i in range(n))),))
     wrong = ended(task("w", 3), (True, "r", 1.0), (False, "x", 0.0), (False, "x", 0.0))
     most = ended(task("m", 6), *[(True, "r", 1.0)] * 7, *[(False, f"x{i}", 0.0) for i in range(3)])
     scattered = ended(task("s", 4), *[(i == 0, f"e{i}", 0.0) for i in range(10)])
-    rewards = earned([wrong, most, scattered, None], config.strategy)
+    rewards = agent0.earned([wrong, most, scattered, None], config.strategy)
     assert rewards == pytest.approx([0.15 - 0.25, 0.3 - 0.25 + 0.2, 0.2 - 0.25, -1.0])
     barren = shares_after("agent0", uncertain, 5, barren=(6,))
     assert barren[2] < 0.1

@@ -17,7 +17,19 @@ from tests.support.strategies import faulty
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
-OURS = ("coevolve", "random", "static", "blame", "oracle", "frontier", "panel", "agent0", "dr_zero", "seif")
+OURS = (
+    "coevolve",
+    "random",
+    "static",
+    "blame",
+    "oracle",
+    "frontier",
+    "panel",
+    "agent0",
+    "dr_zero",
+    "seif",
+    "step_credit",
+)
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
     "tests.support.strategies.curriculum",
