@@ -102,7 +102,7 @@ def message_advantages(group: Group, discount: float, anchor: str) -> list[list[
 
 
 def anchors(task: Task, trajectory: Trajectory, anchor: str) -> list[tuple]:
-    """What stood before the policy at each of its messages.
+    """The anchor of each message.
 
     anchor: "observation": the text that it read last. "state": with the turn and its calls so far.
     """
