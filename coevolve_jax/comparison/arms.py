@@ -19,8 +19,13 @@ class Arm(NamedTuple):
     why: str
 
 
+def _own(name: str, why: str, **own: Any) -> Arm:
+    """A strategy with settings of its own."""
+    return Arm({"strategy.name": name, **{f"strategy.{k}": v for k, v in own.items()}}, why)
+
+
 def _coevolve(why: str, **own: Any) -> Arm:
-    return Arm({"strategy.name": "coevolve", **{f"strategy.{k}": v for k, v in own.items()}}, why)
+    return _own("coevolve", why, **own)
 
 
 ARMS: dict[str, Arm] = {
@@ -73,6 +78,27 @@ ARMS: dict[str, Arm] = {
     "blame_prioritised": Arm(
         {"strategy.name": "blame", "data.sampling": "variance"}, "blame and batches drawn by p (1 - p)"
     ),
+    "frontier": _own("frontier", "skills of which one more task is worth most, the best of probed drafts"),
+    **{
+        f"frontier_without_{part}": _own("frontier", f"the same without its part {part!r}", **{key: value})
+        for part, key, value in (
+            ("thompson", "thompson", False),
+            ("diminishing", "diminishing", 0.0),
+            ("probe", "probe", 0),
+            ("odds", "odds", False),
+            ("floor", "floor", 0.0),
+        )
+    },
+    "panel": _own("panel", "skills that learn on unseen tasks set apart, measured at each evolution"),
+    "agent0": _own(
+        "agent0", "a proposer paid for disagreement; the solver's labels are exact", labels="checker"
+    ),
+    "agent0_majority": _own("agent0", "the same, and the solver learns from its majorities"),
+    "dr_zero": _own("dr_zero", "a proposer paid for hard tasks, compared at equal numbers of calls"),
+    "dr_zero_batch": _own("dr_zero", "the same with one baseline for all", baseline="batch"),
+    "seif": _own("seif", "an instructor paid for what the policy misses, the policy for the turns it passes"),
+    "step_credit": _own("step_credit", "random, and an advantage for each message among its alternatives"),
+    "step_credit_state": _own("step_credit", "the same, with alternatives after equal calls", anchor="state"),
     "random_prioritised": Arm(
         {"strategy.name": "random", "data.sampling": "variance"}, "random, and batches drawn by p (1 - p)"
     ),

@@ -33,6 +33,7 @@ from coevolve_jax.config.schedule import KEYS, evolutions
 from coevolve_jax.grpo.advantages import drop_zero_variance, group_advantages
 from coevolve_jax.grpo.filter import FilterState, filter_groups
 from coevolve_jax.seeding import rng_for
+from coevolve_jax.synthesis import knobs
 from coevolve_jax.synthesis.pipeline import Relocate, SynthesisStats
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.synthesis.validate import Admit, Verdict
@@ -294,6 +295,21 @@ def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
     return weights
 
 
+def check_least(config: ConfigDict, least: Mapping[str, float]) -> None:
+    """Raises ValueError if a setting of the strategy is below its least value."""
+    for name, bound in least.items():
+        if config.strategy[name] < bound:
+            raise ValueError(
+                f"config.strategy.{name} is {config.strategy[name]!r}: it must be {bound} or more."
+            )
+
+
+def by_variance(config: ConfigDict) -> Callable[[TaskPool], np.ndarray]:
+    """Odds of the tasks by p (1 - p), whatever config.data.sampling says: `weights` of `collect_batch`."""
+    rule = ConfigDict({"data": {**config.data.to_dict(), "sampling": "variance"}})
+    return lambda tasks: sampling_weights(rule, tasks.rows)
+
+
 def evolves(config: ConfigDict, step: int) -> bool:
     """Whether the training set evolves after this step (config/schedule.py)."""
     return step in evolutions(config)
@@ -384,6 +400,36 @@ def draft(
         contexts, wanted=len(contexts), kind=kind, step=step, rng=rng, once=True, into=drafts
     )
     return drafts, made
+
+
+def propose(
+    lab: Lab, drawn: Sequence[Mapping[str, Any]], signal: str, *, step: int, rng: np.random.Generator
+) -> tuple[list[Task | None], SynthesisStats]:
+    """Makes one draft for each setting of a proposer (synthesis/knobs.py); None where it gives none.
+
+    signal: names the contexts.
+    """
+    contexts = [
+        knobs.context(d, lab.scenarios, rng, id=f"{signal}/{step}/{i}", signal=signal)
+        for i, d in enumerate(drawn)
+    ]
+    drafts, made = draft(lab, contexts, step=step, rng=rng)
+    by_context = {task.lineage.context: task for task in drafts}
+    return [by_context.get(c.id) for c in contexts], made
+
+
+def adopt_first(
+    lab: Lab, ranked: Sequence[Task], count: int, *, kind: str, solved: Mapping[str, float] | None = None
+) -> SynthesisStats:
+    """Adds drafts to D_t, best first, until it has taken `count`. One that it refuses costs no place.
+
+    ranked: the drafts, best first. kind and solved: as in `lab.adopt`.
+    """
+    total = SynthesisStats()
+    for task in ranked:
+        if total.added < count:
+            total.add(lab.adopt([task], kind=kind, solved=solved))
+    return total
 
 
 def solve_rate(group: Group) -> float | None:

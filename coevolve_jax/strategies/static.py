@@ -13,10 +13,12 @@ from coevolve_jax.grpo.filter import FilterState
 from coevolve_jax.strategies.base import (
     SIGNALS,
     Lab,
+    Rewards,
     Roll,
     StepReport,
     collect_batch,
     grpo_samples,
+    outcome_rewards,
 )
 from coevolve_jax.synthesis import signals
 from coevolve_jax.synthesis.pipeline import SynthesisStats
@@ -31,19 +33,25 @@ Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # (config, ste
 class Static:
     """GRPO with a group filter (strategies/base.py documents the methods).
 
-    evolve: grows D_t; None: D_t stays D_0.
+    evolve: grows D_t; None: D_t stays D_0. rewards: what the policy learns from.
     """
 
-    def __init__(self, config: ConfigDict, state: Mapping | None = None, evolve: Evolve | None = None):
-        self._config, self._evolve = config, evolve
+    def __init__(
+        self,
+        config: ConfigDict,
+        state: Mapping | None = None,
+        evolve: Evolve | None = None,
+        rewards: Rewards = outcome_rewards,
+    ):
+        self._config, self._evolve, self._rewards = config, evolve, rewards
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return collect_batch(self._config, step, tasks, roll)
+        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        samples, self._filter = grpo_samples(self._config, groups, self._filter)
+        samples, self._filter = grpo_samples(self._config, groups, self._filter, self._rewards)
         return samples
 
     def observe(self, step: int, groups: Sequence[Group]) -> StepReport:

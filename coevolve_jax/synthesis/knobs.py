@@ -11,6 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from coevolve_jax.envs.base import canonical
+from coevolve_jax.types import Context, Task
+
+KEYS = ("toolsets", "level", "domain")  # of scenarios; the first in which they differ is a factor
+MOST = 16  # values of such a key, beyond which it is none
+
 
 class KnobPolicy:
     """Independent softmax distributions, one per factor.
@@ -44,7 +50,7 @@ class KnobPolicy:
     def update(
         self,
         drawn: Sequence[Mapping[str, Any]],
-        advantages: Sequence[float],
+        advantages: Sequence[float] | np.ndarray,
         learning_rate: float = 1.0,
         kl_coef: float = 0.0,
     ) -> None:
@@ -73,3 +79,36 @@ def standardised(rewards: Sequence[float]) -> np.ndarray:
     values = np.asarray(rewards, np.float64)
     spread = values.std() if len(set(values.tolist())) > 1 else 0.0
     return (values - values.mean()) / spread if spread else np.zeros(len(values))
+
+
+def factors(
+    scenarios: Sequence[Task], calls: Sequence[int] = (), turns: Sequence[int] = ()
+) -> dict[str, tuple]:
+    """Returns the settings that a proposer chooses, with their values: calls, turns, and a key of scenarios.
+
+    A factor without values is left out.
+    """
+    found: dict[str, tuple] = {"calls": tuple(calls), "turns": tuple(turns)}
+    for key in KEYS:
+        values = sorted({canonical(s.scenario[key]) for s in scenarios if key in s.scenario})
+        if 1 < len(values) <= MOST:
+            found[key] = tuple(values)
+            break
+    return {name: values for name, values in found.items() if values}
+
+
+def context(
+    drawn: Mapping[str, Any], scenarios: Sequence[Task], rng: np.random.Generator, *, id: str, signal: str
+) -> Context:
+    """Returns the context that asks for a task with these settings, in a random scenario that has its key.
+
+    drawn: a setting of `KnobPolicy.sample` over `factors`.
+    """
+    keys = [key for key in KEYS if key in drawn]
+    able = [s for s in scenarios if all(canonical(s.scenario.get(k)) == drawn[k] for k in keys)]
+    calls = drawn.get("calls")
+    return Context(
+        id=id, signal=signal, task=able[int(rng.integers(len(able)))],
+        summary="A task of this size and place is wanted.", failure_cause="", instability_pattern="",
+        focus_pattern=(), avoid=(), calls=None if calls is None else (calls, calls), turns=drawn.get("turns"),
+    )  # fmt: skip

@@ -257,7 +257,8 @@ class MadeUpLab:
         self, tasks: Sequence[Task], *, kind: str, solved: Mapping[str, float] | None = None
     ) -> SynthesisStats:
         assert all(task.turns for task in tasks)
-        own = [dataclasses.replace(t, lineage=dataclasses.replace(t.lineage, kind=kind)) for t in tasks]
+        line = lambda t: dataclasses.replace(t.lineage, kind=kind, solved=(solved or {}).get(t.id))
+        own = [dataclasses.replace(t, lineage=line(t)) for t in tasks]
         added = sum(refusal is None for refusal in self.tasks.add(own))
         return SynthesisStats(proposed=len(tasks), accepted=len(tasks), added=added)
 

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from coevolve_jax import config as configs
-from coevolve_jax.strategies.base import collect_batch, majority, offering, solve_rate, spans
+from coevolve_jax.strategies.base import (
+    adopt_first,
+    by_variance,
+    check_least,
+    collect_batch,
+    majority,
+    offering,
+    propose,
+    solve_rate,
+    spans,
+)
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
 from coevolve_jax.types import Group, Outcome
@@ -118,3 +128,34 @@ def test_what_a_method_needs_is_refused_by_name_where_it_is_missing(monkeypatch,
     module.NEEDS = frozenset({"telepathy"})
     with pytest.raises(ValueError, match="names 'telepathy': the services are fresh, probe"):
         configs.check(config)
+
+
+def test_odds_by_variance_are_those_of_the_config_that_asks_for_them():
+    tasks = pool(5)
+    tasks.record({f"initial-0-{i}": score for i, score in enumerate((0.0, 0.25, 0.5, 1.0))})
+    config = configs.override(CONFIG, {"data.sampling_floor": 0.2})
+    assert by_variance(config)(tasks).tolist() == [0.2, 0.75, 1.0, 0.2, 1.0]
+    assert config.data.sampling == "uniform"
+
+
+def test_a_setting_below_its_least_is_refused():
+    config = configs.override(CONFIG, {"strategy.name": "blame"})
+    check_least(config, {"probe": 0, "memory": 0.95})
+    with pytest.raises(ValueError, match=r"config.strategy.memory is 0.95: it must be 1 or more"):
+        check_least(config, {"memory": 1})
+
+
+def test_adopting_goes_on_past_a_refused_draft():
+    tasks, new = pool(2), list(pool(5))[2:]
+    stats = adopt_first(
+        MadeUpLab(CONFIG, tasks), [next(iter(tasks)), *new], 2, kind="mine", solved={new[0].id: 0.5}
+    )
+    assert (stats.proposed, stats.added) == (3, 2) and len(tasks) == 4
+    assert [(t.lineage.kind, t.lineage.solved) for t in list(tasks)[2:]] == [("mine", 0.5), ("mine", None)]
+
+
+def test_each_setting_of_a_proposer_is_paired_with_its_own_draft():
+    lab, rng = MadeUpLab(CONFIG, pool(2)), np.random.default_rng(0)
+    drafts, made = propose(lab, [{"calls": n} for n in (6, 2, 4)], "mine", step=3, rng=rng)
+    assert [len(t.calls) for t in drafts] == [6, 2, 4] and made.added == 3 and len(lab.tasks) == 2
+    assert {t.lineage.signal for t in drafts} == {"mine"}

@@ -1,11 +1,15 @@
 """The proposer over settings: its gradient against differences, its pull to the uniform, and learning."""
 
+from collections import Counter
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
+from coevolve_jax.synthesis import knobs
 from coevolve_jax.synthesis.knobs import KnobPolicy, standardised
+from coevolve_jax.types import Task
 
 FACTORS = {"calls": (2, 3, 4), "key": ("a", "b")}
 
@@ -46,3 +50,19 @@ def test_equal_rewards_and_no_drafts_change_nothing():
     assert standardised([1.0, 3.0]).tolist() == [-1.0, 1.0]
     with pytest.raises(ValueError, match="Factor 'key' of the proposer has no values"):
         KnobPolicy({"key": ()})
+
+
+def test_a_setting_asks_for_its_size_in_a_scenario_that_has_its_key():
+    scenarios = [Task(f"s{i}", "made_up", {"id": i, "level": i % 3}) for i in range(9)]
+    made = knobs.factors(scenarios, range(2, 4), range(1, 3))
+    assert made == {"calls": (2, 3), "turns": (1, 2), "level": ("0", "1", "2")}
+    assert knobs.factors(scenarios[:1], (), range(1, 3)) == {"turns": (1, 2)}
+    rng, seen = np.random.default_rng(0), Counter()
+    for drawn in KnobPolicy(made).sample(200, rng):
+        context = knobs.context(drawn, scenarios, rng, id="c", signal="mine")
+        assert str(context.task.scenario["level"]) == drawn["level"]
+        assert (context.calls, context.turns) == ((drawn["calls"],) * 2, drawn["turns"])
+        seen[context.task.id] += 1
+    assert len(seen) == 9
+    whole = knobs.context({"turns": 1}, scenarios, rng, id="c", signal="mine")
+    assert whole.calls is None and whole.must == ()
