@@ -89,6 +89,8 @@ ARMS: dict[str, Arm] = {
             ("floor", "floor", 0.0),
         )
     },
+    "frontier_levels": _own("frontier", "the same, a skill at each level of scenarios", level="level"),
+    "panel_levels": _own("panel", "panel, a skill at each level of scenarios", level="level"),
     "panel": _own("panel", "skills that learn on unseen tasks set apart, measured at each evolution"),
     "agent0": _own(
         "agent0", "a proposer paid for disagreement; the solver's labels are exact", labels="checker"

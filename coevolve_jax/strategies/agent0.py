@@ -73,6 +73,11 @@ class Agent0:
                 f"config.strategy.labels is {config.strategy.labels!r}: it must be majority or checker."
             )
         check_least(config, {"drafts": 1, "probe": 2, "updates": 0, "learning_rate": 0, "kl_coef": 0})
+        low, high = config.strategy.band
+        if not 0 <= low <= high <= 1:
+            raise ValueError(
+                f"config.strategy.band is {(low, high)}: give two shares between 0 and 1, the lower one first."
+            )
         self._config = config
         self._grpo = Static(config, state, rewards=self._rewards)
         own = state or {"knobs": {}, "labels": {}, "probed": []}
