@@ -76,7 +76,7 @@ class Agent0:
         low, high = config.strategy.band
         if not 0 <= low <= high <= 1:
             raise ValueError(
-                f"config.strategy.band is {(low, high)}: give two shares between 0 and 1, the lower one first."
+                f"config.strategy.band is {(low, high)}: give two shares of 0 to 1, the lower one first."
             )
         self._config = config
         self._grpo = Static(config, state, rewards=self._rewards)
