@@ -36,6 +36,12 @@ ARMS: dict[str, Arm] = {
         {"strategy.name": "random", "strategy.probe": 4},
         "free exploration, of tasks that are solved sometimes",
     ),
+    "even": Arm({"strategy.name": "even"}, "tasks for all actions in turn: evenness without aim"),
+    "weakest": Arm(
+        {"strategy.name": "weakest"}, "random, batches drawn by what categories lack (SpatialEvo)"
+    ),
+    "random_dev": Arm({"strategy.name": "random_dev"}, "random, and one task for each action joins D_t"),
+    "sec": Arm({"strategy.name": "sec"}, "random, and a bandit draws the batches by |advantage| (SEC)"),
     "placebo": _coevolve("the whole method with its signals on tasks drawn at random", shuffled=True),
     "coevolve": _coevolve("the paper's method"),
     **{f"only_{kind}": _coevolve(f"{kind} signals alone", signals=kind) for kind in SIGNAL_KINDS},
