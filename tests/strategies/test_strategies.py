@@ -18,7 +18,7 @@ from tests.support.strategies import faulty
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 OURS = ("coevolve", "random", "static", "blame", "oracle", "even", "weakest", "random_dev")
-METHODS = ("sec",)  # of the literature
+METHODS = ("sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal")  # of the literature
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
     "tests.support.strategies.curriculum",
