@@ -41,6 +41,23 @@ ARMS: dict[str, Arm] = {
         {"strategy.name": "random", "strategy.probe": 4},
         "free exploration, of tasks that are solved sometimes",
     ),
+    "even": Arm({"strategy.name": "even"}, "tasks for all actions in turn: evenness without aim"),
+    "weakest": Arm(
+        {"strategy.name": "weakest"}, "random, batches drawn by what categories lack (SpatialEvo)"
+    ),
+    "random_dev": Arm({"strategy.name": "random_dev"}, "random, and one task for each action joins D_t"),
+    "sec": Arm({"strategy.name": "sec"}, "random, and a bandit draws the batches by |advantage| (SEC)"),
+    "eva": Arm({"strategy.name": "eva"}, "variants of tasks with a gap between their rollouts (eva)"),
+    "webrl": Arm({"strategy.name": "webrl"}, "variants of failures that a critic lets pass (WebRL)"),
+    "agent_world": Arm(
+        {"strategy.name": "agent_world"}, "chains from what an arena shows weak (Agent-World)"
+    ),
+    "agent_world_shuffled": Arm(
+        {"strategy.name": "agent_world", "strategy.shuffled": True}, "the same, its diagnosis dealt at random"
+    ),
+    "et_agent": Arm({"strategy.name": "et_agent"}, "random, and fewer calls are worth more (ET-Agent)"),
+    "middo": Arm({"strategy.name": "middo"}, "tasks too hard twice lose a call (Middo)"),
+    "seal": Arm({"strategy.name": "seal"}, "no new tasks, advantages weighed by type of failure (SEAL)"),
     "placebo": _coevolve("the whole method with its signals on tasks drawn at random", shuffled=True),
     "coevolve": _coevolve("the paper's method"),
     **{f"only_{kind}": _coevolve(f"{kind} signals alone", signals=kind) for kind in SIGNAL_KINDS},

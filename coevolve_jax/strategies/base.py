@@ -22,6 +22,7 @@ A method of the literature says in `FIDELITY` how near it is to its paper: a mar
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -295,13 +296,19 @@ def sampling_weights(config: ConfigDict, rows: np.ndarray) -> np.ndarray:
     return weights
 
 
+def must_be(config: ConfigDict, name: str, holds: bool, rule: str) -> None:
+    """Raises ValueError, in one sentence, unless a setting of the strategy holds.
+
+    name: of the setting. rule: completes "it must be".
+    """
+    if not holds:
+        raise ValueError(f"config.strategy.{name} is {config.strategy[name]!r}: it must be {rule}.")
+
+
 def check_least(config: ConfigDict, least: Mapping[str, float]) -> None:
     """Raises ValueError if a setting of the strategy is below its least value."""
     for name, bound in least.items():
-        if config.strategy[name] < bound:
-            raise ValueError(
-                f"config.strategy.{name} is {config.strategy[name]!r}: it must be {bound} or more."
-            )
+        must_be(config, name, config.strategy[name] >= bound, f"{bound} or more")
 
 
 def by_variance(config: ConfigDict) -> Callable[[TaskPool], np.ndarray]:
@@ -333,6 +340,33 @@ def solvable(config: ConfigDict, lab: Lab, step: int, k: int) -> Admit:
         return words
 
     return admit if k else lambda tasks: [Verdict(None)] * len(tasks)
+
+
+def synthesize_freely(config: ConfigDict, step: int, lab: Lab, **how: Any) -> SynthesisStats | None:
+    """Evolves D_t as the control `random` does: by config.evolution.tasks tasks of free exploration.
+
+    Methods that differ from `random` in other things than growth share its tasks by this function.
+
+    how: further arguments of `lab.synthesize_unguided`.
+    """
+    if not evolves(config, step):
+        return None
+    rng, wanted = rng_for(config.seed, "evolve", step), config.evolution.tasks
+    return lab.synthesize_unguided(wanted=wanted, kind="random", step=step, rng=rng, **how)
+
+
+def synthesize_in_turn(lab: Lab, contexts: Sequence[Context], *, wanted: int, **how: Any) -> SynthesisStats:
+    """Explores contexts in their order, each once and for at most one task, until D_t has grown by `wanted`.
+
+    Later contexts thus only make up for earlier ones that give no task.
+
+    how: further arguments of `lab.synthesize`; `kind`, `step` and `rng` are needed.
+    """
+    total, left = SynthesisStats(), list(contexts)
+    while left and total.added < wanted:
+        now, left = left[: wanted - total.added], left[wanted - total.added :]
+        total.add(lab.synthesize(now, wanted=len(now), once=True, **how))
+    return total
 
 
 def synthesize_for_tools(
@@ -385,6 +419,48 @@ def offering(
         action: [s for s, tools in zip(among, offered) if anywhere or action in tools]
         for action in dict.fromkeys(actions)
     }
+
+
+def actions_on_offer(lab: Lab) -> list[str]:
+    """The names of all tools that scenarios offer, sorted.
+
+    Where tasks of D_t have action patterns of the family's own, these patterns.
+    """
+    if any(task.patterns for task in lab.tasks):
+        return sorted({action for task in lab.tasks for action in task.actions})
+    return sorted({tool for scenario in lab.scenarios for tool in lab.offered(scenario)})
+
+
+def set_apart(config: ConfigDict, lab: Lab, share: float = 0.25) -> tuple[list[Task], list[Task]]:
+    """Splits the scenarios into those to grow in and those set apart for measuring.
+
+    The split depends on config.seed alone. A single scenario is on both sides.
+
+    share: of the scenarios that are set apart; at least one is.
+    """
+    order = rng_for(config.seed, "set apart").permutation(len(lab.scenarios)).tolist()
+    count = max(1, int(share * len(order)))
+    apart, others = ([lab.scenarios[i] for i in sorted(part)] for part in (order[:count], order[count:]))
+    return others or apart, apart
+
+
+def category(task: Task, names: str) -> str:
+    """The task's category: its values of these names, joined by "/".
+
+    names: separated by commas. "calls" is the number of reference calls, "turns" that of user turns. Any
+      other name is a key of the scenario.
+
+    Raises:
+      ValueError: the scenario lacks a key.
+    """
+    known = {"calls": len(task.calls), "turns": len(task.turns), **task.scenario}
+    for name in (wanted := names.split(",")):
+        if name not in known:
+            raise ValueError(
+                f"Category {name!r} is no key of the scenario of task {task.id}: use calls, turns, "
+                f"or one of {', '.join(sorted(task.scenario))}."
+            )
+    return "/".join(v if isinstance(v := known[name], str) else json.dumps(v) for name in wanted)
 
 
 def draft(

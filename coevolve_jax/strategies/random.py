@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from coevolve_jax.config import schedule
-from coevolve_jax.seeding import rng_for
-from coevolve_jax.strategies.base import SIGNALS, Lab, evolves, solvable
+from coevolve_jax.strategies.base import SIGNALS, Lab, solvable, synthesize_freely
 from coevolve_jax.strategies.static import Static
 from coevolve_jax.synthesis.pipeline import SynthesisStats
 
@@ -29,13 +28,10 @@ def make(config: ConfigDict, state: Mapping | None = None) -> Static:
 
 
 def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
-    c = config
-    if not evolves(c, step):
-        return None
+    c = config.strategy
     known = {json.dumps(t.scenario, sort_keys=True): t for t in lab.tasks}
-    scenarios = list(known.values()) if c.strategy.scenarios == "known" else None
-    rng = rng_for(c.seed, "evolve", step)
-    return lab.synthesize_unguided(
-        wanted=c.evolution.tasks, kind="random", step=step, rng=rng, scenarios=scenarios,
-        admit=solvable(c, lab, step, c.strategy.probe) if c.strategy.probe else None,
+    return synthesize_freely(
+        config, step, lab,
+        scenarios=list(known.values()) if c.scenarios == "known" else None,
+        admit=solvable(config, lab, step, c.probe) if c.probe else None,
     )  # fmt: skip

@@ -1,12 +1,14 @@
 """Plain GRPO on D_0: the control without new tasks. It still counts signals, so that runs can be compared.
 
-The arms random.py and oracle.py are the same class with an `evolve` function, by which D_t grows.
+Most other methods are the same class with functions of their own: how D_t grows, how likely a task is drawn,
+what a rollout is worth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from coevolve_jax.grpo.filter import FilterState
@@ -33,7 +35,8 @@ Evolve = Callable[[ConfigDict, int, Lab], SynthesisStats | None]  # (config, ste
 class Static:
     """GRPO with a group filter (strategies/base.py documents the methods).
 
-    evolve: grows D_t; None: D_t stays D_0. rewards: what the policy learns from.
+    evolve: grows D_t; None: D_t stays D_0. rewards: what the learner is given for a group. weights and
+    min_evolved_share: as in `collect_batch`.
     """
 
     def __init__(
@@ -41,14 +44,18 @@ class Static:
         config: ConfigDict,
         state: Mapping | None = None,
         evolve: Evolve | None = None,
+        *,
         rewards: Rewards = outcome_rewards,
+        weights: Callable[[TaskPool], np.ndarray] | None = None,
+        min_evolved_share: float | None = None,
     ):
         self._config, self._evolve, self._rewards = config, evolve, rewards
+        self._odds = {"weights": weights, "min_evolved_share": min_evolved_share}
         self._filter = FilterState(**state["filter"]) if state else FilterState()
         self._history = signals.History.from_json(state["history"]) if state else signals.History()
 
     def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
-        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards)
+        return collect_batch(self._config, step, tasks, roll, rewards=self._rewards, **self._odds)
 
     def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
         samples, self._filter = grpo_samples(self._config, groups, self._filter, self._rewards)

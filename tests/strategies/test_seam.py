@@ -9,19 +9,25 @@ import pytest
 
 from coevolve_jax import config as configs
 from coevolve_jax.strategies.base import (
+    actions_on_offer,
     adopt_first,
     by_variance,
+    category,
     check_least,
     collect_batch,
     majority,
+    must_be,
     offering,
     propose,
+    set_apart,
     solve_rate,
     spans,
+    synthesize_in_turn,
 )
+from coevolve_jax.synthesis.explore import unguided
 from coevolve_jax.synthesis.task_pool import TaskPool
 from coevolve_jax.testing.strategy import MadeUpLab, MadeUpRoll, made_up_rollout, made_up_task
-from coevolve_jax.types import Group, Outcome
+from coevolve_jax.types import Group, Outcome, Task
 from tests.support.paths import ROOT
 
 CONFIG = configs.load_file(ROOT / "configs" / "bfcl_tiny.py")
@@ -104,6 +110,66 @@ def test_a_pattern_of_the_familys_own_is_offered_anywhere_and_a_tool_where_it_is
     lab.tasks.add([named])
     assert len(offering(lab, ["go north"])["go north"]) == 3
     assert len(offering(lab, ["go north"], lab.scenarios[:1])["go north"]) == 1
+
+
+def test_actions_on_offer_are_the_tools_or_the_familys_own_patterns():
+    lab = MadeUpLab(CONFIG, pool(3))
+    assert actions_on_offer(lab) == [f"tool_{i}" for i in range(8)]
+    own = dataclasses.replace(list(pool(1))[0], id="n", scenario={"n": 1}, patterns=("go north", "go east"))
+    lab.tasks.add([own])
+    assert {"go east", "go north"} <= set(actions_on_offer(lab))
+
+
+def test_scenarios_set_apart_are_a_part_that_the_seed_alone_decides():
+    places = tuple(Task(f"s{i}", "made_up", {"id": i}) for i in range(40))
+    split = lambda seed, n: set_apart(
+        configs.override(CONFIG, {"seed": seed}), MadeUpLab(CONFIG, pool(1), places[:n])
+    )
+    others, apart = split(0, 40)
+    assert len(apart) == 10 and {t.id for t in (*others, *apart)} == {t.id for t in places}
+    assert not {t.id for t in others} & {t.id for t in apart}
+    assert split(0, 40) == (others, apart) != split(1, 40)
+    assert split(0, 1) == ([places[0]], [places[0]]) and [len(part) for part in split(0, 2)] == [1, 1]
+
+
+def test_a_category_is_made_of_sizes_and_keys_of_the_scenario():
+    task = dataclasses.replace(
+        made_up_task("t", np.random.default_rng(0)), scenario={"level": 2, "home": "x"}
+    )
+    count = len(task.calls)
+    assert category(task, "calls") == str(count) and category(task, "turns") == "1"
+    assert category(task, "level,home,calls") == f"2/x/{count}"
+    with pytest.raises(
+        ValueError, match="'toolset' is no key .* task t: use calls, turns, or one of home, l"
+    ):
+        category(task, "level,toolset")
+
+
+def test_contexts_in_turn_are_explored_once_and_later_ones_only_make_up():
+    class Lab(MadeUpLab):
+        asked = []
+
+        def synthesize(self, contexts, **how):
+            assert how["once"] and how["wanted"] == len(contexts)
+            self.asked.append([c.id for c in contexts])
+            return super().synthesize([c for c in contexts if c.id not in barren], **how)
+
+    contexts = [unguided(MadeUpLab.scenarios[0], str(i)) for i in range(10)]
+    how = dict(kind="signal", step=4, rng=np.random.default_rng(0))
+    for barren, asked in (
+        ({"1", "4"}, [["0", "1", "2", "3"], ["4"], ["5"]]),
+        (set(map(str, range(10))), [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]),
+    ):
+        lab = Lab(CONFIG, pool(1))
+        lab.asked = []
+        stats = synthesize_in_turn(lab, contexts, wanted=4, **how)
+        assert lab.asked == asked and stats.added == len(lab.tasks) - 1 == (4 if len(barren) == 2 else 0)
+
+
+def test_a_bad_setting_is_refused_in_one_sentence():
+    must_be(CONFIG, "probe", True, "0 or more")
+    with pytest.raises(ValueError, match=r"^config\.strategy\.probe is 0: it must be above 0\.$"):
+        must_be(CONFIG, "probe", False, "above 0")
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,15 @@ OURS = (
     "static",
     "blame",
     "oracle",
+    "even",
+    "weakest",
+    "random_dev",
     "frontier",
     "panel",
-    "agent0",
-    "dr_zero",
-    "seif",
-    "step_credit",
 )
+METHODS = (  # of the literature
+    "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0", "dr_zero", "seif", "step_credit",
+)  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
     "tests.support.strategies.curriculum",
@@ -53,7 +55,7 @@ def settings(name: str, **changes):
 
 @pytest.mark.parametrize("learner", [{}, {"dynamic_sampling": 2, "group_filter": True}])
 @pytest.mark.parametrize(
-    "name", [*OURS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
+    "name", [*OURS, *METHODS, *SMALL_ONES, *(f"tests.support.strategies.{name}" for name in EXAMPLES)]
 )
 def test_every_strategy_passes_the_suite(name, learner):
     check_strategy(name, settings(name, **{f"learner.{k}": v for k, v in learner.items()}))
@@ -158,7 +160,7 @@ def test_settings_of_a_strategy_are_config_keys():
         configs.check(config)
     with pytest.raises(
         ValueError,
-        match="config.strategy.name is 'no.such': it must be one of .*blame, coevolve, .*, static",
+        match="config.strategy.name is 'no.such': it must be one of .*blame, coevolve, .*random, .*static",
     ):
         strategy("no.such")
 

@@ -1,0 +1,105 @@
+"""eva (arXiv 2411.00062): tasks whose rollouts leave most to gain are evolved into harder and wider ones.
+
+Source: the paper and the authors' code. A task's informativeness is the gap between its best rollout and the
+others. Min-max-normalised over the tasks visited since the last evolution, it gives the odds, without
+replacement, of being a parent. Each parent is evolved four times. Batches mix new tasks with old ones.
+
+Faithful: the gap, the choice of parents, four variants of each, the mix.
+
+Missing: a language model rewrites the parents in the paper. Here they get one call more, other arguments,
+another scene or another turn, and the explorer's words. The solver learns by GRPO instead of DPO.
+
+Departs: the code's gap, max - min, is 1 for every mixed group of a binary reward, hence "max_mean".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    Roll,
+    StepReport,
+    evolves,
+    must_be,
+    synthesize_in_turn,
+)
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.variants import variant
+from coevolve_jax.types import Group, TrainingSample
+
+OPERATORS = ("add_call", "other_arguments", "other_scene", "new_turn")  # two deeper, two wider
+GAPS = {"max_mean": lambda r: max(r) - np.mean(r), "max_min": lambda r: max(r) - min(r), "variance": np.var}
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+FIDELITY = "P: operators on reference calls evolve a task, where the paper has a language model rewrite it."
+DEFAULTS = {
+    "gap": "max_mean",  # informativeness: "max_mean", "max_min" (the code's default) or "variance"
+    "min_evolved_share": 0.5,  # least share of new tasks in a batch: the paper's mix
+}
+
+
+class Eva:
+    """`Static` with another `evolve`. Its state: the step and the informativeness of each last visit."""
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        must_be(config, "gap", config.strategy.gap in GAPS, f"one of {', '.join(GAPS)}")
+        share = config.strategy.min_evolved_share
+        must_be(config, "min_evolved_share", 0 <= share <= 1, "within 0 and 1")
+        self._config = config
+        self._grpo = Static(config, state, min_evolved_share=share)
+        self._visits = {id: tuple(v) for id, v in state["visits"].items()} if state else {}
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return self._grpo.collect(step, tasks, roll)
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        return self._grpo.compute_advantages(groups)
+
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        gap = GAPS[self._config.strategy.gap]
+        self._visits |= {g.task.id: (step, float(gap(g.rewards))) for g in groups if g.valid}
+        return self._grpo.observe(step, groups)
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        c = self._config
+        if not evolves(c, step):
+            return None
+        rng = rng_for(c.seed, "evolve", step)
+        recent = {id: gap for id, (at, gap) in self._visits.items() if at > step - c.evolution.every}
+        contexts = [
+            variant(lab.tasks[id], operator, lab.scenarios, rng, f"eva/{step}/{id}/{operator}")
+            for id in parents(recent, rng)
+            for operator in OPERATORS
+        ]
+        wanted = c.evolution.tasks
+        return synthesize_in_turn(lab, contexts, wanted=wanted, kind="signal", step=step, rng=rng)
+
+    def to_json(self) -> dict:
+        return {**self._grpo.to_json(), "visits": {id: list(v) for id, v in self._visits.items()}}
+
+
+make = Eva
+
+
+def parents(gaps: Mapping[str, float], rng: np.random.Generator) -> list[str]:
+    """Orders tasks for being parents: drawn without replacement by min-max-normalised gap.
+
+    The tasks of the least gap are left out. Where all gaps are equal and above 0, so are the odds.
+    """
+    names = sorted(gaps)
+    values = np.array([gaps[name] for name in names])
+    if not values.any():
+        return []
+    odds = values - values.min() if np.ptp(values) else values
+    able = np.flatnonzero(odds)
+    order = rng.choice(able, len(able), replace=False, p=odds[able] / odds[able].sum())
+    return [names[i] for i in order]

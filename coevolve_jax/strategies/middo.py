@@ -1,0 +1,131 @@
+"""Middo (arXiv 2508.21589): tasks that stay too hard are replaced by easier ones, lonely ones get company.
+
+Source: the paper and the authors' code. Two of its three axes are here.
+
+* Complexity: a task whose loss is above mean + deviations * std at both of its last two visits, so under two
+  policies, is replaced by itself with one call less. It is drawn no more. The loss is 1 - share solved, so
+  no task is too hard while most fail.
+* Diversity: tasks that are least like their nearest neighbours get a sibling with other arguments. Likeness
+  is the cosine of the counts of actions, with rare actions weighing most.
+
+Missing: the third axis, quality, where a model judges and rewrites poor tasks; and a model that simplifies.
+The paper's set keeps its size. Ours keeps retired tasks at weight 0, and grows by the siblings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    Roll,
+    StepReport,
+    evolves,
+    must_be,
+    sampling_weights,
+    solve_rate,
+    synthesize_in_turn,
+)
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.similarity import CountCosines
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.variants import variant
+from coevolve_jax.types import Group, Task, TrainingSample
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+FIDELITY = "P: complexity and diversity are measured, the quality that a language model judges is not."
+DEFAULTS = {
+    "deviations": 1.0,  # a hard task's loss is this many standard deviations above the mean
+    "neighbours": 5,  # over which a task's likeness to others is averaged
+    "lonely": 0.1,  # share of D_t, the tasks least like their neighbours, that get a sibling
+}
+
+
+class Middo:
+    """`Static` with another `evolve`, and odds of 0 for replaced tasks.
+
+    Its state: the losses of each task at its last two visits. D_t's lineages say which tasks are replaced.
+    """
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        must_be(config, "neighbours", config.strategy.neighbours >= 1, "1 or more")
+        must_be(config, "lonely", 0 <= config.strategy.lonely <= 1, "within 0 and 1")
+        self._config = config
+        self._grpo = Static(config, state, weights=self.weights)
+        self._losses: dict[str, list[float]] = dict(state["losses"]) if state else {}
+
+    def weights(self, tasks: TaskPool) -> np.ndarray:
+        """Odds of each task of D_t [N]: those of config.data, and 0 for replaced tasks."""
+        return sampling_weights(self._config, tasks.rows) * in_use(tasks)
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return self._grpo.collect(step, tasks, roll)
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        return self._grpo.compute_advantages(groups)
+
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        for group in groups:
+            if (p := solve_rate(group)) is not None:
+                self._losses[group.task.id] = [*self._losses.get(group.task.id, []), 1 - p][-2:]
+        return self._grpo.observe(step, groups)
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        c = self._config
+        if not evolves(c, step):
+            return None
+        rng, used = rng_for(c.seed, "evolve", step), in_use(lab.tasks)
+        tasks = [task for task, weight in zip(lab.tasks, used, strict=True) if weight]
+        hard = too_hard({t.id: self._losses.get(t.id, []) for t in tasks}, c.strategy.deviations)
+        easier = [t for t in tasks if t.id in hard and len(t.calls) > c.data.min_calls]
+        siblings = loneliest(tasks, c.strategy.neighbours)[: int(c.strategy.lonely * len(tasks))]
+        wanted = [(t, "drop_call") for t in easier] + [(t, "other_arguments") for t in siblings]
+        contexts = [
+            variant(t, operator, lab.scenarios, rng, f"middo/{step}/{t.id}/{operator}")
+            for t, operator in wanted
+        ]
+        limit = c.evolution.tasks
+        return synthesize_in_turn(lab, contexts, wanted=limit, kind="signal", step=step, rng=rng)
+
+    def to_json(self) -> dict:
+        return {**self._grpo.to_json(), "losses": self._losses}
+
+
+make = Middo
+
+
+def in_use(tasks: TaskPool) -> np.ndarray:
+    """Whether each task of D_t is in use [N]: 0 where an easier variant replaces it, else 1."""
+    replaced = {task.lineage.parent for task in tasks if task.lineage.signal == "drop_call"}
+    return np.array([float(task.id not in replaced) for task in tasks])
+
+
+def too_hard(losses: Mapping[str, Sequence[float]], deviations: float) -> set[str]:
+    """The tasks whose losses at both of their last two visits are above mean + deviations * std.
+
+    The mean and the standard deviation are those of all tasks at the same visit, the last or the one before.
+    """
+    twice = {id: both for id, both in losses.items() if len(both) == 2}
+    if not twice:
+        return set()
+    before, last = (np.array([both[i] for both in twice.values()]) for i in (0, 1))
+    bounds = [x.mean() + deviations * x.std() for x in (before, last)]
+    return {id for id, both in twice.items() if all(x > bound for x, bound in zip(both, bounds))}
+
+
+def loneliest(tasks: Sequence[Task], neighbours: int) -> list[Task]:
+    """The tasks by their mean cosine to their nearest neighbours, the least first."""
+    cosines = CountCosines(tasks, lambda task: Counter(task.actions))
+    means = []
+    for i, task in enumerate(tasks):
+        others = np.delete(cosines(task), i)
+        means.append(float(np.sort(others)[::-1][:neighbours].mean()) if len(others) else 0.0)
+    return [tasks[i] for i in np.argsort(means, kind="stable")]

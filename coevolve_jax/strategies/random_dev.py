@@ -1,0 +1,51 @@
+"""The control for methods that measure on a goal set: random growth, and the goal set joins the training set.
+
+The goal set has one task for each action. The first evolution makes it, in scenarios set apart, and D_t takes
+it beside the tasks of `random`. What such a method gains over this arm is not gained by the extra tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    actions_on_offer,
+    must_be,
+    set_apart,
+    synthesize_for_tools,
+    synthesize_freely,
+)
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+DEFAULTS = {
+    "goals": 0,  # size of the goal set, of actions drawn at random; 0: one task for each action
+}
+
+
+def make(config: ConfigDict, state: Mapping | None = None) -> Static:
+    must_be(config, "goals", config.strategy.goals >= 0, "0 or more")
+    return Static(config, state, evolve)
+
+
+def evolve(config: ConfigDict, step: int, lab: Lab) -> SynthesisStats | None:
+    grown = synthesize_freely(config, step, lab)
+    if grown is not None and step == schedule.evolutions(config)[0]:
+        rng, actions = rng_for(config.seed, "goals", step), actions_on_offer(lab)
+        wanted = config.strategy.goals or len(actions)
+        chosen = [actions[i] for i in rng.permutation(len(actions))[:wanted]]
+        _, apart = set_apart(config, lab)
+        grown.add(
+            synthesize_for_tools(
+                lab, chosen, "goal", scenarios=apart, wanted=min(wanted, len(chosen)), kind="goal", step=step,
+                rng=rng,
+            )
+        )  # fmt: skip
+    return grown

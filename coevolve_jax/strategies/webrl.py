@@ -1,0 +1,165 @@
+"""WebRL (arXiv 2411.02337): failures seed tasks, a critic keeps those within reach, successes are replayed.
+
+Source: the paper and the authors' code. At each evolution,
+
+* tasks whose last visit mostly failed are varied into drafts;
+* the critic's value, the chance to succeed, must lie in a band; drafts nearest its middle come first.
+
+The critic is a logistic regression on a task's number of calls, its turns and its actions. It is fitted to
+the first visit to each task, by stochastic gradient descent. Later visits would flatter it.
+
+Replay: the latest successes, one of each task, whose mean token probability (geometric) lies in a band. So
+the policy neither knows them by heart nor finds them strange. They enter as cross-entropy.
+
+Faithful: growth from failures, the critic's band, the filter of replay.
+
+Missing: its loss, (beta log(pi / pi_ref) - A)^2, is not used. A language model words the drafts there, and
+one judges success; here the environment's exact check does. Probabilities are those at sampling time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from coevolve_jax.config import schedule
+from coevolve_jax.seeding import rng_for
+from coevolve_jax.strategies.base import (
+    SIGNALS,
+    Lab,
+    Roll,
+    StepReport,
+    draft,
+    evolves,
+    must_be,
+    solve_rate,
+)
+from coevolve_jax.strategies.static import Static
+from coevolve_jax.synthesis.pipeline import SynthesisStats
+from coevolve_jax.synthesis.task_pool import TaskPool
+from coevolve_jax.synthesis.variants import OPERATORS, variant
+from coevolve_jax.types import SUCCESS, Group, Task, TrainingSample, Trajectory
+
+KNOWN = (0.5, 0.95)  # mean token probability of a replayed rollout: above the first, at most the second
+
+READS = (*schedule.KEYS, "evolution.tasks", *SIGNALS)
+FIDELITY = "P: GRPO with replay as cross-entropy stands in for its loss, operators for its writer of tasks."
+DEFAULTS = {
+    "least": 0.05,  # of the critic's value, for a draft to be kept
+    "most": 0.75,
+    "drafts": 2.0,  # drafts per task wanted
+    "critic_rate": 0.3,  # step size of the critic
+    "replay": 32,  # kept successes; a step replays at most one for two of its own rollouts
+    "replay_weight": 0.05,  # of their cross-entropy
+}
+
+
+class WebRL:
+    """`Static` with another `evolve`, and replay. Its state: the critic, the visited tasks, the replay."""
+
+    def __init__(self, config: ConfigDict, state: Mapping | None = None):
+        own = config.strategy
+        must_be(config, "least", 0 <= own.least < own.most, f"within 0 and config.strategy.most ({own.most})")
+        must_be(config, "drafts", own.drafts >= 1, "1 or more")
+        must_be(config, "replay", own.replay >= 0, "0 or more")
+        if own.replay and config.learner.replay_routing:
+            rule = "0 with config.learner.replay_routing, since replayed rollouts keep no routing"
+            must_be(config, "replay", False, rule)
+        self._config = config
+        self._grpo = Static(config, state)
+        self._critic: dict[str, float] = dict(state["critic"]) if state else {}
+        self._seen: set[str] = set(state["seen"]) if state else set()
+        self._kept = [_from_json(row) for row in state["kept"]] if state else []
+
+    def collect(self, step: int, tasks: TaskPool, roll: Roll) -> list[Group]:
+        return self._grpo.collect(step, tasks, roll)
+
+    def compute_advantages(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        own, weight = self._grpo.compute_advantages(groups), self._config.strategy.replay_weight
+        count = min(len(self._kept), len(own) // 2)
+        return own + [
+            TrainingSample(t, None, ce_weights=np.where(t.mask, weight, 0).astype(np.float32))
+            for t in self._kept[len(self._kept) - count :]
+        ]
+
+    def observe(self, step: int, groups: Sequence[Group]) -> StepReport:
+        kept = {t.task_id: t for t in self._kept}
+        for group in groups:
+            if (p := solve_rate(group)) is not None and group.task.id not in self._seen:
+                self._seen.add(group.task.id)
+                fit(self._critic, self._features(group.task), p, self._config.strategy.critic_rate)
+            won = [t for t in group.valid if t.outcome.success and KNOWN[0] < probability(t) <= KNOWN[1]]
+            if won:
+                kept.pop(group.task.id, None)  # the latest come last
+                kept[group.task.id] = _from_json(_to_json(won[0]))
+        size = self._config.strategy.replay
+        self._kept = list(kept.values())[-size:] if size else []
+        found = self._grpo.observe(step, groups)
+        return StepReport({**found.counts, "replay": len(self._kept)}, found.rows)
+
+    def _features(self, task: Task) -> dict[str, float]:
+        most = self._config.data.max_calls
+        sizes = {"bias": 1.0, "calls": len(task.calls) / most, "turns": len(task.turns) / most}
+        return {**sizes, **{f"action {action}": 1.0 for action in task.actions}}
+
+    def evolve(self, step: int, lab: Lab) -> SynthesisStats | None:
+        c, own = self._config, self._config.strategy
+        if not evolves(c, step):
+            return None
+        rng, rows = rng_for(c.seed, "evolve", step), lab.tasks.rows
+        failed = [task for task, p in zip(lab.tasks, rows["last_score"], strict=True) if p < SUCCESS]
+        contexts = [
+            variant(failed[i], operator, lab.scenarios, rng, f"webrl/{step}/{failed[i].id}/{operator}")
+            for i in rng.permutation(len(failed))
+            for operator in OPERATORS
+            if operator != "drop_call" or len(failed[i].calls) > c.data.min_calls
+        ]
+        drafts, made = draft(lab, contexts[: int(own.drafts * c.evolution.tasks)], step=step, rng=rng)
+        values = {task.id: value(self._critic, self._features(task)) for task in drafts}
+        middle = (own.least + own.most) / 2
+        within = [task for task in drafts if own.least <= values[task.id] <= own.most]
+        best = sorted(within, key=lambda task: abs(values[task.id] - middle))[: c.evolution.tasks]
+        return made.adopting(lab.adopt(best, kind="signal"), lab.tasks)
+
+    def to_json(self) -> dict:
+        own = {"critic": self._critic, "seen": sorted(self._seen), "kept": [_to_json(t) for t in self._kept]}
+        return {**self._grpo.to_json(), **own}
+
+
+make = WebRL
+
+
+def value(critic: Mapping[str, float], features: Mapping[str, float]) -> float:
+    """The chance of success that the critic gives a task, within [0, 1]."""
+    logit = math.fsum(critic.get(name, 0.0) * x for name, x in features.items())
+    return 1 / (1 + math.exp(-max(-500.0, min(500.0, logit))))
+
+
+def fit(critic: dict[str, float], features: Mapping[str, float], solved: float, rate: float) -> None:
+    """Takes a gradient step on the critic's cross-entropy with the share of rollouts that solved a task."""
+    miss = solved - value(critic, features)
+    for name, x in features.items():
+        critic[name] = critic.get(name, 0.0) + rate * miss * x
+
+
+def probability(t: Trajectory) -> float:
+    """The geometric mean of the sampled tokens' probabilities; 0 without any."""
+    return float(np.exp(np.mean(t.logprobs[t.mask], dtype=np.float64))) if t.mask.any() else 0.0
+
+
+def _to_json(t: Trajectory) -> dict:
+    return {**t.to_json(), "steps": [], "ids": t.ids.tolist(), "mask": t.mask.tolist()}
+
+
+def _from_json(row: Mapping) -> Trajectory:
+    """The trajectory with its tokens, without the log-probabilities, which cross-entropy does not need."""
+    ids, mask = np.asarray(row["ids"], np.int32), np.asarray(row["mask"], bool)
+    zeros = np.zeros(len(ids), np.float32)
+    bare = Trajectory.from_json({k: v for k, v in row.items() if k not in ("ids", "mask")})
+    return dataclasses.replace(
+        bare, ids=ids, mask=mask, logprobs=zeros, versions=np.zeros(len(ids), np.int32)
+    )

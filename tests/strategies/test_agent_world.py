@@ -1,0 +1,96 @@
+"""Agent-World: what fails in the arena of unseen tasks is where the chains of new tasks start."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from coevolve_jax import build
+from coevolve_jax.strategies import agent_world
+from coevolve_jax.types import Group
+from tests.support.method_cases import Lab, a_group, a_pool, a_rollout, a_step, a_task, again, config_of
+
+X = "tool_3"
+
+
+class Arena(Lab):
+    """A lab whose policy never makes the call of tool X. It keeps its probes."""
+
+    def probe(self, tasks, k, step):
+        self.probed = True
+        self.probes = [*getattr(self, "probes", []), (len(tasks), k)]
+        return [Group(task, tuple(self.rollout(task, m) for m in range(k))) for task in tasks]
+
+    def rollout(self, task, m):
+        missing = X in task.actions
+        steps = [a_step(c.name, c.arguments["x"]) for c in task.calls if c.name != X]
+        return a_rollout(task, m, not missing, steps)
+
+
+def share_with_x(shuffled: bool, seed: int) -> float:
+    config = config_of("agent_world", shuffled=shuffled, **{"evolution.tasks": 16})
+    config.seed = seed
+    lab = Arena(config, a_pool(a_task("t", "tool_0", "tool_1")))
+    strategy = build.strategy(config)
+    strategy.observe(0, [a_group(a_task("t", "tool_0", "tool_1"), 1, 1)])  # training shows no weakness
+    assert strategy.evolve(4, lab) is not None and len(lab.contexts) == 32
+    assert all(c.must == (c.plan[0],) and len(set(c.plan)) == 3 for c in lab.contexts)
+    return np.mean([X in c.plan for c in lab.contexts])
+
+
+def test_chains_start_at_what_fails_in_the_arena_alone():
+    assert min(share_with_x(False, seed) for seed in range(5)) >= 0.5
+    by_chance = np.mean([share_with_x(True, seed) for seed in range(20)])
+    assert by_chance < 0.5  # three of eight tools make a chain: 0.375
+
+
+def test_an_evolution_asks_for_an_arena_and_keeps_drafts_that_some_runs_solve():
+    config = config_of("agent_world", arena=6, drafts=1.0, **{"evolution.tasks": 8})
+    for chance, added in ((1.0, 8), (0.0, 0)):
+        lab = Lab(config, a_pool(a_task("t", "tool_0")), lambda task: chance)
+        strategy = build.strategy(config)
+        stats = strategy.evolve(4, lab)
+        assert stats.added == added == len(lab.tasks) - 1 and stats.refused["not_adopted"] == 14 - added
+        assert {t.lineage.kind for t in lab.tasks} == {"initial", "signal"} if added else {"initial"}
+        assert not [t for t in lab.tasks if t.id.startswith("arena")]
+    lab = Arena(config, a_pool(a_task("t", "tool_0")))
+    strategy.evolve(4, lab)
+    assert lab.probes == [(6, 4), (8, 5)]
+    kept = [t for t in lab.tasks if t.lineage.kind == "signal"]
+    assert not any(X in t.actions for t in kept)  # no run solves these
+    with pytest.raises(ValueError, match=r"config\.strategy\.agree is 6: it must be 0 to config.* \(5\)"):
+        build.strategy(config_of("agent_world", agree=6))
+
+
+def test_the_diagnosis_counts_attempts_up_to_the_first_missed_call_and_shrinks_to_the_toolset():
+    task = a_task("t", "a", "b", "c")
+    failed = a_rollout(task, 1, False, [a_step("a", 0), a_step("c", 2)])
+    tried = agent_world.diagnose([Group(task, (a_rollout(task, 0, True), failed))])
+    assert tried == {"a": (2, 0), "b": (2, 1), "c": (1, 0)}
+    one, other = frozenset({"s1"}), frozenset({"s2"})
+    rates = agent_world.weakness({**tried, "unknown": (9, 9)}, {"a": one, "b": one, "c": other})
+    mean = 1 / 4  # of the toolset of a and b
+    np.testing.assert_allclose(
+        [rates[name] for name in "abc"], [4 * mean / 6, (1 + 4 * mean) / 6, 0.0], atol=1e-12
+    )
+
+
+def test_an_answer_that_holds_a_later_argument_is_an_edge():
+    task = a_task("t", "a", "b")
+    steps = lambda answer, error=False: [a_step("a", 1, error, answer), a_step("b", 12345), a_step("c", 7)]
+    edges = lambda *how: agent_world.fed([Group(task, (a_rollout(task, 0, True, steps(*how)),))])
+    assert edges('{"id": 12345}') == {("a", "b")}
+    assert edges('{"id": 7}') == set()  # too short to tell
+    assert edges('{"id": 12345}', True) == set()
+    strategy = build.strategy(config_of("agent_world"))
+    strategy.observe(0, [Group(task, (a_rollout(task, 0, True, steps('{"id": 12345}')),))])
+    assert again(strategy, config_of("agent_world")).to_json()["fed"] == [["a", "b"]]
+
+
+def test_a_walk_prefers_what_was_fed_then_its_own_toolset():
+    rng, weights = np.random.default_rng(0), {"fed": 3.0, "same": 2.0, "other": 1.0}
+    second = Counter(
+        agent_world.walk("x", ["x", *weights], lambda a, b: weights[b], 2, rng)[1] for _ in range(3000)
+    )
+    np.testing.assert_allclose([second[n] / 3000 for n in weights], [3 / 6, 2 / 6, 1 / 6], atol=0.03)
+    assert len(agent_world.walk("x", ["x", "y"], lambda a, b: 1.0, 9, rng)) == 2

@@ -1,0 +1,88 @@
+"""Middo: a task that is too hard twice makes room for an easier one, and lonely tasks get a sibling."""
+
+import dataclasses
+
+import numpy as np
+
+from coevolve_jax import build
+from coevolve_jax.strategies import middo
+from tests.support.method_cases import Lab, Rolls, a_group, a_pool, a_task, again, config_of
+
+NAMES = ("tool_0", "tool_1", "tool_2")
+
+
+class Careful(Lab):
+    """A lab whose tasks are their context's plan, as far as it holds calls."""
+
+    def _add(self, contexts, request, into):
+        before = {t.id for t in self.tasks}
+        stats = super()._add(contexts, request, into)
+        assert all(c.plan for c in contexts) and stats.added == len({t.id for t in self.tasks} - before)
+        return stats
+
+
+def run(failed_at, deviations=1.0, **changes):
+    """Two visits to ten tasks. Task 0 fails at the visits in failed_at; the others succeed mostly."""
+    config = config_of("middo", deviations=deviations, lonely=0.0, **changes)
+    tasks = a_pool(*(a_task(f"t{i}", *NAMES) for i in range(10)))
+    strategy, lab = build.strategy(config), Careful(config, tasks)
+    for visit in (0, 1):
+        strategy.observe(
+            visit, [a_group(t, *[not (t.id == "t0" and visit in failed_at)] * 3, False) for t in tasks]
+        )
+    strategy = again(strategy, config)
+    stats = strategy.evolve(4, lab)
+    drawn = {g.task.id for s in range(60) for g in strategy.collect(s, lab.tasks, Rolls(lambda t: 0.5))}
+    return lab, stats, drawn
+
+
+def test_a_task_that_failed_at_both_visits_is_replaced_by_one_with_a_call_less():
+    few = {"rollout.tasks_per_step": 3}
+    lab, stats, drawn = run((0, 1), **few)
+    assert [c.task.id for c in lab.contexts] == ["t0"] and stats.added == 1
+    (context,) = lab.contexts
+    own = lab.tasks["t0"].calls
+    assert context.calls == (2, 2) and len(context.plan) == 2 and all(call in own for call in context.plan)
+    (new,) = [t for t in lab.tasks if t.lineage.signal == "drop_call"]
+    assert len(new.calls) == 2 and new.lineage.parent == "t0"
+    assert "t0" not in drawn and drawn == {t.id for t in lab.tasks} - {"t0"}
+    for failed_at in ((0,), (1,), ()):  # once is not enough
+        lab, stats, drawn = run(failed_at, **few)
+        assert not lab.contexts and stats.added == 0 and "t0" in drawn
+    assert not run((0, 1), deviations=9.0, **few)[0].contexts  # the idea switched off
+
+
+def test_the_bound_is_that_of_both_visits():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        losses = {str(i): rng.random(2).tolist() for i in range(rng.integers(1, 12))}
+        before, last = np.array(list(losses.values())).T
+        expected = {
+            id
+            for id, (a, b) in losses.items()
+            if a > before.mean() + before.std() and b > last.mean() + last.std()
+        }
+        assert middo.too_hard({**losses, "new": [1.0]}, 1.0) == expected
+    assert middo.too_hard({"new": [1.0]}, 1.0) == set()
+
+
+def test_a_task_at_the_least_number_of_calls_stays():
+    config = config_of("middo", lonely=0.0)
+    tasks = a_pool(*(a_task(f"t{i}", "tool_0", "tool_1") for i in range(6)))
+    strategy, lab = build.strategy(config), Lab(config, tasks)
+    for visit in (0, 1):
+        strategy.observe(visit, [a_group(t, t.id != "t0", t.id != "t0") for t in tasks])
+    assert config.data.min_calls == 2
+    assert strategy.evolve(4, lab).added == 0
+
+
+def test_the_task_least_like_its_neighbours_gets_a_sibling():
+    common = [a_task(f"t{i}", "a", "b", "c") for i in range(9)]
+    alone = a_task("alone", "x", "y")
+    assert middo.loneliest([*common, alone], 5)[0] == alone
+    config = config_of("middo", lonely=0.1)
+    lab = Lab(config, a_pool(*common, alone))
+    build.strategy(config).evolve(4, lab)
+    assert [(c.task.id, c.signal, c.plan) for c in lab.contexts] == [("alone", "other_arguments", ("x", "y"))]
+    twin = dataclasses.replace(alone, id="twin", scenario={"other": 1})
+    assert middo.loneliest([*common, alone, twin], 1)[0] not in (alone, twin)

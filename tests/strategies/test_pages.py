@@ -1,0 +1,36 @@
+"""The page of strategies: each has a short section, which says how near it is to its paper."""
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+from coevolve_jax import strategies
+from coevolve_jax.comparison.arms import ARMS
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "strategies.md").read_text()
+SECTIONS = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", PAGE, re.M | re.S))
+NAMES = [m.name for m in pkgutil.iter_modules(strategies.__path__) if m.name != "base"]
+EARLIER = {"blame", "coevolve", "oracle", "random", "static"}  # the first ones have pages of their own
+
+
+def fidelity(name: str) -> str | None:
+    return getattr(importlib.import_module(f"coevolve_jax.strategies.{name}"), "FIDELITY", None)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - EARLIER))
+def test_a_strategy_has_a_section_and_an_arm(name):
+    assert 20 < len(SECTIONS[name].split()) <= 90
+    assert ARMS[name].changes["strategy.name"] == name
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if fidelity(name)])
+def test_a_fidelity_is_a_mark_and_a_sentence(name):
+    assert re.fullmatch(r"[FPNL]: [^.]+\.", fidelity(name) or "")
+    assert "**Missing:**" in SECTIONS[name] or "**Departs:**" in SECTIONS[name]
+
+
+def test_every_section_is_a_strategy():
+    assert set(SECTIONS) <= set(NAMES)

@@ -1,0 +1,112 @@
+"""WebRL: the critic lets in what is within reach, and replay what is neither strange nor known by heart."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from coevolve_jax import build
+from coevolve_jax.strategies import webrl
+from coevolve_jax.types import Group
+from tests.support.method_cases import Lab, a_group, a_pool, a_rollout, a_task, again, config_of
+
+CHANCE = {"tool_0": 0.0, "tool_1": 0.5, "tool_2": 1.0}
+
+
+def taught(config, rng):
+    """A strategy that has seen tasks of one tool each. One fails always, one at times, one never."""
+    strategy = build.strategy(config)
+    for step in range(150):
+        tasks = [a_task(f"{tool}-{step}", tool, tool) for tool in CHANCE]
+        strategy.observe(step, [a_group(t, *(rng.random(8) < CHANCE[t.actions[0]])) for t in tasks])
+    return strategy
+
+
+class OneTool(Lab):
+    """A lab whose tasks have all their calls to the tool of their plan."""
+
+    def synthesize(self, contexts, **how):
+        contexts = [dataclasses.replace(c, plan=(c.plan * 3)[: c.calls[0]]) for c in contexts]
+        return super().synthesize(contexts, **how)
+
+
+@pytest.mark.parametrize("least, most, tools", [(0.05, 0.75, {"tool_1"}), (0.0, 1.0, set(CHANCE))])
+def test_the_critic_keeps_drafts_within_reach_though_all_parents_failed(least, most, tools):
+    config = config_of("webrl", least=least, most=most, drafts=1.0, **{"evolution.tasks": 24})
+    strategy = taught(config, np.random.default_rng(0))
+    parents = [a_task(f"p{i}-{tool}", tool, tool) for i in range(8) for tool in CHANCE]
+    tasks = a_pool(*parents)
+    tasks.record({t.id: 0.0 for t in parents})
+    lab = OneTool(config, tasks)
+    stats = again(strategy, config).evolve(4, lab)
+    asked = {c.plan[0] if isinstance(c.plan[0], str) else c.plan[0].name for c in lab.contexts}
+    assert asked == set(CHANCE) and lab.kinds == {"draft": 24}
+    born = [t for t in lab.tasks if t.lineage.kind == "signal"]
+    kept = {t.lineage.context.split("/")[2].split("-")[1] for t in born}
+    assert stats.added == len(born) > 0 and kept == tools
+    middle = (least + most) / 2
+    distance = lambda t: abs(webrl.value(strategy.to_json()["critic"], strategy._features(t)) - middle)
+    assert [distance(t) for t in born] == sorted(map(distance, born))
+
+
+def test_the_critic_is_fitted_to_first_visits_and_only_failures_have_children():
+    config = config_of("webrl")
+    once, often = build.strategy(config), build.strategy(config)
+    task = a_task("t", "tool_0", "tool_1")
+    for step in range(5):
+        often.observe(step, [a_group(task, step > 0, step > 0)])
+    once.observe(0, [a_group(task, 0, 0)])
+    assert often.to_json()["critic"] == once.to_json()["critic"] != {}
+    assert webrl.value(once.to_json()["critic"], once._features(task)) < 0.5
+    tasks = a_pool(task, a_task("won", "tool_2", "tool_3"), a_task("new", "tool_4", "tool_5"))
+    tasks.record({"t": 0.4, "won": 0.6})
+    lab = Lab(config, tasks)
+    once.evolve(4, lab)
+    assert {c.id.split("/")[2] for c in lab.contexts} == {"t"}
+
+
+def test_the_gradient_of_the_critic_is_that_of_cross_entropy():
+    critic, features, p = {"a": 0.3, "b": -0.7}, {"a": 1.0, "b": 0.5}, 0.8
+    loss = lambda c: -p * np.log(v := webrl.value(c, features)) - (1 - p) * np.log(1 - v)
+    for name in critic:
+        step = {**critic, name: critic[name] + 1e-6}
+        slope = (loss(step) - loss(critic)) / 1e-6
+        moved = dict(critic)
+        webrl.fit(moved, features, p, rate=0.1)
+        np.testing.assert_allclose(moved[name], critic[name] - 0.1 * slope, rtol=1e-4)
+
+
+def test_replay_holds_one_success_of_a_task_whose_probability_lies_in_the_band():
+    config = config_of("webrl", replay=3)
+    strategy = build.strategy(config)
+    tasks = {name: a_task(name, "a", "b") for name in ("known", "strange", "t0", "t1", "t2", "t3")}
+    rows = {"known": 0.99, "strange": 0.3, "t0": 0.6, "t1": 0.7, "t2": 0.8, "t3": 0.9}
+    for step in range(2):
+        strategy.observe(
+            step,
+            [
+                Group(tasks[n], tuple(a_rollout(tasks[n], i, i != 1, logprob=np.log(q)) for i in range(4)))
+                for n, q in rows.items()
+            ],
+        )
+    kept = strategy.to_json()["kept"]
+    assert [row["task_id"] for row in kept] == ["t1", "t2", "t3"]
+    assert all(row["outcome"]["success"] for row in kept)
+    groups = [a_group(tasks["t0"], 1, 0, 1, 0)]
+    samples = again(strategy, config).compute_advantages(groups)
+    fresh, replayed = ([s for s in samples if (s.advantages is None) == old] for old in (False, True))
+    assert len(fresh) == 4 and [s.trajectory.task_id for s in replayed] == ["t2", "t3"]  # half as many
+    np.testing.assert_allclose(replayed[0].ce_weights[4:], 0.05)
+    assert not replayed[0].ce_weights[:4].any()
+    assert not strategy.compute_advantages([a_group(tasks["t0"], 1, 1)])
+
+
+def test_settings_that_cannot_be_are_refused():
+    with pytest.raises(
+        ValueError, match=r"config\.strategy\.least is 0\.9: it must be within 0 and config\.str"
+    ):
+        build.strategy(config_of("webrl", least=0.9))
+    with pytest.raises(
+        ValueError, match=r"config\.strategy\.replay is 32: it must be 0 with config\.learner\.r"
+    ):
+        build.strategy(config_of("webrl", **{"learner.replay_routing": True}))
