@@ -30,7 +30,8 @@ OURS = (
     "panel",
 )
 METHODS = (  # of the literature
-    "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0", "dr_zero", "seif", "step_credit",
+    "sec", "eva", "webrl", "agent_world", "et_agent", "middo", "seal", "agent0",
+    "dr_zero", "seif", "step_credit",
 )  # fmt: skip
 EXAMPLES = ("unsolved", "failing")  # the examples of docs/guides/add_strategy.md
 SMALL_ONES = (
