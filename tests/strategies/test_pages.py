@@ -29,7 +29,8 @@ def test_a_strategy_has_a_section_and_an_arm(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if fidelity(name)])
 def test_a_fidelity_is_a_mark_and_a_sentence(name):
     assert re.fullmatch(r"[FPNL]: [^.]+\.", fidelity(name) or "")
-    assert "**Missing:**" in SECTIONS[name] or "**Departs:**" in SECTIONS[name]
+    ours = "method of ours" in fidelity(name)
+    assert ours or "**Missing:**" in SECTIONS[name] or "**Departs:**" in SECTIONS[name]
 
 
 def test_every_section_is_a_strategy():
