@@ -153,6 +153,14 @@ def _content(path: Path, name: str, sha: str) -> bytes:
     return content
 
 
+def expand(bundle: Bundle, folder: Path) -> None:
+    """Writes the cells into `folder` as a comparison has them."""
+    for cell, files in bundle.cells.items():
+        cell.workdir(folder).mkdir(parents=True)
+        for name in sorted(files, key="summary.json".__eq__):  # summary.json comes last
+            (cell.workdir(folder) / name).write_bytes(files[name])
+
+
 def plan_of(bundles: Sequence[Bundle], made: Mapping[str, Any]) -> dict[str, Any] | None:
     """The plan of the first bundle of this very comparison: no arm, seed or setting that it lacks.
 
@@ -195,10 +203,8 @@ def join(
         for place, bundle in enumerate(bundles):
             there = Path(beside) / f"{place}"
             _check_plan(bundle, made)
-            for cell, files in bundle.cells.items():
-                cell.workdir(there).mkdir(parents=True)
-                for name in sorted(files, key="summary.json".__eq__):  # summary.json comes last
-                    (cell.workdir(there) / name).write_bytes(files[name])
+            expand(bundle, there)
+            for cell in bundle.cells:
                 _check_cell(bundle, cell, there, config, made, cell in chosen)
             theirs = [(c, c.workdir(there), _named(c)) for c in bundle.cells if finished(c.workdir(there))]
             _check_starts(bundle, [*here, *theirs], known)

@@ -6,7 +6,7 @@ effects of the seeds taken out, and one error for all arms.
     dunnett   intervals by the multivariate t of the contrasts (Dunnett, JASA 50, 1955), with the residual
               degrees of freedom of the two-way layout
     max_t     intervals by the largest studentised difference under sign flips of seeds (Westfall and
-              Young, 1993; Romano and Wolf, Econometrica 73, 2005); it pools no error and assumes no normal law
+              Young, 1993; Romano and Wolf, Econometrica 73, 2005); it pools no error, assumes no normal law
     letters   arms that share one cannot be told apart, all pairs considered (Tukey and Kramer; Piepho, 2004)
 
 Values are rates; differences have the same unit.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,7 +116,8 @@ def bound(correlation: np.ndarray, df: int) -> float:
     from scipy import optimize
 
     inside = lambda c: within(c, correlation, df) - LEVEL
-    return float(optimize.brentq(inside, 0.5, 1e3, xtol=1e-4))
+    root: Any = optimize.brentq(inside, 0.5, 1e3, xtol=1e-4)
+    return float(root)
 
 
 def within(most: float, correlation: np.ndarray, df: int) -> float:
@@ -126,10 +127,17 @@ def within(most: float, correlation: np.ndarray, df: int) -> float:
     count = len(correlation)
     if count == 1:
         return float(1 - 2 * stats.t.sf(most, df))
-    law = stats.multivariate_t(shape=correlation, df=df, allow_singular=True)
+    law: Any = stats.multivariate_t
     ends = np.full(count, float(most))
     # One seed for all: the integral is then a smooth function of its bound.
-    found = law.cdf(ends, lower_limit=-ends, maxpts=POINTS, random_state=np.random.default_rng(0))
+    found = law.cdf(
+        ends,
+        shape=correlation,
+        df=df,
+        lower_limit=-ends,
+        maxpts=POINTS,
+        random_state=np.random.default_rng(0),
+    )
     return float(min(max(found, 0.0), 1.0))
 
 

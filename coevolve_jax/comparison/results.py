@@ -100,6 +100,8 @@ def _costs(workdir: Path) -> dict[str, Any]:
     return {
         "steps": summary.get("steps"),
         "rollouts": total("rollouts/"),
+        **{f"rollouts_{role}": costs.get(f"rollouts/{role}", 0) for role in ("policy", "probe", "branch")},
+        "gradients": costs.get("gradients/influence", 0),
         **_lost(workdir, metrics),
         "sampled_tokens": total("sampled_tokens/"),
         "learned_trajectories": costs.get("learned_trajectories", 0),
@@ -165,7 +167,7 @@ def summarise(
 
     Holm's correction has two families: planned differences of the primary metric, and those of all others.
     """
-    budget = [{key: _number(key, value) for key, value in r.items()} for r in budget]
+    budget = [{key: number(key, value) for key, value in r.items()} for r in budget]
     columns = list(dict.fromkeys(r["arm"] for r in budget))
     lost = [(r["arm"], int(r["seed"])) for r in budget if r.get("diverged") is not None]
     rows = [r for r in rows if (r["arm"], int(r["seed"])) not in lost]
@@ -249,7 +251,7 @@ def _budgets(own: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _number(key: str, value: Any) -> Any:
+def number(key: str, value: Any) -> Any:
     """Parses a value of cells.csv. A value that is no text stays as it is."""
     if not isinstance(value, str) or key == "arm" or key.endswith("_digest"):
         return value

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from coevolve_jax.comparison import bundle, plan, results
+from coevolve_jax.comparison import bundle, leaderboard, plan, results
 from coevolve_jax.comparison.plan import Cell
 from coevolve_jax.config import load_file, override
 from tests.comparison.test_comparison import SMALL
@@ -104,6 +104,14 @@ def test_a_method_enters_from_the_guide_and_a_lost_comparison_goes_on(home, envi
     assert json.loads((joined / "plan.json").read_text())["joined"] == kept["joined"]
     without = [word for word in enter if not word.startswith("--join")]
     assert f"{NAME} - random: 1 seeds" in follow([*without, "--only_read"], home, environ)  # it stays
+
+    boards = [  # of the folder, and of the bundle itself
+        leaderboard.board(leaderboard.load("tiny", [path]))
+        for path in (joined, home / "runs" / "half_solved")
+    ]
+    told = [[{k: v for k, v in r.items() if k not in ("commit", "date")} for r in b.rows] for b in boards]
+    assert told[0] == told[1] and {r["method"] for r in told[0]} == {NAME, "random"}
+    assert boards[0].testbed.plan["joined"] == kept["joined"] and boards[1].testbed.plan["joined"] == []
 
     before = json.loads((theirs / "plan.json").read_text())
     shutil.rmtree(theirs)

@@ -1,0 +1,43 @@
+"""Writes the leaderboard from comparisons' folders or bundles: a page, a CSV and a plot per testbed.
+
+python experiments/leaderboard.py --testbed=bfcl=runs/leaderboard --out=docs/results
+python experiments/leaderboard.py --testbed=bfcl=BUNDLE,BUNDLE --testbed=textworld=runs/ladder --out=OUT
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from absl import app, flags
+
+_TESTBED = flags.DEFINE_multi_string(
+    "testbed", [], "NAME=FOLDER[,FOLDER]: comparisons' folders or bundles of one plan; once for each testbed."
+)
+_OUT = flags.DEFINE_string("out", None, "Folder for leaderboard.md and leaderboard/.")
+
+
+def main(argv) -> None:
+    if len(argv) > 1:
+        sys.exit(f"Error: unexpected argument {argv[1]!r}: options begin with --, see --help.")
+    try:
+        print(run())
+    except ValueError as error:
+        sys.exit(f"Error: {error}")
+
+
+def run() -> Path:
+    from coevolve_jax.comparison import leaderboard, leaderboard_page
+
+    if not (_TESTBED.value and _OUT.value):
+        raise ValueError("Give --testbed and --out, see --help.")
+    boards = []
+    for text in _TESTBED.value:
+        name, _, paths = text.partition("=")
+        if not (re.fullmatch(r"[\w-]+", name) and paths) or any(b.testbed.name == name for b in boards):
+            raise ValueError(f"--testbed={text!r} is no new NAME=FOLDER such as bfcl=runs/leaderboard.")
+        boards.append(leaderboard.board(leaderboard.load(name, [Path(p) for p in paths.split(",")])))
+    return leaderboard_page.write(boards, Path(_OUT.value))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,381 @@
+"""The leaderboard: made-up runs with a known answer, every number of the CSV once more by other code."""
+
+import csv
+import json
+import math
+import random
+import statistics
+import sys
+import types
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from coevolve_jax.comparison import leaderboard, leaderboard_page, results
+from coevolve_jax.config import load_file, numbers
+from tests.comparison.test_many_to_one import critical
+from tests.support import forked
+from tests.support.paths import ROOT
+
+SEEDS = range(200, 208)
+SKILL = {  # the true success on tasks with a weak tool
+    "static": 0.45, "random": 0.5, "random_probe": 0.55, "oracle": 0.75, "my.good": 0.68, "my.little": 0.53,
+    "my.none": 0.5,
+}  # fmt: skip
+ASKED, TASKS = 8, 24
+
+
+def outcomes(lacking=(), scale=1.0):
+    """Rows of outcomes.csv: 24 balanced tasks, of which a third each call tool a, b or no weak tool."""
+    rows = []
+    for arm, skill in SKILL.items():
+        for seed in SEEDS:
+            if (arm, seed) in lacking:
+                continue
+            luck = 0.04 * np.random.default_rng(seed).standard_normal()
+            rng = np.random.default_rng([seed, *arm.encode()])
+            for step in (0, 20, 55):
+                for i in range(TASKS):
+                    weak = ("a", "b", "")[i % 3]
+                    p = 0.3 if step == 0 else skill + luck + (0.2 if not weak else 0.0)
+                    trials = ASKED if step == 55 else 2
+                    solved = int(rng.binomial(trials, min(max(p, 0), 1)))
+                    for name in ("balanced", "iid"):
+                        where = (arm, seed, name, "test", step, f"t{i}", f"s{i % 8}", f"{weak};x", weak)
+                        values = (*where, solved, trials, trials)
+                        rows.append(dict(zip(results.OUTCOMES, values, strict=True)))
+    return rows
+
+
+def cells(lacking=(), diverged=()):
+    rows = []
+    for k, arm in enumerate(SKILL):
+        for seed in SEEDS:
+            row = {"arm": arm, "seed": seed, "diverged": 17 if (arm, seed) in diverged else None}
+            if (arm, seed) not in lacking:
+                row |= {
+                    "steps": 55 - k, "rollouts_policy": 7000 - seed, "rollouts_probe": 10 * k,
+                    "rollouts_branch": 0, "gradients": 0, "new_tasks": 96,
+                    "new_tasks_with_a_weak_tool": 20 + k,
+                    "failed_at_first_visit": 0.125 * k, "explorer_steps": 3000, "llm_tokens": 0,
+                    "seconds": 60.0 * (k + 1),
+                }  # fmt: skip
+            if (arm, seed) not in lacking or (arm, seed) in diverged:
+                rows.append(row)
+    return rows
+
+
+def plan(**changes):
+    config = json.loads(
+        json.dumps(numbers(load_file(ROOT / "configs" / "leaderboard_bfcl.py", "split=test").to_dict()))
+    )
+    return {
+        "config": config, "arms": [a for a in SKILL if not a.startswith("my.")], "seeds": list(SEEDS),
+        "settings": [{}], "planned": [], "primary": "weak", "reads": "test", "machine": "m",
+        "date": "2026-12-01", "commit": "c0ffee", "command": "c",
+        "joined": [{
+            "bundle": "theirs", "digest": "d" * 64, "commit": "beef", "machine": "n", "date": "2026-12-02",
+            "cells": [{"arm": "my.good", "seed": s, "setting": []} for s in SEEDS], "taken": 0, "repeated": 0,
+            "alike": 0,
+        }],
+        **changes,
+    }  # fmt: skip
+
+
+def folder(path, lacking=(), diverged=(), **changes):
+    path.mkdir()
+    (path / "plan.json").write_text(json.dumps(plan(**changes)))
+    for name, rows in (("outcomes", outcomes(lacking)), ("cells", cells(lacking, diverged))):
+        with open(path / f"{name}.csv", "w", newline="") as f:
+            writer = csv.DictWriter(f, list(dict.fromkeys(k for r in rows for k in r)))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The files that the program writes for a complete layout."""
+    home = tmp_path_factory.mktemp("board")
+    source = folder(home / "runs")
+    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    page = leaderboard_page.write([board], home / "results")
+    with open(home / "results" / "leaderboard" / "leaderboard.csv") as f:
+        rows = {r["method"]: r for r in csv.DictReader(f)}
+    return home, page.read_text(), rows
+
+
+def macro(arm, seed, rows, group=("a", "b")):
+    """Success by weak tool after the last step, its mean."""
+    rates = []
+    for tool in group:
+        own = [
+            r
+            for r in rows
+            if (r["arm"], r["seed"], r["set"], r["step"], r["weak"]) == (arm, seed, "balanced", 55, tool)
+        ]
+        rates.append(sum(r["successes"] for r in own) / sum(r["trials"] for r in own))
+    return statistics.fmean(rates)
+
+
+def table(rows, lacking=()):
+    return {a: [macro(a, s, rows) for s in SEEDS if (a, s) not in lacking] for a in SKILL}
+
+
+def test_the_csv_is_what_other_code_computes(made):
+    _, _, found = made
+    rows = outcomes()
+    values = table(rows)
+    assert list(found) == sorted(SKILL, key=lambda a: -statistics.fmean(values[a]))  # best first
+    y = np.array([values[a] for a in SKILL])
+    rest = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
+    error = math.sqrt((rest**2).sum() / (6 * 7)) * math.sqrt(2 / 8)
+    bound = critical(3, 42)  # three methods, and the error of all seven arms
+    mean = {a: statistics.fmean(own) for a, own in values.items()}
+    gap = mean["oracle"] - mean["random"]
+    for arm, own in values.items():
+        r = found[arm]
+        near = lambda key, value, r=r, **how: float(r[key]) == pytest.approx(value, **{"rel": 1e-4, **how})
+        assert near("mean", mean[arm]) and near("sd", statistics.stdev(own)) and r["seeds"] == "8"
+        assert near("headroom_share", (mean[arm] - mean["random"]) / gap, abs=1e-5)
+        assert near("others", statistics.fmean(macro(arm, s, rows, ("",)) for s in SEEDS))
+        k = list(SKILL).index(arm)
+        assert (
+            near("updates", 55 - k)
+            and near("rollouts_policy", 7000 - 203.5)
+            and near("seconds", 60 * (k + 1))
+        )
+        assert near("weak_tasks", 20 + k) and near("failed_first_sight", 0.125 * k)
+        if arm == "random":
+            assert r["diff_random"] == r["lo"] == r["p"] == ""
+            continue
+        difference = mean[arm] - mean["random"]
+        d = np.array(own) - values["random"]
+        assert near("diff_random", difference, abs=1e-5)
+        half = (float(r["hi"]) - float(r["lo"])) / 2
+        assert near("lo", difference - half, abs=1e-5)
+        if not arm.startswith("my."):
+            assert half == pytest.approx(stats.t.ppf(0.975, 42) * error, rel=1e-3)
+            assert near("p", 2 * stats.t.sf(abs(difference) / error, 42), rel=1e-3)
+            continue
+        flips = flip_bound(values) * d.std(ddof=1) / math.sqrt(8)
+        assert half == pytest.approx(max(bound * error, flips), rel=3e-3)  # the wider counts
+        assert float(r["p"]) >= 2 * stats.t.sf(abs(difference) / error, 42)  # adjusted
+    # Only what passed is compared with the probe, by Holm over as many.
+    passed = [a for a in SKILL if a.startswith("my.") and float(found[a]["lo"]) > 0]
+    assert passed == ["my.good"]
+    for arm in SKILL:
+        assert (found[arm]["diff_probe"] != "") == (arm in passed)
+    difference = mean["my.good"] - mean["random_probe"]
+    r = found["my.good"]
+    assert float(r["diff_probe"]) == pytest.approx(difference, rel=1e-4)
+    assert float(r["probe_p"]) == pytest.approx(2 * stats.t.sf(difference / error, 42), rel=1e-3)
+    half = stats.t.ppf(0.975, 42) * error
+    assert float(r["probe_lo"]) == pytest.approx(difference - half, rel=1e-3)
+    assert (r["commit"], r["date"]) == ("beef", "2026-12-02")  # of the bundle that it came by
+    assert (found["random"]["commit"], found["random"]["fidelity"], r["fidelity"]) == (
+        "c0ffee",
+        "control",
+        "?",
+    )
+    told = {(r["testbed"], r["base"], r["split"], r["metric"]) for r in found.values()}
+    assert told == {("bfcl", "tiny_qwen3_seldom", "test", "weak")}
+
+
+def flip_bound(values):
+    """The 95% point of the largest |t| of centred differences, over all sign vectors."""
+    d = [np.array(values[a]) - values["random"] for a in SKILL if a.startswith("my.")]
+    most = []
+    for bits in range(2**8):
+        sign = np.array([1 if bits >> i & 1 else -1 for i in range(8)])
+        flipped = [sign * (x - x.mean()) for x in d]
+        most.append(max(abs(x.mean()) / (x.std(ddof=1) / math.sqrt(8)) for x in flipped))
+    return sorted(most)[math.ceil(0.95 * 255)]
+
+
+def test_ranks_are_those_of_a_slow_bootstrap(made):
+    _, _, found = made
+    rows, chance = outcomes(), random.Random(1)
+    arms = [a for a in SKILL if a != "oracle"]
+    counts = {}
+    for r in rows:
+        if r["set"] == "balanced" and r["step"] == 55 and r["weak"]:
+            key = (r["arm"], r["seed"], r["scenario"], r["weak"])
+            s, n = counts.get(key, (0, 0))
+            counts[key] = (s + r["successes"], n + r["trials"])
+    places, best = {a: [] for a in arms}, Counter()
+    for _ in range(300):
+        seeds, where = chance.choices(SEEDS, k=8), chance.choices([f"s{i}" for i in range(8)], k=8)
+        mean = {}
+        for a in arms:
+            of_seed = {}
+            for s in set(seeds):
+                rates = []
+                for tool in "ab":
+                    own = [counts[a, s, w, tool] for w in where if (a, s, w, tool) in counts]
+                    rates += [sum(x for x, _ in own) / sum(n for _, n in own)] if own else []
+                of_seed[s] = statistics.fmean(rates)
+            mean[a] = statistics.fmean(of_seed[s] for s in seeds)
+        order = sorted(arms, key=lambda a: -mean[a])
+        best[order[0]] += 1
+        for a in arms:
+            places[a].append(order.index(a) + 1)
+    assert found["oracle"]["rank_lo"] == found["oracle"]["p_best"] == ""  # a reference
+    for a in arms:
+        own = sorted(places[a])
+        assert abs(int(found[a]["rank_lo"]) - own[7]) <= 1 and abs(int(found[a]["rank_hi"]) - own[-8]) <= 1
+        assert float(found[a]["p_best"]) == pytest.approx(best[a] / 300, abs=0.08)
+    assert (found["my.good"]["rank_lo"], found["my.good"]["rank_hi"]) == ("1", "1")
+    assert "a" in found["my.good"]["letters"] and not set("a") & set(found["my.none"]["letters"])
+
+
+def test_the_page_has_the_table_its_caveats_and_all_systems(made):
+    home, page, found = made
+    lines = page.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| rank |"))
+    names = [line.split("|")[2].strip().strip("`") for line in lines[start + 2 : start + 2 + len(SKILL)]]
+    assert names == list(found)
+    good = found["my.good"]
+    points = [f"{100 * float(good[key]):+.1f}" for key in ("diff_random", "lo", "hi")]
+    shown = f"{points[0]} ({points[1]} to {points[2]})"
+    assert f"| 1 | `my.good` | ? | {100 * float(good['mean']):.1f} | {shown} |" in page
+    assert (
+        "Budget: 7,040 training rollouts a run. 8 seeds (200, 201, " in page
+        and "8 rollouts per held-out" in page
+    )
+    assert "6 degrees" not in page and "(42 degrees of freedom)" in page
+    assert "`my.good` (?): its module is not installed here" in page
+    assert "From the bundle theirs (digest dddddddddddd): `my.good`. That its numbers were really run" in page
+    assert "Methods of the literature with a row to come: agent_world, ttcs, " in page
+    listed = [line for line in lines if line.startswith("* **")]
+    assert len(listed) == 61 and all(any(f" {v}: " in x for v in ("In", "Part", "Out")) for x in listed)
+    values = table(outcomes())["my.none"]
+    assert f"| `my.none` | {' | '.join(f'{100 * v:.1f}' for v in values)} |" in lines
+
+    root = ET.parse(home / "results" / "leaderboard" / "bfcl.svg").getroot()
+    of = lambda tag: root.findall(f"{{http://www.w3.org/2000/svg}}{tag}")
+    dots = [float(c.get("cx")) for c in of("circle")]
+    ticks = [(float(t.get("x")), float(t.text[:-1]) / 100) for t in of("text") if t.text.endswith("%")]
+    (x0, v0), (x1, v1) = ticks[0], ticks[-1]
+    value = lambda x: v0 + (x - x0) * (v1 - v0) / (x1 - x0)
+    assert [value(x) for x in dots] == pytest.approx([float(r["mean"]) for r in found.values()], abs=1e-3)
+    dashed = [value(float(line.get("x1"))) for line in of("line") if line.get("stroke-dasharray")]
+    assert dashed == pytest.approx(
+        [float(found[a]["mean"]) for a in ("random", "random_probe", "oracle")], abs=1e-3
+    )
+    spans = [
+        (value(float(s.get("x1"))), value(float(s.get("x2"))))
+        for s in of("line")
+        if s.get("stroke-width") == "2"
+    ]
+    base = float(found["random"]["mean"])
+    wanted = [(base + float(r["lo"]), base + float(r["hi"])) for r in found.values() if r["lo"]]
+    assert [x for s in spans for x in s] == pytest.approx([x for w in wanted for x in w], abs=1e-3)
+
+
+def test_arms_with_missing_and_diverged_seeds_are_adjusted_and_named(tmp_path):
+    lacking = {("my.none", 200), ("my.none", 201), ("my.little", 203)}
+    source = folder(
+        tmp_path / "runs", lacking, diverged={("my.little", 203)}, arms=[*plan()["arms"], "blame"]
+    )
+    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    values = {a: {s: macro(a, s, outcomes()) for s in SEEDS if (a, s) not in lacking} for a in SKILL}
+    arm, seed = dict.fromkeys(values, 0.0), dict.fromkeys(SEEDS, 0.0)
+    for _ in range(3000):  # least squares by alternating means
+        arm = {a: statistics.fmean(x - seed[s] for s, x in own.items()) for a, own in values.items()}
+        seed = {s: statistics.fmean(own[s] - arm[a] for a, own in values.items() if s in own) for s in seed}
+    level = statistics.fmean(seed.values())
+    found = {r["method"]: r for r in board.rows}
+    assert {a: r["mean"] for a, r in found.items()} == {a: pytest.approx(arm[a] + level) for a in values}
+    assert {a: r["seeds"] for a, r in found.items()} == {a: len(own) for a, own in values.items()}
+    assert board.df == 53 - 7 - 7 and found["my.none"]["rank_lo"] >= 3
+    assert board.said[:3] == [
+        "my.little diverged in seeds 203, which its mean leaves out.",
+        "my.none has 6 of 8 seeds; missing: 200, 201. Its mean is adjusted for the seeds that it lacks.",
+        "blame is planned and not run yet.",
+    ]
+    text = leaderboard_page.page([board], leaderboard.systems())
+    assert f"| `my.none` |  |  | {100 * values['my.none'][202]:.1f} |" in text
+
+
+def test_folders_of_one_plan_are_read_together_and_the_first_stands(tmp_path):
+    a, b = folder(tmp_path / "a", lacking={(n, s) for n in SKILL for s in (206, 207)}), folder(tmp_path / "b")
+    both = leaderboard.load("bfcl", [a, b])
+    assert len(both.costs) == 7 * 8 and len(both.rows) == len(outcomes())
+    assert leaderboard.board(both).rows == leaderboard.board(leaderboard.load("bfcl", [b])).rows
+    other = plan()
+    other["config"]["learner"]["kl_coef"] = 0.5
+    (b / "plan.json").write_text(json.dumps(other))
+    with pytest.raises(
+        ValueError, match="b is of another plan than .*a .config.learner.kl_coef is 0.5 there"
+    ):
+        leaderboard.load("bfcl", [a, b])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        ValueError, match="empty holds neither a comparison's tables nor a bundle: run compare"
+    ):
+        leaderboard.load("bfcl", [tmp_path / "empty"])
+    without = folder(tmp_path / "c", lacking={("random", s) for s in SEEDS})
+    with pytest.raises(
+        ValueError, match="bfcl has no finished run of random, which all are compared with: run it"
+    ):
+        leaderboard.board(leaderboard.load("bfcl", [without]))
+
+
+def test_published_numbers_give_their_published_differences():
+    source = ROOT / "docs" / "notes" / "headroom" / "test"
+    board = leaderboard.board(leaderboard.load("bfcl", [source]))
+    found = {r["method"]: r for r in board.rows}
+    told = json.loads((source / "comparison.json").read_text())
+    assert {e["arm"]: e["mean"] for e in told["arms"]} == {
+        a: pytest.approx(r["mean"]) for a, r in found.items()
+    }
+    (d,) = [d for d in told["planned"] if (d["a"], d["b"]) == ("coevolve", "random")]
+    assert (
+        found["coevolve"]["diff_random"] == pytest.approx(d["difference"])
+        and found["coevolve"]["lo"] < d["low"]
+    )
+
+
+@pytest.mark.parametrize(
+    "told, mark, sentence",
+    [
+        (("P", "Operators are ours."), "P", "Operators are ours."),
+        (["F/P", "Text is not trained."], "F/P", "Text is not trained."),
+        ("F: all of it.", "F", "all of it."),
+        ("N without a model", "N", "without a model"),
+        (None, "?", "its module does not say"),
+    ],
+)
+def test_a_method_says_itself_how_faithful_it_is(monkeypatch, told, mark, sentence):
+    module = types.ModuleType("their.method")
+    module.__dict__["FIDELITY"] = told
+    monkeypatch.setitem(sys.modules, "their", types.ModuleType("their"))
+    monkeypatch.setitem(sys.modules, "their.method", module)
+    assert leaderboard.fidelity("their.method+steps=3") == (mark, sentence)
+
+
+def test_each_system_has_a_verdict_and_a_reason():
+    found = leaderboard.systems()
+    assert Counter(s.verdict for s in found) == {"in": 31, "part": 15, "out": 15}
+    assert len({s.name for s in found}) == 61 and all(s.what.endswith(".") and s.why for s in found)
+    assert all((s.arm == "") or s.arm.isidentifier() for s in found) and sum(bool(s.arm) for s in found) == 18
+
+
+@pytest.mark.slow
+def test_the_program_writes_the_page_and_refuses_in_a_sentence(made, tmp_path, environ):
+    home, page, _ = made
+    script = ROOT / "experiments" / "leaderboard.py"
+    done = forked.run([script, f"--testbed=bfcl={home / 'runs'}", f"--out={tmp_path / 'out'}"], environ)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "leaderboard.md").read_text() == page
+    for flags, why in (
+        (["--out=x"], "Give --testbed and --out"),
+        (["--testbed=runs/x", "--out=x"], "is no new NAME=FOLDER"),
+        ([f"--testbed=a={tmp_path}", "--out=x"], "holds neither a comparison's tables nor a bundle"),
+    ):
+        done = forked.run([script, *flags], environ)
+        assert done.returncode == 1 and "Traceback" not in done.stderr and why in done.stderr
