@@ -157,18 +157,7 @@ def run() -> list:
         made |= {
             key: theirs[key] for key in ("machine", "date", "command", "commit", "extended") if key in theirs
         }
-    if bundles and not whole:
-        raise ValueError(
-            f"--join={','.join(_JOIN.value)} changes the comparison in {folder}, and these are other arms, "
-            "seeds or settings than it has: name those of the comparison."
-        )
-    known = (theirs or {}).get("joined", [])
-    made["joined"] = bundle.merged(
-        known, bundle.join(folder, bundles, config, made | {"joined": known}, chosen)
-    )
-    for cell in [c for b in bundles for c in b.cells]:
-        if not (path := cell.workdir(folder) / "report.html").exists():
-            report.write_report(path.parent)
+    made["joined"] = _take_in(folder, bundles, config, made, chosen, (theirs or {}).get("joined", []), whole)
     if whole:
         plan.write(folder, made)
     failures = []
@@ -209,6 +198,23 @@ def run() -> list:
         count, digest = bundle.write(folder, made, chosen, Path(_BUNDLE.value), **told)
         print(f"\n{_BUNDLE.value} holds {count} of {len(chosen)} cells, digest {digest}.")
     return failures
+
+
+def _take_in(folder, bundles, config, made, chosen, before, whole: bool) -> list:
+    """Moves the bundles' cells into the comparison. Returns the plan's "joined"; before: what it was."""
+    from coevolve_jax.analysis import report
+    from coevolve_jax.comparison import bundle
+
+    if bundles and not (whole and _SHARD.value == "0/1"):
+        raise ValueError(
+            f"--join={','.join(_JOIN.value)} changes the whole comparison in {folder}: name all of its arms, "
+            "seeds and settings, without --shard; --only_read joins and runs nothing."
+        )
+    found = bundle.join(folder, bundles, config, {**made, "joined": before}, chosen)
+    for path in {c.workdir(folder) for b in bundles for c in b.cells}:
+        if not (path / "report.html").exists():
+            report.write_report(path)
+    return bundle.merged(before, found)
 
 
 if __name__ == "__main__":
