@@ -47,7 +47,7 @@ def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tm
     assert spent(whole, 4)["rollouts/probe"] > 0 and found[4] > found[3] + 8  # the step's evolution probed
     budget = found[4] - 1  # only the probes of the evolution reach it
     assert found[3] + 8 <= budget
-    changes = {"budget.rollouts": budget, "evaluation.last_rollouts": 3}
+    changes = {"budget.rollouts": budget, "evaluation.last_rollouts": 3, "checkpoint.every": 3}
 
     short = made(tmp_path / "short", environ, **changes)
     summary, ledger = (json.loads((short / f"{n}.json").read_text()) for n in ("summary", "ledger"))
@@ -55,6 +55,7 @@ def test_a_run_ends_after_the_step_that_reaches_its_budget_and_killed_as_well(tm
     booked = {key: n for key, n in ledger["costs"].items() if key.startswith("rollouts/")}
     assert booked == spent(whole, 4) and sum(booked.values()) == found[4]
     assert numbers(short) == numbers(whole)[:4]  # evolutions keep their steps
+    assert sorted(p.name for p in (short / "checkpoints").glob("step_*"))[-1] == "step_00000004"
     seen = [(row["step"], row["samples"]) for row in rows(short, "evaluations.jsonl")]
     assert seen == [(0, 1), (2, 1), (4, 3)]  # the last one once, with its own number of rollouts
     last = rows(short, "evaluations.jsonl")[-1]
