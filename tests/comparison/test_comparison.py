@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from coevolve_jax import preemption
 from coevolve_jax.analysis import stats
@@ -55,8 +56,9 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
     assert plan.cells(["static"], [7]) == [Cell("static", 7)]
     start = plan.start_config(TINY, found[2])
     assert (start.seed, start.strategy.name, start.evolution.every) == (3, "static", 5)
-    with pytest.raises(ValueError, match="must each name"):
-        plan.cells(["static", "static"], [0])
+    for arms, seeds in ((["static", "static"], [0]), ([], [0]), (["static"], [])):
+        with pytest.raises(ValueError, match="must each name at least one, and none twice"):
+            plan.cells(arms, seeds)
     for text, why in (("3:1", "at least one seed"), ("-1", "none below 0"), ("0,0,1", "none twice")):
         with pytest.raises(ValueError, match=why):
             plan.parse_seeds(text)
@@ -85,6 +87,24 @@ def test_cells_are_arms_times_settings_times_seeds(tmp_path):
         Cell("static", 0, (("learner.pack_length_buckets", (128, 256)),)).column
         == "static+learner.pack_length_buckets=128+256"
     )
+
+
+def test_a_value_has_the_type_of_its_key_and_a_bool_is_a_word():
+    values = {"false": False, "FALSE": False, "True": True, "true": True}
+    assert {text: plan.parse_value(TINY, "learner.remat", text) for text in values} == values
+    for text in ("", "1", "yes"):
+        with pytest.raises(ValueError, match=f"config.learner.remat cannot be '{text}': it is a bool"):
+            plan.parse_value(TINY, "learner.remat", text)
+
+
+@pytest.mark.parametrize(
+    "tools, balanced, metric", [(("cp",), 1, "weak"), (("cp",), 0, "iid"), ((), 8, "iid"), (None, 8, "iid")]
+)
+def test_weak_tools_are_the_primary_metric_where_held_out_tasks_call_them(tools, balanced, metric):
+    config = override(TINY, {"evaluation.balanced_tasks": balanced}).unlock()
+    if tools is not None:
+        config.testbed = ConfigDict({"weak_tools": tools})
+    assert plan.primary(config) == metric
 
 
 @pytest.mark.parametrize("below", ["", "runs"])
