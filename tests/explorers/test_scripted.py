@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from coevolve_jax.explorers.base import Episode, Goal, Limits
+from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted.abstractor import (
     Abstractor,
@@ -15,7 +16,7 @@ from coevolve_jax.explorers.scripted.abstractor import (
     instruction,
     propose_goals,
 )
-from coevolve_jax.explorers.scripted.arguments import OPTIONAL, Bank, fill, vary
+from coevolve_jax.explorers.scripted.arguments import OPTIONAL, Bank, draw, fill, vary
 from coevolve_jax.explorers.scripted.explorer import (
     Explorer,
     changes,
@@ -149,6 +150,19 @@ def test_an_option_is_as_likely_as_its_action_and_not_as_the_ways_to_do_it():
     assert choose(episode(options=options(a=1), avoid=('a({"x": 0}): no',)), pattern) is None
 
 
+@pytest.mark.parametrize("round, varied", [(0, 0.25), (2, 0.65)])
+def test_an_unsteady_task_goes_on_by_its_reference_or_by_another_way_to_do_the_same(round, varied):
+    """Mostly by the reference call itself; 15% of the draws are as free as without a signal."""
+    many = options(a=4, b=1)
+    e = episode("boundary", round=round, options=many, task=file_task(many[1], many[4]))
+    found = Counter(signature(choose(e, pattern)) for _ in range(DRAWS))
+    for call in many:
+        ways = 4 if call.name == "a" else 1
+        wanted = 0.15 / 2 / ways  # both actions are equally likely
+        wanted += 0.85 * varied / 4 * (call.name == "a") + 0.85 * (1 - varied) * (call == many[1])
+        assert found[signature(call)] / DRAWS == pytest.approx(wanted, abs=0.03), call
+
+
 BOX = toolbox(
     [
         schema("open_file", ["file"]),
@@ -248,6 +262,34 @@ def test_optional_arguments_are_given_at_times_and_never_at_their_default():
     assert not any(a.get("flag") == "off" for a in drawn)
     given = np.mean([a.get("flag") == "on" for a in drawn])
     assert given == pytest.approx(OPTIONAL * 0.9 * 0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "kind, text, low, high, unit",
+    [
+        ("integer", "A level from 3 to 6.", 3, 6, 1),
+        ("integer", "Any between 0 and 30, a multiple of 10.", 0, 30, 10),
+        ("number", "A share between 0 and 1.", 0, 1, 0.1),
+        ("number", "Degrees, from -4 to 4.", -4, 4, 1),
+    ],
+)
+def test_a_number_with_a_range_is_one_of_its_steps_and_often_its_end(kind, text, low, high, unit):
+    (drawn,) = toolbox([schema("set", ["x"], x={"type": kind, "description": text})])["set"].params
+    rng, bank = np.random.default_rng(0), Bank(())
+    found = Counter(draw(drawn, bank, rng) for _ in range(DRAWS))
+    steps = [round(low + unit * i, 2) for i in range(round((high - low) / unit) + 1)]
+    assert sorted(found) == steps and {type(x) for x in found} == {int if kind == "integer" else float}
+    for x in steps:
+        wanted = 0.6 / len(steps) + 0.4 * (x == high)
+        assert found[x] / DRAWS == pytest.approx(wanted, abs=0.03)
+
+
+@pytest.mark.parametrize("kind, least, most", [("integer", 1, 10), ("number", 1, 95)])
+def test_a_number_without_a_range_is_small_and_positive(kind, least, most):
+    (free,) = toolbox([schema("set", ["x"], x={"type": kind})])["set"].params
+    found = {draw(free, Bank(()), rng) for rng in [np.random.default_rng(0)] for _ in range(DRAWS)}
+    assert (min(found), max(found)) == (least, most)
+    assert {type(x) for x in found} == {int if kind == "integer" else float}
 
 
 def test_a_variant_changes_one_argument_and_keeps_the_others():
