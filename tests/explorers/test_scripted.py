@@ -16,7 +16,7 @@ from coevolve_jax.explorers.scripted.abstractor import (
     instruction,
     propose_goals,
 )
-from coevolve_jax.explorers.scripted.arguments import OPTIONAL, Bank, draw, fill, vary
+from coevolve_jax.explorers.scripted.arguments import NOUNS, OPTIONAL, Bank, draw, fill, harvest_state, vary
 from coevolve_jax.explorers.scripted.explorer import (
     Explorer,
     changes,
@@ -250,6 +250,51 @@ def test_values_are_those_of_the_scenario_at_hand_also_where_two_have_one_name()
 
 
 # Arguments
+
+
+def parameter(name, description=""):
+    (found,) = toolbox([schema("use", [name], **{name: {"description": description}})])["use"].params
+    return found
+
+
+def weighed(bank, param):
+    values, weights = bank.weigh(param)
+    return dict(zip(values, weights.tolist(), strict=True))
+
+
+def test_values_weigh_by_their_names_and_by_what_the_round_has_shown():
+    folders = {"docs": {"file": "plan"}, "misc": {"file": "memo"}}
+    bank, file = Bank(harvest_state({"disk": {"root": folders}})), parameter("file")
+    # The key has the parameter's name (3) and all its words (2), below two names (1 + 2 * 0.3).
+    assert weighed(bank, file) == pytest.approx({"docs": 0, "misc": 0, "plan": 5 / 1.6, "memo": 5 / 1.6})
+    later = bank.extended([step(0, "cd", {"folder": "docs"}), step(1, "rm", {"file": "memo"}, "no")])
+    entered, failed = 4 * 5 / 1.6, 0.2 * 5 / 1.6
+    assert weighed(later, file) == pytest.approx({"docs": 0, "misc": 0, "plan": entered, "memo": failed})
+    shown = 3 * 5 / 1.3  # an argument of this round, below the arguments as a whole
+    assert weighed(later, parameter("folder"))["docs"] == pytest.approx(shown)
+    towns = {"home_city": "Oslo", "city_town_village": "Bonn", "river": "Rhine"}
+    hinted = weighed(Bank(harvest_state({"map": towns})), parameter("place", "Any city, town or village."))
+    assert hinted == pytest.approx({"Oslo": 0.7, "Bonn": 2 * 0.7, "Rhine": 0})  # two hints count, at most
+
+
+def test_a_long_text_gives_five_of_its_words_to_search_for():
+    text = "The seventh quartz stone was lost before another winter, they said in 1910."
+    words, wanted = ("seventh", "quartz", "stone", "lost", "before"), parameter("pattern")
+    assert weighed(Bank(harvest_state({"disk": {"note": text}})), wanted) == dict.fromkeys(words, 2.0)
+    shown = Triplet(0, 0, Call("cat", {}), Observation(text))
+    assert weighed(Bank(()).extended([shown]), wanted) == dict.fromkeys(words, 3 * 2.0)
+
+
+def test_a_value_is_drawn_by_the_square_of_its_weight_and_at_times_invented():
+    bank, place = Bank(harvest_state({"map": {"place": "Oslo"}})), parameter("place")
+    bank = bank.extended([step(0, "go", {"place": "Rome"})])
+    oslo, rome = 5.0, 3 * 5 / 1.3
+    assert weighed(bank, place) == pytest.approx({"Oslo": oslo, "Rome": rome})
+    rng = np.random.default_rng(0)
+    found = Counter(draw(place, bank, rng) for _ in range(DRAWS))
+    assert found.pop("Oslo") / DRAWS == pytest.approx(0.95 * oslo**2 / (oslo**2 + rome**2), abs=0.02)
+    assert found.pop("Rome") / DRAWS == pytest.approx(0.95 * rome**2 / (oslo**2 + rome**2), abs=0.02)
+    assert found and set(found) <= set(NOUNS)
 
 
 def test_optional_arguments_are_given_at_times_and_never_at_their_default():
