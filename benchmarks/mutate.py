@@ -69,7 +69,7 @@ MODULES = {
         "rollout/agent.py rollout/batch_scheduler.py rollout/limits.py rollout/utilization.py",
         *("rollout", "ahead", "comparable", *WHOLE_LOOP),
     ),
-    "initial": module("loop/initial.py", "run", *WHOLE_LOOP),
+    "initial": module("loop/initial.py", "run", "leakage", *WHOLE_LOOP),
     "run": module("loop/run.py", "run", "logs", *WHOLE_LOOP),
     "collect": module("loop/collect.py", "collect", "ahead", "step_numbers", *WHOLE_LOOP),
     "evaluate": module("loop/evaluate.py", "evaluate", "scores", *WHOLE_LOOP),

@@ -26,7 +26,7 @@ CHANGES = {
     "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
     "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2,
     "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
-    "logging.trajectories_every": 4, "environment.name": "tests.support.families.lamps",
+    "logging.trajectories_every": 4, "logging.trajectories": 2, "environment.name": "tests.support.families.lamps",
     "environment.eval_split": "test",
 }  # fmt: skip
 
@@ -241,6 +241,13 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
         assert row["tasks"] == 6 + made_until
     shown = sorted(path.name for path in (folder / "trajectories").iterdir())
     assert shown == [f"step_{step:05d}.jsonl" for step in (0, 4, 5)]
+    most, cut = CHANGES["logging.trajectories"], []
+    for step in (0, 4, 5):
+        ends = {(t.task_id, t.outcome.success) for g in steps[step][0] for t in g.trajectories}
+        found = rows(folder / "trajectories" / f"step_{step:05d}.jsonl")
+        assert len(found) == min(most, len(ends)) and {(r["task_id"], r["success"]) for r in found} <= ends
+        cut.append(len(ends) > most)
+    assert any(cut)
 
 
 def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(tmp_path):
