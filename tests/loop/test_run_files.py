@@ -3,6 +3,7 @@
 The runs are whole ones of `train`, with the world and the policy of loop_fakes.py.
 """
 
+import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ import pytest
 from coevolve_jax import build, seeding
 from coevolve_jax import config as configs
 from coevolve_jax.config import override
+from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop import initial as begin
 from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
@@ -39,15 +41,19 @@ def settings(testbed=True, **changes):
 
 
 class Paid(loop_fakes.Lamplighter):
-    """A role whose actions have costs."""
+    """A role whose actions have costs and are asked of a model."""
 
-    spent = Counter()  # over all instances
+    spent, asked = Counter(), []  # over all instances
 
     def roles(self):
-        self.costs = Counter()
-        return super().roles()._replace(costs=self.costs)
+        self.costs, self.llm_calls = Counter(), []
+        return super().roles()._replace(costs=self.costs, llm_calls=self.llm_calls)
 
     def act(self, episodes):
+        user = f"Some lamps.\nQuestion {len(self.asked)}\n"
+        call = LLMCall("explore", {"episodes": len(episodes)}, "You explore.\nSome lamps.", user)
+        for llm_calls in (self.llm_calls, self.asked):
+            llm_calls.append(dataclasses.replace(call, answers=["set a lamp"], tokens_in=2, tokens_out=3))
         for costs in (self.costs, self.spent):
             costs.update({"llm_requests/explore": 1, "llm_tokens": len(episodes), "llm_tokens_in/explore": 2})
             costs.update({"money": 0.25, "money/explore": 0.25, "llm_tokens_out/explore": 3})
@@ -71,7 +77,7 @@ class Counting(loop_fakes.Engine):
 
 def told(folder, monkeypatch, config, stops=(None,)):
     """Runs in several sessions. Returns the workdir and, by step, (groups, samples)."""
-    steps, Paid.spent = {}, Counter()
+    steps, Paid.spent, Paid.asked = {}, Counter(), []
     real = build.strategy
 
     def strategy(*arguments):
@@ -215,6 +221,11 @@ def test_the_summary_and_the_ledger_are_those_of_the_files(tmp_path, monkeypatch
     assert {k.removeprefix("explorer/"): n for k, n in booked.items() if k.startswith("explorer/")} == paid
     assert (ledger["llm_tokens"], ledger["money"]) == (paid["llm_tokens"], paid["money"]) and paid["money"]
     assert [row["step"] for row in costs] == [None, *(m["step"] for m in metrics if m["evolution"])]
+    llm_calls, lines = rows(folder / "llm_calls.jsonl"), []
+    for row in llm_calls:
+        lines += row.pop("lines")
+        row |= {key: "\n".join(lines[n] for n in row[key]) for key in ("system", "user")}
+    assert llm_calls == [dataclasses.asdict(call) for call in Paid.asked] and len(lines) == len({*lines})
     seconds = summary["seconds"]
     for phase in ("rollout", "update", "push", "evolution"):
         assert seconds[phase] == pytest.approx(sum(row["seconds"][phase] for row in metrics))
