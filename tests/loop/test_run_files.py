@@ -288,6 +288,33 @@ def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, mon
     assert end["signals"] == {"even": 3, "odd": 1 + 3 + 5}
 
 
+class Board:
+    """A tracker."""
+
+    def __init__(self):
+        self.logged, self.closed = [], False
+
+    def log(self, step, values):
+        self.logged.append((step, values))
+
+    def close(self):
+        self.closed = True
+
+
+def test_trackers_get_the_numbers_of_each_step_and_are_closed(tmp_path, monkeypatch):
+    boards = []
+    monkeypatch.setattr(build, "trackers", lambda *_: boards.append(Board()) or boards[-1:])
+    for until in (2, None):
+        session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=until)
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [[step for step, _ in board.logged] for board in boards] == [[0, 1], [2, 3, 4, 5]]
+    for row, (_, values) in zip(metrics, boards[0].logged + boards[1].logged, strict=True):
+        assert values["tasks"] == row["tasks"] and values["success"] == row["success"]
+        assert values["seconds/update"] == row["seconds"]["update"]
+        assert values["groups/learned_from"] == row["groups"]["learned_from"]
+    assert all(board.closed for board in boards)
+
+
 def fmean_of(row):
     outcomes = [x for solved, tried in row["by_task"].values() for x in [1] * solved + [0] * (tried - solved)]
     return pytest.approx(fmean(outcomes))
