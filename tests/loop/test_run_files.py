@@ -315,6 +315,21 @@ def test_trackers_get_the_numbers_of_each_step_and_are_closed(tmp_path, monkeypa
     assert all(board.closed for board in boards)
 
 
+def test_each_step_has_a_line_on_the_terminal_after_a_resume_too(tmp_path, capsys):
+    told = []
+    for until in (2, None):
+        session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=until)
+        shown = [line.rpartition("\r")[2] for line in capsys.readouterr().err.split("\n")]
+        told += [line for line in shown if "reward" in line]
+    metrics = rows(tmp_path / "run" / "metrics.jsonl")
+    wanted = [
+        f"step {n}/6: reward {row['reward']:.2f}, success {row['success']:.0%}, "
+        f"signals {sum(row['signals'].values())}, |D| {row['tasks']}, "
+        for n, row in enumerate(metrics, 1)
+    ]
+    assert [line[: len(start)] for line, start in zip(told, wanted, strict=True)] == wanted
+
+
 def fmean_of(row):
     outcomes = [x for solved, tried in row["by_task"].values() for x in [1] * solved + [0] * (tried - solved)]
     return pytest.approx(fmean(outcomes))
