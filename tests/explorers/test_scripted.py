@@ -10,11 +10,13 @@ from coevolve_jax.explorers.base import Episode, Goal, Limits
 from coevolve_jax.explorers.evidence import signature
 from coevolve_jax.explorers.plans import fulfilled, upcoming
 from coevolve_jax.explorers.scripted.abstractor import (
+    SIZE_SHARES,
     Abstractor,
     candidates,
     describe,
     instruction,
     propose_goals,
+    word,
 )
 from coevolve_jax.explorers.scripted.arguments import NOUNS, OPTIONAL, Bank, draw, fill, harvest_state, vary
 from coevolve_jax.explorers.scripted.explorer import (
@@ -277,6 +279,17 @@ def test_values_weigh_by_their_names_and_by_what_the_round_has_shown():
     assert hinted == pytest.approx({"Oslo": 0.7, "Bonn": 2 * 0.7, "Rhine": 0})  # two hints count, at most
 
 
+def test_names_of_records_and_of_people_are_values_and_other_keys_are_not():
+    lists = {"users": {"Alice": "u1", "Bob": "u2"}, "owner": {"name": "Eve", "town": "Oslo"}}
+    values = weighed(Bank(harvest_state({"desk": lists})), parameter("user"))
+    assert values.keys() == {"Alice", "Bob", "u1", "u2", "Eve", "Oslo"}
+    assert values["Alice"] == 2 and values["u1"] == pytest.approx(2 / 1.3)
+    deep = Bank(harvest_state({"house": {"root": {"garden": {"gate": {"code": "k9"}}}}}))
+    code = {name: weighed(deep, parameter(name)).get("k9") for name in ("code", "gate", "garden", "root")}
+    below_three = 1 + 3 * 0.3  # only the nearest of the three names above a value says what it is
+    assert code == pytest.approx({"code": 5 / below_three, "gate": 2 / below_three, "garden": 0, "root": 0})
+
+
 def test_a_long_text_gives_five_of_its_words_to_search_for():
     text = "The seventh quartz stone was lost before another winter, they said in 1910."
     words, wanted = ("seventh", "quartz", "stone", "lost", "before"), parameter("pattern")
@@ -307,6 +320,19 @@ def test_optional_arguments_are_given_at_times_and_never_at_their_default():
     assert not any(a.get("flag") == "off" for a in drawn)
     given = np.mean([a.get("flag") == "on" for a in drawn])
     assert given == pytest.approx(OPTIONAL * 0.9 * 0.5, abs=0.03)
+
+
+def test_an_object_has_all_fields_that_it_needs_and_one_or_two_drawn_ones():
+    fields = {name: {"type": "boolean"} for name in "abcd"}
+    described = {"type": "object", "properties": fields, "required": ["b"]}
+    (param,) = toolbox([schema("set", ["x"], x=described)])["set"].params
+    rng = np.random.default_rng(0)
+    found = Counter(tuple(draw(param, Bank(()), rng)) for _ in range(DRAWS))
+    pairs = [("a", "b"), ("b", "c"), ("b", "d")]
+    assert set(found) == {("b",), *pairs, ("a", "b", "c"), ("a", "b", "d"), ("b", "c", "d")}
+    assert found["b",] / DRAWS == pytest.approx(1 / 2 / 4, abs=0.03)
+    for pair in pairs:  # drawn alone, or with the needed one
+        assert found[pair] / DRAWS == pytest.approx(1 / 2 / 4 + 1 / 2 / 6, abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +400,15 @@ def test_goals_have_every_size_that_is_allowed_and_come_from_one_round():
     assert {len(w) for w in goals(walk(*"abc"))} == {2, 3} and goals(walk("a")) == goals([]) == []
 
 
+def test_goals_of_a_usual_size_are_as_frequent_as_their_share_and_others_rare():
+    triplets = walk(*"abcdefgh")
+    sizes = Counter(len(w) for s in range(DRAWS) for w in goals(triplets, limits=Limits(1, 1, 8), seed=s))
+    for size in range(1, 9):
+        wanted = SIZE_SHARES.get(size, 0.01) / (sum(SIZE_SHARES.values()) + 3 * 0.01)
+        assert sizes[size] / DRAWS == pytest.approx(wanted, abs=0.03), size
+    assert 0 < sizes[1] + sizes[7] + sizes[8] < 0.05 * DRAWS
+
+
 def test_goals_turn_to_the_focus_and_hold_what_they_must():
     triplets = walk(*"abcdefgh")
     limits = Limits(1, 2, 2)
@@ -415,6 +450,25 @@ def test_a_proposal_for_each_different_solution_within_the_limits():
     for p in proposals:
         assert p.calls == tuple(triplets[i].call for i in p.triplets) and all(turn.calls for turn in p.turns)
         assert p.asked == (0,) and len(p.turns) <= 3
+
+
+def test_a_message_joins_its_requests_in_one_of_three_ways_and_tells_all_arguments():
+    tools = [schema("open_file", ["name", "mode"]), schema("list_all")]
+    tools[0]["function"]["description"] = "Opens a file. It must exist."
+    calls = [Call("open_file", {"name": "it's", "mode": 2}), Call("list_all", {})]
+    rng = np.random.default_rng(0)
+    found = Counter(word(calls, tools, rng, lambda call: "") for _ in range(DRAWS))
+    ways = (
+        "First open a file{}, then list all.",
+        "Open a file{}. After that list all.",
+        "Open a file{}; list all.",
+    )
+    styles = (""" (name "it's", mode 2)""", """ with name "it's" and mode 2""")
+    wanted = {way.format(style): 1 / 6 for way in ways for style in styles}
+    assert {text: n / DRAWS for text, n in found.items()} == pytest.approx(wanted, abs=0.03)
+    own = {word(calls[::-1], tools, rng, lambda call: "look" * (call.name == "list_all")) for _ in range(99)}
+    assert f"First look, then open a file{styles[0]}." in own and not any("list all" in text for text in own)
+    assert word(calls[1:], tools, rng, lambda call: "") == "List all."
 
 
 def test_a_goal_in_words():
