@@ -310,6 +310,24 @@ def test_a_value_is_drawn_by_the_square_of_its_weight_and_at_times_invented():
     assert found and set(found) <= set(NOUNS)
 
 
+@pytest.mark.parametrize(
+    "key, name, text, weight, share",
+    [
+        ("place", "place", "", 5, 0.95),
+        ("town", "town_map", "", 1, 0.8),  # one of two words
+        ("home_city", "place", "Any city.", 0.7, 0.2),
+        ("message", "message", "", 5, 0.1),  # what is written is mostly new
+        ("river", "place", "", 0, 0.0),
+    ],
+)
+def test_a_value_is_trusted_as_far_as_its_name_fits(key, name, text, weight, share):
+    bank, param = Bank(harvest_state({"map": {key: "Qaanaaq"}})), parameter(name, text)
+    assert weighed(bank, param) == {"Qaanaaq": pytest.approx(weight)}
+    rng = np.random.default_rng(0)
+    drawn = sum(draw(param, bank, rng) == "Qaanaaq" for _ in range(DRAWS))
+    assert drawn / DRAWS == pytest.approx(share, abs=0.03)
+
+
 def test_optional_arguments_are_given_at_times_and_never_at_their_default():
     flag = {"flag": {"type": "string", "enum": ["on", "off"], "default": "off"}}
     need = {"need": {"type": "string", "enum": ["on", "off"], "default": "off"}}
