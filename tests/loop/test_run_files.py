@@ -5,6 +5,7 @@ The runs are whole ones of `train`, with the world and the policy of loop_fakes.
 
 import dataclasses
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from statistics import fmean
@@ -16,6 +17,8 @@ from coevolve_jax import config as configs
 from coevolve_jax.config import override
 from coevolve_jax.explorers.base import LLMCall
 from coevolve_jax.loop import initial as begin
+from coevolve_jax.loop.run import RunState
+from coevolve_jax.records import checkpoint
 from coevolve_jax.strategies.base import StepReport
 from tests.loop.test_loop import BASE, SMALL, rows, session
 from tests.support import loop_fakes
@@ -28,8 +31,8 @@ CHANGES = {
     "evaluation.tasks": 4, "evaluation.balanced_tasks": 3,
     "evaluation.balanced_candidates": 9, "evaluation.every": 2, "evaluation.num_rollouts": 2,
     "data.min_calls": 1, "data.leak_threshold": 0.99, "data.leak_call_threshold": 0.0,
-    "logging.trajectories_every": 4, "logging.trajectories": 2, "environment.name": "tests.support.families.lamps",
-    "environment.eval_split": "test",
+    "logging.trajectories_every": 4, "logging.trajectories": 2,
+    "environment.name": "tests.support.families.lamps", "environment.eval_split": "test",
 }  # fmt: skip
 
 
@@ -273,6 +276,32 @@ def test_a_summary_of_a_run_without_a_balanced_set_or_an_explorer_that_is_paid(t
     assert all(row["success"] == fmean_of(row) for row in rows(tmp_path / "run" / "evaluations.jsonl"))
 
 
+@pytest.mark.parametrize("strategy", ["static", "coevolve"])
+def test_a_summary_says_what_had_no_effect_and_which_model_answered(tmp_path, strategy):
+    config = settings(testbed=False, **{"strategy.name": strategy, "data.min_evolved_share": 0.3})
+    folder = tmp_path / "run"
+    session(config, folder, batches=True, soon=True, until=2)
+    (folder / "explorer.json").write_text(json.dumps({"model": "a-model", "root": "its/weights"}))
+    session(config, folder, batches=True, soon=True)
+    summary = load(folder / "summary.json")
+    why = "has no effect: the strategy static does not let the training set grow."
+    noted = f"config.data.min_evolved_share = 0.3 {why}" in summary["notes"]
+    assert noted == (strategy == "static") and summary["explorer_model"] == "a-model"
+    assert ("signal" in {t["lineage"]["kind"] for t in rows(folder / "tasks.jsonl")}) == (not noted)
+
+
+def test_a_state_comes_back_from_its_checkpoint_also_between_an_update_and_its_evolution(tmp_path):
+    session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=3)
+    path = tmp_path / "run" / "checkpoints" / checkpoint.name(3) / "state.json"
+    saved = {key: value for key, value in load(path)["state"].items() if key not in ("strategy", "sizes")}
+    assert saved["ledger"] and saved["signals"] and saved["evaluations"] and saved["seconds"]
+    between = {"row": {"step": 3, "seconds": {"rollout": 2.0}}, "signals": [], "shown": None}
+    for pending in ({}, {"pending": between}):
+        state = RunState.from_json({**saved, **pending}, None, build.family(settings()).task_key)
+        assert json.loads(json.dumps(state.to_json())) == {**saved, **pending}
+        assert (state.step, state.learned, state.pending) == (3, 3 + len(pending), pending.get("pending"))
+
+
 def test_a_count_that_a_strategy_does_not_tell_in_every_step_stays(tmp_path, monkeypatch):
     real = build.strategy
 
@@ -321,6 +350,7 @@ def test_each_step_has_a_line_on_the_terminal_after_a_resume_too(tmp_path, capsy
         session(settings(seed=SEED), tmp_path / "run", batches=True, soon=True, until=until)
         shown = [line.rpartition("\r")[2] for line in capsys.readouterr().err.split("\n")]
         told += [line for line in shown if "reward" in line]
+        assert not any(" tasks:" in line for line in shown)  # the bars of exploration are gone
     metrics = rows(tmp_path / "run" / "metrics.jsonl")
     wanted = [
         f"step {n}/6: reward {row['reward']:.2f}, success {row['success']:.0%}, "
@@ -452,3 +482,14 @@ def test_a_held_out_task_is_nothing_to_train_on(tmp_path):
     config = settings(testbed=False, **{"data.initial_file": str(path), "seed": SEED})
     _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
     assert end == {} and len(rows(tmp_path / "run" / "tasks.jsonl")) == len(made)
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    initial = load(saved / "state.json")["state"]["initial"]
+    assert (initial["proposed"], initial["added"]) == (len(made) + 2, len(made))
+    assert initial["refused"] == {"near_evaluation": 2}
+
+
+def test_a_run_does_not_begin_with_fewer_tasks_than_it_is_to_have(tmp_path):
+    config = settings(testbed=False, **{"data.max_calls": 1, "data.initial_tasks": 300})
+    _, end = session(config, tmp_path / "run", batches=True, soon=True, until=0)
+    assert isinstance(end, ValueError) and re.match(r"Unguided exploration found \d+ of 300 ", str(end))
+    assert not (tmp_path / "run" / "tasks.jsonl").exists()
