@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[1]
 VERSION = "3.8.1"  # the version of mutmut
 WHOLE_LOOP = ("tests/loop/test_loop.py", "tests/loop/test_run_files.py")
 SUITE = "tests/strategies/test_strategies.py::test_every_strategy_passes_the_suite"
+LIVE = "tests/analysis/test_viewer.py::test_the_live_server_answers_this_machine_and_nothing_else"
 
 
 class Module(NamedTuple):
@@ -80,7 +81,8 @@ MODULES = {
     ),
     "comparison": module("comparison/*.py", "comparison", "comparison_tables", "comparable", "stats"),
     "analysis": module(
-        "analysis/*.py", "run_read", "report", "stats", "summary", "comparison", "comparison_tables", "scores"
+        "analysis/*.py",
+        *("run_read", "report", "stats", "summary", "comparison", "comparison_tables", "scores", LIVE),
     ),
 }
 EXCLUDED = (  # start whole programs, which take minutes, or do not see the mutants

@@ -492,6 +492,13 @@ def test_what_is_not_equal_is_said():
     )
 
 
+def test_five_of_the_missing_cells_are_named():
+    names = [f"oracle, seed {seed}" for seed in range(6)]
+    for count, more in ((5, ""), (6, " ...")):
+        told = f"{count} cells are not finished: {', '.join(names[:5])}{more}."
+        assert told in notes.notes(PLAN, [], names[:count])
+
+
 def test_budgets_are_compared_seed_by_seed_and_arms_are_static_by_what_they_are():
     made = {"random": (80, 40, 0), "coevolve": (40, 80, 0), "static": (0, 0, 0)}
     rows = [budget(name, seed, new_tasks=n) for name, of in made.items() for seed, n in enumerate(of)]
@@ -581,11 +588,13 @@ def test_signals_are_judged_by_what_the_policy_fails_and_by_what_is_mended(tmp_p
             new_task("a", "boundary", 4, 3, 0.25, ["cp"]),
             new_task("b", "boundary", 24, 3, 0.75, ["cp", "ls"]),
             new_task("c", "rare", 4, 2, None, ["never"]),
+            new_task("d", None, 4, 3, 1.0),  # born of no signal
         ],
         "random": [
             new_task("x", None, 4, 3, 0.5),
             new_task("y", None, 4, 3, 1.0),
             new_task("z", None, 24, 2, 0.0),
+            new_task("own", "rare", 9, 3, 1.0),  # free exploration is not compared with itself
         ],
     }
     for cell in cells:
@@ -655,6 +664,18 @@ def test_a_cell_that_was_asked_to_end_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "command", lambda workdir: [sys.executable, "-c", code, str(workdir)])
     (tmp_path / "cell").mkdir()
     assert cells._run(tmp_path / "cell", tmp_path, set()) is None
+
+
+@pytest.mark.parametrize(
+    "says, told", [("print('first'); print('boom'); ", "boom"), ("", "its log is empty")]
+)
+def test_a_run_that_fails_is_named_with_the_last_line_of_its_log(tmp_path, monkeypatch, says, told):
+    monkeypatch.setattr(cells, "command", lambda *_: [sys.executable, "-c", f"{says}raise SystemExit(3)"])
+    workdir = tmp_path / "cells" / "random" / "seed_0"
+    workdir.mkdir(parents=True)
+    failure = cells._run(workdir, tmp_path, set())
+    assert (failure.name, failure.why) == ("cells/random/seed_0", f"exit status 3: {told}")
+    assert failure.log.read_text().splitlines() == (["first", "boom"] if says else [])
 
 
 def test_a_comparison_that_is_asked_to_end_asks_its_runs(tmp_path, monkeypatch):
